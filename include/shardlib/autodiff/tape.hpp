@@ -34,7 +34,7 @@ class Backward;  // backward.hpp
 /// cotangent. Each node owns the nodes of its operands, down to the leaves. There is no global list.
 struct Node : Counted {
   OpInfo op;
-  Handle<const Part> part;  ///< that the op belongs to
+  Handle<const ModelPart> part;  ///< that the op belongs to
   /// 0 for leaves. An op's operands have smaller numbers, so descending order is a valid backward order.
   std::uint64_t sequence = 0;
   struct Edge {

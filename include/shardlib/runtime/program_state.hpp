@@ -31,8 +31,8 @@ struct Kept : Counted {
 };
 
 /// A part of the model, as its leaves name it: "layers/3".
-struct Part : Counted {
-  explicit Part(std::string n) : name(std::move(n)) {}
+struct ModelPart : Counted {
+  explicit ModelPart(std::string n) : name(std::move(n)) {}
   std::string name;
 };
 
@@ -67,9 +67,9 @@ struct ProgramState {
   bool keep_shards = false;        ///< an op's operands keep their shards until the observer has the op's report
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
-  Pass pass = Pass::none;   ///< of value_and_grad
-  Handle<const Part> part;  ///< what runs now; null outside of checkpointed functions and their backward pass
-  Stopwatch stopwatch;      ///< times of value_and_grad's passes and of the collectives, since the last reset
+  Pass pass = Pass::none;        ///< of value_and_grad
+  Handle<const ModelPart> part;  ///< what runs now; null outside of checkpointed functions and their backward pass
+  Stopwatch stopwatch;           ///< times of value_and_grad's passes and of the collectives, since the last reset
 };
 
 [[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device);
@@ -104,7 +104,7 @@ class WithMode {
 /// Names the part of the model that runs, for traces.
 class WithPart {
  public:
-  WithPart(ProgramState& state, Handle<const Part> part)
+  WithPart(ProgramState& state, Handle<const ModelPart> part)
       : state_(state), outer_(std::exchange(state.part, std::move(part))) {}
   WithPart(const WithPart&) = delete;
   WithPart& operator=(const WithPart&) = delete;
@@ -112,7 +112,7 @@ class WithPart {
 
  private:
   ProgramState& state_;
-  Handle<const Part> outer_;
+  Handle<const ModelPart> outer_;
 };
 
 }  // namespace shardlib::detail

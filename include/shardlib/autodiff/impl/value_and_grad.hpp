@@ -202,7 +202,7 @@ inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
 }
 
 /// The path of the part of the model that holds all weights among the values: "layers/3". Null if there is none.
-inline Handle<const Part> common_part(const std::vector<ValuePtr>& values) {
+inline Handle<const ModelPart> common_part(const std::vector<ValuePtr>& values) {
   std::string_view common;
   for (const ValuePtr& value : values) {
     if (!value->is_leaf()) continue;
@@ -214,7 +214,7 @@ inline Handle<const Part> common_part(const std::vector<ValuePtr>& values) {
       common = common.substr(0, parent);
     }
   }
-  return common.empty() ? nullptr : Handle<const Part>::make(std::string(common));
+  return common.empty() ? nullptr : Handle<const ModelPart>::make(std::string(common));
 }
 
 struct CheckpointForward::Parts : Counted {

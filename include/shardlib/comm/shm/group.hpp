@@ -28,7 +28,7 @@
 namespace shardlib::detail::shm {
 
 /// A collective under way. Fields that several members write have cache lines of their own.
-struct Slot {
+struct CollectiveSlot {
   alignas(64) Counter round;  ///< the collective, counted from 0, that may use the slot
   Counter released;           ///< members that no longer need it
   alignas(64) Counter posted;
@@ -68,8 +68,8 @@ class Group {
     (new (state) Header)->attached = members;
     for (std::size_t s = 0; s < slots; ++s) {
       std::byte* const at = state + sizeof(Header) + s * slot_bytes(members);
-      (new (at) Slot{})->round = s;
-      for (std::size_t i = 0; i < members; ++i) (new (at + sizeof(Slot) + i * sizeof(Post)) Post)->next = 0;
+      (new (at) CollectiveSlot{})->round = s;
+      for (std::size_t i = 0; i < members; ++i) (new (at + sizeof(CollectiveSlot) + i * sizeof(Post)) Post)->next = 0;
     }
     return state;
   }
@@ -114,9 +114,11 @@ class Group {
   std::uint64_t next_round() { return rounds_++; }
   [[nodiscard]] const Tuning& tuning() const { return tuning_; }
 
-  [[nodiscard]] Slot& slot(std::uint64_t round) const { return *reinterpret_cast<Slot*>(slot_at(round)); }
+  [[nodiscard]] CollectiveSlot& slot(std::uint64_t round) const {
+    return *reinterpret_cast<CollectiveSlot*>(slot_at(round));
+  }
   [[nodiscard]] Post& post(std::uint64_t round, std::size_t member) const {
-    return *reinterpret_cast<Post*>(slot_at(round) + sizeof(Slot) + member * sizeof(Post));
+    return *reinterpret_cast<Post*>(slot_at(round) + sizeof(CollectiveSlot) + member * sizeof(Post));
   }
   [[nodiscard]] std::byte* at(std::size_t member, std::uint64_t offset) const {
     return arena_->at(places_[member], offset);
@@ -143,7 +145,7 @@ class Group {
   void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:
-  static std::size_t slot_bytes(std::size_t members) { return sizeof(Slot) + members * sizeof(Post); }
+  static std::size_t slot_bytes(std::size_t members) { return sizeof(CollectiveSlot) + members * sizeof(Post); }
   [[nodiscard]] std::byte* slot_at(std::uint64_t round) const {
     return state_ + sizeof(Header) + round % slots * slot_bytes(size());
   }
@@ -192,7 +194,7 @@ class SharedRound {
   [[nodiscard]] const Buffer& recv() const { return recv_; }
   /// Returns true when complete. Throws Error if another member has called something else.
   bool advance() {
-    Slot& slot = group_->slot(number_);
+    CollectiveSlot& slot = group_->slot(number_);
     if (stage_ == Stage::waiting) {
       if (slot.round.load(std::memory_order_acquire) != number_) return false;
       Post& mine = group_->post(number_, me());
@@ -275,7 +277,7 @@ class SharedRound {
   }
   /// The last member to release it prepares the slot for a later collective.
   void release() {
-    Slot& slot = group_->slot(number_);
+    CollectiveSlot& slot = group_->slot(number_);
     if (slot.released.fetch_add(1, std::memory_order_acq_rel) + 1 != group_->size()) return;
     slot.posted.store(0, std::memory_order_relaxed);
     slot.done.store(0, std::memory_order_relaxed);

@@ -51,22 +51,22 @@ SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const Ax
 }
 
 /// A dim that the group's devices hold in `parts` shards.
-struct Cut {
+struct DimSplit {
   int dim;
   std::int64_t parts;
 };
 
 /// Copies between a whole shard and a row of sub-shards in rank order (ranks are row-major over the cuts). `to_rows`
 /// splits the shard; else it joins the sub-shards.
-inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut>& cuts, const Shape& whole,
+inline void regroup(const Exec& exec, std::size_t element, const std::vector<DimSplit>& cuts, const Shape& whole,
                     const std::byte* from, std::byte* to, bool to_rows) {
   Shape part = whole;
-  for (const Cut& cut : cuts) part[cut.dim] /= cut.parts;
+  for (const DimSplit& cut : cuts) part[cut.dim] /= cut.parts;
   const auto whole_strides = kernels::row_major(view(whole)), in_part = kernels::row_major(view(part));
   std::vector<std::int64_t> shape, in_whole, in_rows;
   std::int64_t row = product(part);
-  for (const Cut& cut : cuts) row *= cut.parts;
-  for (const Cut& cut : cuts) {
+  for (const DimSplit& cut : cuts) row *= cut.parts;
+  for (const DimSplit& cut : cuts) {
     row /= cut.parts;
     shape.push_back(cut.parts);
     in_rows.push_back(row);
@@ -83,7 +83,7 @@ inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut
 /// The dims on which `more` has axes that `less` lacks: the axes of the group, in order, and the cuts.
 struct Difference {
   AxisList axes;
-  std::vector<Cut> cuts;
+  std::vector<DimSplit> cuts;
 };
 inline Difference resharded(const Device& device, const TensorSpec& less, const TensorSpec& more) {
   Difference d;
@@ -101,7 +101,7 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
 /// The number of rows that the cut splits, if the group can access the shards in place. Else it needs copies of the
 /// shards in rank order.
 inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
-                                                const std::vector<Cut>& cuts) {
+                                                const std::vector<DimSplit>& cuts) {
   if (cuts.size() != 1) return std::nullopt;
   std::size_t rows = 1;
   for (int i = 0; i < cuts[0].dim; ++i) rows *= static_cast<std::size_t>(whole.local[i]);
@@ -169,7 +169,7 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
 }
 
 /// The memory that a reduce_scatter reads: the value itself, or a copy with its shards in rank order.
-inline Buffer to_scatter(const Value& in, const std::vector<Cut>& cuts, bool in_place) {
+inline Buffer to_scatter(const Value& in, const std::vector<DimSplit>& cuts, bool in_place) {
   if (in_place) return in.data();
   Buffer shards = allocate(in);
   regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), shards.data(), true);
@@ -233,7 +233,7 @@ SHARDLIB_INLINE Buffer sum_pending(const Value& in, const Value& out) {
 SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
   // Pairs the dims that lose axes with the dims that gain them. Ranks are row-major over the pairs.
   AxisList axes;
-  std::vector<Cut> lose, gain;
+  std::vector<DimSplit> lose, gain;
   for (int i = 0; i < in.spec->rank(); ++i) {
     const Axes &before = in.spec->dims[i].axes, &after = out.spec->dims[i].axes;
     if (before.size() <= after.size()) continue;

@@ -21,7 +21,7 @@ using detail::MaxOp, detail::SumOp, detail::team_reduce, detail::team_reduce_row
 /// `columns`, contiguous ones or columns of a matrix. Contiguous rows of f32 and f64 stay in place. Others are copied
 /// to scratch memory in the accumulator type.
 template <class T, std::size_t In, class Row>
-struct Rows {
+struct RowKernel {
   using A = accumulator_t<T>;
   std::array<const T*, In> in;
   T* out;

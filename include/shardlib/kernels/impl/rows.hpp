@@ -45,7 +45,8 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   const std::int64_t blocks = (columns + block - 1) / block;
   const bool in_place = flat && std::is_same_v<T, A>;
   const std::size_t scratch_bytes = in_place ? 0 : (In + 1) * static_cast<std::size_t>(block * n) * sizeof(A);
-  exec.for_items(slabs * blocks, scratch_bytes, body::Rows<T, In, Row>{in, out, n, columns, block, blocks, flat, row});
+  exec.for_items(slabs * blocks, scratch_bytes,
+                 body::RowKernel<T, In, Row>{in, out, n, columns, block, blocks, flat, row});
 }
 
 }  // namespace detail
