@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Every file includes the standard headers, and those of fmt, whose names it uses.
+"""Every file includes the standard headers, and those of fmt, whose names it uses; a header, also those of OWN.
 
 includes.py [--root DIR] [--fix]: fails on a name such as std::string in a file that includes <string> neither itself
 nor through the header that it defines (impl/X.hpp includes X.hpp). Other compilers and libraries include less behind
-one's back than those that the file was written with. --fix adds the lines. Needs nothing but Python's standard library.
+one's back than those that the file was written with. The library's headers must also include the headers of its own
+widely used names, such as Error. --fix adds the lines. Needs nothing but Python's standard library.
 """
 import argparse
 import pathlib
@@ -73,6 +74,22 @@ ANY_OF = {"size_t": {"cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "stri
           "move": {"utility", "algorithm"}, "swap": {"utility", "algorithm"},
           "apply": {"tuple"}, "size": {"iterator"}}
 FMT = {"join": "fmt/ranges.h", "format": "fmt/format.h", "print": "fmt/format.h"}
+# Widely used names of the library itself. A header that only declares one of them needs no include.
+OWN = {
+    "shardlib/support/error.hpp": "Error UsageError",
+    "shardlib/support/inline.hpp": "SHARDLIB_INLINE",
+    "shardlib/support/function.hpp": "SHARDLIB_FUNCTION",
+    "shardlib/support/handle.hpp": "Handle Counted",
+    "shardlib/support/excerpt.hpp": "excerpt",
+    "shardlib/support/markup.hpp": "markup_escape",
+    "shardlib/support/stopwatch.hpp": "Stopwatch steady_ns",
+    "shardlib/support/tuning.hpp": "Tuning",
+    "shardlib/spec/dtype.hpp": "DType dtype_v accumulator_t",
+    "shardlib/device/mesh_axes.hpp": "AxisSize parse_mesh axis_size",
+    "shardlib/io/box.hpp": "show_shape for_each_run",
+}
+OWN_USE = {header: re.compile(rf"(?<![\w.>~])(?<!kernels::)(?:{names.replace(' ', '|')})\b") for header, names in OWN.items()}
+OWN_DECLARED = r"\b(?:struct|class|enum class|using|define)\s+{}\b"
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.M)
 
@@ -102,13 +119,21 @@ def missing(path, root):
         header = FMT.get(match[1])
         if header and header not in have and not (header == "fmt/format.h" and "fmt/ranges.h" in have):
             found.setdefault(header, f"fmt::{match[1]}")
+    if (root / "include") in path.parents:
+        for header, use in OWN_USE.items():
+            if header in have or header == str(path.relative_to(root / "include")):
+                continue
+            for match in use.finditer(code):
+                if not re.search(OWN_DECLARED.format(match[0]), code):
+                    found.setdefault(header, match[0])
     return found
 
 
 def fix(path, headers):
     lines = path.read_text().split("\n")
-    fmt = [header for header in headers if "/" in header]
+    fmt = [header for header in headers if header.startswith("fmt/")]
     std = [header for header in headers if "/" not in header]
+    own = [f'#include "{header}"' for header in headers if header.startswith("shardlib/")]
     for group, pattern in ((std, r"#include <[a-z_0-9]+>$"), (fmt, r"#include <fmt/")):
         if not group:
             continue
@@ -121,11 +146,22 @@ def fix(path, headers):
             lines[at[0]:last + 1] = sorted(set(lines[at[0]:last + 1] + new))
         else:
             first = next(i for i, line in enumerate(lines) if re.match(r"#include|#pragma once", line))
-            own = lines[first].startswith("#pragma")
-            while own and first + 1 < len(lines) and (not lines[first + 1] or lines[first + 1].startswith("#include \"shardlib/")
+            pragma = lines[first].startswith("#pragma")
+            while pragma and first + 1 < len(lines) and (not lines[first + 1] or lines[first + 1].startswith("#include \"shardlib/")
                                                       and not lines[first + 2]):
                 first += 1
-            lines[first + (1 if own else 0):first + (1 if own else 0)] = (sorted(new) + [""])
+            lines[first + (1 if pragma else 0):first + (1 if pragma else 0)] = (sorted(new) + [""])
+    if own:
+        end = next((i for i, line in enumerate(lines) if line.startswith(("namespace", "#if"))), len(lines))
+        at = [i for i, line in enumerate(lines[:end]) if line.startswith('#include "shardlib/')]
+        if at and not (path.parent.name == "impl" and len(at) == 1):
+            first = last = at[-1]
+            while lines[first - 1].startswith('#include "shardlib/'):
+                first -= 1
+            lines[first:last + 1] = sorted(lines[first:last + 1] + own)
+        else:
+            last = max(i for i, line in enumerate(lines[:end]) if line.startswith(("#include", "#pragma once")))
+            lines[last + 1:last + 1] = ["", *sorted(own)]
     path.write_text("\n".join(lines))
 
 

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

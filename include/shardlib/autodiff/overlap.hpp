@@ -9,6 +9,7 @@
 #include "shardlib/runtime/pending_collective.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

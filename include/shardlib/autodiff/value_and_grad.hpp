@@ -15,6 +15,7 @@
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {

@@ -23,6 +23,7 @@
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib {
 

@@ -11,6 +11,7 @@
 #include "shardlib/kernels/attention.hpp"
 #include "shardlib/ops/attention.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

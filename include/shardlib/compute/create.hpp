@@ -10,6 +10,7 @@
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

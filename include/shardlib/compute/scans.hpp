@@ -10,6 +10,7 @@
 #include "shardlib/kernels/scans.hpp"
 #include "shardlib/ops/scans.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

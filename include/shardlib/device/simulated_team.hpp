@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "shardlib/device/team.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {

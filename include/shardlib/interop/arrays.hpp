@@ -13,6 +13,8 @@
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 
 namespace shardlib {

@@ -17,6 +17,7 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function_ref.hpp"
 #include "shardlib/support/inline.hpp"
 

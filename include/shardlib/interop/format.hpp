@@ -16,6 +16,7 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib {
 

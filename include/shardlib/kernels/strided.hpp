@@ -8,6 +8,7 @@
 #include <string>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/loop.hpp"
 
 namespace shardlib::kernels {

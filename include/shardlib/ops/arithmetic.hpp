@@ -7,6 +7,8 @@
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/wrapping.hpp"
 
 namespace shardlib {

@@ -10,6 +10,7 @@
 #include "shardlib/ops/result.hpp"
 #include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib {
 

@@ -13,6 +13,7 @@
 #include "shardlib/ops/layout.hpp"
 #include "shardlib/ops/unstack.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tree.hpp"

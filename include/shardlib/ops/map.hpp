@@ -14,7 +14,9 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/loop.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
 #include "shardlib/ops/symbol.hpp"

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "shardlib/ops/number.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/types/owned.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tensor.hpp"

@@ -10,6 +10,7 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/support/function.hpp"
 
 namespace shardlib {
 

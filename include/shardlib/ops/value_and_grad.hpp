@@ -13,7 +13,9 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function_ref.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/types/gradient.hpp"
 #include "shardlib/types/owned.hpp"
 #include "shardlib/types/signature.hpp"

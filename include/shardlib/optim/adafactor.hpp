@@ -15,6 +15,7 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tree.hpp"
 

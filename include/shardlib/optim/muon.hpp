@@ -15,6 +15,8 @@
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/spec_functions.hpp"
 

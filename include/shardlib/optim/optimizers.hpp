@@ -19,6 +19,7 @@
 #include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/gradient.hpp"
 #include "shardlib/types/spec_functions.hpp"

@@ -24,6 +24,8 @@
 #include "shardlib/pipeline/staged_mesh.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {

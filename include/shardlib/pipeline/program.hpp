@@ -14,6 +14,7 @@
 #include "shardlib/pipeline/impl/specs.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/rules/pipeline.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/rules/common.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 #include <string_view>
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/rules/common.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 #include <cstddef>
 #include <string_view>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shardlib/device/launch.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/training.hpp"

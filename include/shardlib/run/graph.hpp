@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shardlib/device/device.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shardlib/device/device.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tree.hpp"

@@ -14,6 +14,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/launch.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/data/loader.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/optim/lr_schedule.hpp"

@@ -9,6 +9,7 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

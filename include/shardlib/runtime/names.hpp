@@ -11,6 +11,7 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/sizes.hpp"
 

@@ -8,6 +8,7 @@
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

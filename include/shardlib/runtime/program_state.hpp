@@ -12,6 +12,7 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/stopwatch.hpp"
 

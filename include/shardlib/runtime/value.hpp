@@ -10,6 +10,7 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/sizes.hpp"
 #include "shardlib/types/tensor.hpp"

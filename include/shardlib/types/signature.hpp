@@ -6,6 +6,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/spec/require.hpp"
 #include "shardlib/types/tensor.hpp"
 

@@ -14,6 +14,9 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

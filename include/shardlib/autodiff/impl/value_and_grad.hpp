@@ -9,6 +9,9 @@
 
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {
 

@@ -23,6 +23,8 @@
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/comm/shm/node.hpp"
 #include "shardlib/comm/single.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib {
 

@@ -24,6 +24,8 @@
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/comm/shm/node.hpp"
 #include "shardlib/comm/single.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail::mpi {
 

@@ -23,6 +23,7 @@
 #include "shardlib/comm/shm/arena.hpp"
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail::shm {
 

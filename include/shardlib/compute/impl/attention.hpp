@@ -20,6 +20,7 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -17,6 +17,7 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -15,6 +15,8 @@
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/pending_collective.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {
 

@@ -21,7 +21,10 @@
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/function.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/math.hpp"
 #include "shardlib/types/tensor.hpp"
 

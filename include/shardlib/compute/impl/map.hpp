@@ -15,6 +15,8 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
 #include "shardlib/kernels/body/map_program.hpp"
 #include "shardlib/support/error.hpp"

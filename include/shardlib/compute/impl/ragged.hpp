@@ -10,6 +10,7 @@
 
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 

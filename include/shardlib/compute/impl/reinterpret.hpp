@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shardlib/compute/layout.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {

@@ -12,6 +12,7 @@
 
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/process.hpp"
 #include "shardlib/comm/mpi/watch.hpp"

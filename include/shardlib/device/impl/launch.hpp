@@ -30,6 +30,7 @@
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 #ifndef SHARDLIB_COMPILED

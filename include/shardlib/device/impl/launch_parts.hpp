@@ -9,7 +9,9 @@
 
 #include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/device/device.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail {
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "shardlib/compute/create.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/support/function.hpp"
 
 namespace shardlib::kernels::detail {
 

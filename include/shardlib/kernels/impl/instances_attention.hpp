@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "shardlib/spec/dtype.hpp"
+
 #ifdef SHARDLIB_COMPILED
 
 #include "shardlib/kernels/impl/attention.hpp"

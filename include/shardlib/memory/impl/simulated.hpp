@@ -22,6 +22,7 @@
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib {
 

@@ -10,6 +10,7 @@
 #include "shardlib/pipeline/program.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::pipeline::detail {
 

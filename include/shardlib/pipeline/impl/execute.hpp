@@ -22,6 +22,7 @@
 #include "shardlib/pipeline/impl/concatenation.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::pipeline {
 

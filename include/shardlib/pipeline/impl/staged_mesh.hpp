@@ -10,6 +10,7 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::pipeline::detail {
 

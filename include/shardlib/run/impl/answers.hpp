@@ -19,6 +19,7 @@
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
 

@@ -17,6 +17,7 @@
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/data/token_batch.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::run::detail {
 

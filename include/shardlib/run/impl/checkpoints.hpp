@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run::detail {
 

@@ -18,6 +18,7 @@
 #include "shardlib/run/chat.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
 

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "shardlib/comm/dry.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/program_state.hpp"

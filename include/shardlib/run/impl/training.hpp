@@ -9,6 +9,7 @@
 #include <chrono>
 #include <sstream>
 
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"
@@ -16,6 +17,7 @@
 #include "shardlib/rules/all.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/prediction.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
 

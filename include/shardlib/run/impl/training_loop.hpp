@@ -40,6 +40,7 @@
 #include "shardlib/run/step_trace.hpp"
 #include "shardlib/run/tensorboard.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
 

@@ -10,6 +10,7 @@
 
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -7,6 +7,7 @@
 
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

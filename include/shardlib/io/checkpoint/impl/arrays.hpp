@@ -5,6 +5,7 @@
 
 #include <list>
 
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/checkpoint/writer.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"

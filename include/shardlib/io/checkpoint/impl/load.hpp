@@ -15,6 +15,7 @@
 #include "shardlib/io/checkpoint/writer.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/print.hpp"
 
 namespace shardlib::io::detail {

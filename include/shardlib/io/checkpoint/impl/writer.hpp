@@ -20,10 +20,12 @@
 #include <thread>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/impl/finite.hpp"
 #include "shardlib/io/checkpoint/layout.hpp"
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 

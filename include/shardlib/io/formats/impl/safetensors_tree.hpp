@@ -19,6 +19,7 @@
 #include "shardlib/io/checkpoint/arrays.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
