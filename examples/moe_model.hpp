@@ -60,7 +60,10 @@ using Model = ModelOf<false>;
 static_assert(fully_sharded<MoeMesh, Model>);
 
 /// The configuration of the model, without tensors.
-struct Config : gpt::ModelConfig {
+struct Config {
+  RopeAngles rope;  ///< of rotary positions
+  double norm_epsilon = 1e-6;
+  RecomputePolicy recompute = {"seqax"};
   std::int64_t top_k = 2;
   bool norm_topk_prob = true;  ///< whether the weights of a token's experts add up to 1 (Hugging Face's name)
   double capacity = 0;         ///< slots of an expert, as a multiple of its share of the tokens; 0: dropless
