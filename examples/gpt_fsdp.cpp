@@ -11,8 +11,6 @@
 // Data, checkpoints and reports are the library's (run/training.hpp).
 #include <fmt/format.h>
 
-#include <string>
-
 #include "gpt_fsdp.hpp"
 #include "gpt_presets.hpp"
 

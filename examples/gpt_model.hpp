@@ -12,8 +12,6 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <type_traits>
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>

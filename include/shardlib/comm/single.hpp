@@ -3,11 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "shardlib/comm/communicator.hpp"

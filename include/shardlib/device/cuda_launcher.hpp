@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/gpu.hpp"

@@ -8,7 +8,6 @@
 #include <span>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/function.hpp"

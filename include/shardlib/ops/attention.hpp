@@ -4,7 +4,6 @@
 
 #include <array>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "shardlib/ops/record.hpp"

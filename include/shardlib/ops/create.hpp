@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "shardlib/ops/record.hpp"

@@ -1,8 +1,6 @@
 // Ops that order the elements along one unsharded dim: argsort, sort, top_k. NaN is greater than all numbers.
 #pragma once
 
-#include <type_traits>
-
 #include "shardlib/ops/index.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"

@@ -3,8 +3,6 @@
 // group by place. What stands after the rows that the counts count is padding.
 #pragma once
 
-#include <type_traits>
-
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"

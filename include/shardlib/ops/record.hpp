@@ -6,9 +6,7 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <tuple>
-#include <utility>
 
 #include "shardlib/ops/result.hpp"
 #include "shardlib/types/call_site.hpp"

@@ -1,8 +1,6 @@
 // Scans along one dim, unsharded but for linear_scan: cumsum, cumprod, cummax, linear_scan.
 #pragma once
 
-#include <type_traits>
-
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"

@@ -4,7 +4,6 @@
 
 #include "shardlib/rules/grad.hpp"
 
-#include <cstddef>
 #include <string_view>
 
 namespace shardlib::rules {

@@ -1,7 +1,6 @@
 // Checks of an op's operands: the sizes of named dims, and the values of number operands.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>

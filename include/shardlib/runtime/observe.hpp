@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <string_view>
 #include <utility>
 
 #include "shardlib/runtime/op_report.hpp"

@@ -1,7 +1,6 @@
 // Plain structs of tensors as trees: their leaves, the leaves' names, map and zip. The struct needs no extra code.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>

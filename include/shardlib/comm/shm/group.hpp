@@ -11,7 +11,6 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>

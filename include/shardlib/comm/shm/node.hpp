@@ -14,7 +14,6 @@
 #include <new>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -4,6 +4,7 @@
 #include "shardlib/device/device.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "shardlib/comm/single.hpp"
 #include "shardlib/comm/staged.hpp"

@@ -1,7 +1,6 @@
 // Saving checkpoints, erased of types: every device writes its own shards, all agree, one renames.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>

@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "shardlib/io/data/token_batch.hpp"
 #include "shardlib/io/data/token_source.hpp"

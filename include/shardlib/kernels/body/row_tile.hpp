@@ -2,7 +2,6 @@
 // bf16 in team memory. This is what teams without tensor cores do; row_tile_cuda.hpp has the GPU's.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "shardlib/spec/dtype.hpp"

@@ -4,7 +4,6 @@
 #include "shardlib/kernels/attention.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

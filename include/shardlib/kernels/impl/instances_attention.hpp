@@ -1,9 +1,6 @@
 // Instances of templates for every dtype, compiled into shardlib::compiled: attention.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
 #include "shardlib/spec/dtype.hpp"
 
 #ifdef SHARDLIB_COMPILED

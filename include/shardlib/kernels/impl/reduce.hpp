@@ -4,7 +4,6 @@
 #include "shardlib/kernels/reduce.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
-#include <vector>
 
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/system.hpp"

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <set>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>

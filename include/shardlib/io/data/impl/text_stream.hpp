@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <system_error>
 #include <utility>

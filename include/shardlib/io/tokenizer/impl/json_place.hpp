@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
