@@ -10,6 +10,7 @@
 // gpt_fsdp.hpp and gpt_model.hpp are the whole training step; gpt_setup.hpp has the model's options and first values.
 // Data, checkpoints and reports are the library's (run/training.hpp).
 #include <fmt/format.h>
+#include <shardlib/run/sequence_order.hpp>
 
 #include "gpt_fsdp.hpp"
 #include "gpt_presets.hpp"
@@ -39,7 +40,7 @@ int program(int argc, char** argv) {
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "r d s t", "r");
   run::batch_must_divide(mesh, o.training);
-  o.config.order = gpt::order_of_sequences(mesh, o.training);
+  o.config.order = run::sequence_order(mesh, o.training, "s");
   gpt::settle(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;

@@ -18,7 +18,9 @@
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/graph.hpp>
 #include <shardlib/run/plan.hpp>
+#include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/state_bytes.hpp>
+#include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
@@ -465,7 +467,7 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(chosen_layers(o, schedule));
   run::batch_must_divide(mesh, o.training);
-  o.config.order = gpt::order_of_sequences(mesh, o.training);
+  o.config.order = run::sequence_order(mesh, o.training, "s");
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);

@@ -1,11 +1,8 @@
 // The setup that gpt_fsdp and gpt_pipeline share for the model of gpt_model.hpp: options, sizes and initial values.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/rope_options.hpp>
-#include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -56,25 +53,6 @@ inline void settle(ModelOptions& o) {
   if (o.init == "seqax") o.config.score_scale = 1;
   if (o.init == "seqax" && (o.tied || o.qk_norm))
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
-}
-
-// Each device of s has an equal part of every sequence: two of 2s parts in zigzag order, with which attention costs all
-// the same, or one of s parts if 2s does not divide the length.
-inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
-  const std::int64_t s = axis_size(mesh, "s");
-  if (s == 1) return SequenceOrder::contiguous;
-  const bool has_rows = !t.sample_only || !t.evaluate.empty();
-  if (t.seq % s != 0 && has_rows)
-    throw UsageError(
-        fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
-                    t.seq, s, to_string(mesh), s, 2 * s));
-  if (t.seq % (2 * s) == 0) return SequenceOrder::zigzag;
-  if (world_rank() == 0 && !t.sample_only)
-    fmt::print(
-        "note: --seq {} is no multiple of 2s = {}, so tokens lie over s in contiguous order, in which the last "
-        "device computes the most of attention; with a multiple they lie in zigzag order\n",
-        t.seq, 2 * s);
-  return SequenceOrder::contiguous;
 }
 
 // Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "op_case.hpp"
+#include "shardlib/run/sequence_order.hpp"
 #include "shardlib/run/token_tensors.hpp"
 #include "shardlib/shardlib.hpp"
 #include "zigzag.hpp"
@@ -197,4 +198,20 @@ TEST_CASE("zigzag order: a length that does not divide, or is padded", "[ops]") 
     }
   });
   SUCCEED();
+}
+
+TEST_CASE("sequence_order: zigzag if twice the devices divide the length", "[run]") {
+  run::Training t;
+  t.sample_only = true;  // no note
+  const auto order = [&](const char* mesh, std::int64_t length) {
+    t.seq = length;
+    return run::sequence_order(parse_mesh(mesh), t, "s");
+  };
+  CHECK(order("d=2", 7) == SequenceOrder::contiguous);
+  CHECK(order("d=2,s=3", 12) == SequenceOrder::zigzag);
+  CHECK(order("d=2,s=3", 9) == SequenceOrder::contiguous);
+  t.sample_only = false;
+  expect_error<UsageError>([&] { static_cast<void>(order("d=2,s=3", 10)); },
+                           "--seq 10 does not divide over s = 3 (mesh d=2,s=3): choose a multiple of 3, or of 6 for "
+                           "equal work");
 }
