@@ -82,6 +82,7 @@ OWN = {
     "shardlib/support/handle.hpp": "Handle Counted",
     "shardlib/support/excerpt.hpp": "excerpt",
     "shardlib/support/markup.hpp": "markup_escape",
+    "shardlib/support/utf8.hpp": "continues_character",
     "shardlib/support/stopwatch.hpp": "Stopwatch steady_ns",
     "shardlib/support/tuning.hpp": "Tuning",
     "shardlib/spec/dtype.hpp": "DType dtype_v accumulator_t",

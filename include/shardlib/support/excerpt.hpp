@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "shardlib/support/utf8.hpp"
+
 namespace shardlib::detail {
 
 /// The beginning of a text that came from outside, for a message: at most `most` bytes, cut between characters, without
@@ -13,7 +15,7 @@ inline std::string excerpt(std::string_view text, std::size_t most = 80) {
   std::size_t size = text.size();
   if (size > most) {
     size = most;
-    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0U) == 0x80U) --size;
+    while (size > 0 && continues_character(text[size])) --size;
   }
   std::string out(text.substr(0, size));
   for (char& c : out)

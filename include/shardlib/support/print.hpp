@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shardlib/support/markup.hpp"
+#include "shardlib/support/utf8.hpp"
 
 namespace shardlib::run::detail {
 

@@ -13,13 +13,15 @@
 
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 
+#include "shardlib/support/utf8.hpp"
+
 namespace shardlib::run::detail {
 
 /// The number of bytes at the end of `text` that begin a UTF-8 character without ending it.
 inline std::size_t incomplete(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xC0U) == 0x80U) continue;
+    if (shardlib::detail::continues_character(text[text.size() - back])) continue;
     const std::size_t length = byte >= 0xF0U ? 4 : byte >= 0xE0U ? 3 : byte >= 0xC0U ? 2 : 1;
     return length > back ? back : 0;
   }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/utf8.hpp"
 
 namespace shardlib::io {
 namespace detail {
@@ -24,7 +25,7 @@ inline std::size_t last_cut(std::string_view text, std::size_t from, std::size_t
   const auto space = [](char c) { return std::string_view(" \t\n\v\f\r").find(c) != std::string_view::npos; };
   for (std::size_t i = to - 1; i > from; --i)
     if (text[i] == '\n' && !space(text[i - 1]) && !space(text[i + 1])) return i;
-  while (to > from + 1 && (static_cast<unsigned char>(text[to]) & 0xC0U) == 0x80U) --to;
+  while (to > from + 1 && shardlib::detail::continues_character(text[to])) --to;
   return to;
 }
 
@@ -109,7 +110,7 @@ SHARDLIB_INLINE std::int64_t TextStream::cut(std::int64_t place) const {
   at = text.find('\n', static_cast<std::size_t>(inside - from));
   if (at != std::string::npos) return behind(at + 1);
   at = static_cast<std::size_t>(inside - from);
-  while (at + 1 < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U) ++at;
+  while (at + 1 < text.size() && shardlib::detail::continues_character(text[at])) ++at;
   return behind(at);
 }
 

@@ -14,6 +14,7 @@
 
 #include "shardlib/io/tokenizer/bpe_model.hpp"
 #include "shardlib/io/tokenizer/impl/pieces.hpp"
+#include "shardlib/support/utf8.hpp"
 
 namespace shardlib::io::detail {
 
@@ -70,7 +71,7 @@ class AddedTokens {
   static std::size_t spaces_before(std::string_view text, std::size_t end) {
     while (end > 0) {
       std::size_t begin = end - 1;
-      while (begin > 0 && end - begin < 4 && (static_cast<unsigned char>(text[begin]) & 0xc0U) == 0x80U) --begin;
+      while (begin > 0 && end - begin < 4 && shardlib::detail::continues_character(text[begin])) --begin;
       const Character c = character(text.data() + begin, text.data() + end);
       if (c.kind != Kind::space || c.size != end - begin) break;
       end = begin;

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "shardlib/support/utf8.hpp"
+
 namespace shardlib::io::detail {
 
 /// One of Unicode's normal forms; `prepend` puts `to` before a text; `replace` puts `to` in the place of each `from`.
@@ -56,7 +58,7 @@ inline std::string normal_form(std::string_view text, Rewrite::Kind kind) {
   while (at < text.size()) {
     const auto c = static_cast<unsigned char>(text[at]);
     if (c < settled) {
-      const bool two = c >= 0xc2 && at + 1 < text.size() && (static_cast<unsigned char>(text[at + 1]) & 0xc0U) == 0x80U;
+      const bool two = c >= 0xc2 && at + 1 < text.size() && shardlib::detail::continues_character(text[at + 1]);
       last = c < 0x80 || two ? at : at + 1;
       at += two ? 2 : 1;
       continue;

@@ -1,0 +1,43 @@
+// UTF-8: the bounds of characters, and bytes made valid.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace shardlib::detail {
+
+/// Whether the byte continues a UTF-8 character, so that no text may be cut before it.
+constexpr bool continues_character(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xc0U) == 0x80U;
+}
+
+/// The length in bytes of the UTF-8 character at the start, or 0 if it is invalid (Unicode 15, table 3-7).
+inline std::size_t utf8_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const auto within = [&](std::size_t i, unsigned low, unsigned high) { return byte(i) >= low && byte(i) <= high; };
+  const unsigned first = byte(0);
+  if (text.empty()) return 0;
+  if (first < 0x80) return 1;
+  if (within(0, 0xc2, 0xdf)) return within(1, 0x80, 0xbf) ? 2 : 0;
+  if (within(0, 0xe0, 0xef)) {
+    const unsigned low = first == 0xe0 ? 0xa0 : 0x80, high = first == 0xed ? 0x9f : 0xbf;
+    return within(1, low, high) && within(2, 0x80, 0xbf) ? 3 : 0;
+  }
+  const unsigned low = first == 0xf0 ? 0x90 : 0x80, high = first == 0xf4 ? 0x8f : 0xbf;
+  return within(0, 0xf0, 0xf4) && within(1, low, high) && within(2, 0x80, 0xbf) && within(3, 0x80, 0xbf) ? 4 : 0;
+}
+
+/// The text with U+FFFD in place of each invalid byte. Samples of a byte-level model may contain invalid bytes.
+inline std::string as_utf8(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t length = utf8_character(text);
+    out += length > 0 ? text.substr(0, length) : std::string_view("\xef\xbf\xbd");
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return out;
+}
+
+}  // namespace shardlib::detail
