@@ -31,7 +31,7 @@ class AsyncSum {
 };
 
 /// Lives while a function is differentiated. On every exit, including an exception, it drops the collectives that are
-/// still pending. Those of an enclosing function wait meanwhile.
+/// still pending. Collectives of an enclosing function wait meanwhile.
 class OverlapScope {
  public:
   [[gnu::cold]] SHARDLIB_INLINE explicit OverlapScope(const DevicePtr& device);

@@ -33,7 +33,7 @@ enum class CommunicationKind : std::uint8_t { collective, send, recv, form_group
 struct FlightRing;
 struct DeviceRecord;
 
-/// The device writes it. Those that wait for the device read it.
+/// The device writes it. Devices that wait for this device read it.
 class FlightRecorder {
  public:
   /// `ring` is in memory that other processes read, and outlives this object. If it is null, the recorder uses its own

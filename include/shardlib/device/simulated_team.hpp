@@ -14,7 +14,7 @@ namespace detail {
 class SimulatedLanes;
 }
 
-/// One lane of a team of the simulated device. `single`, `lanes`, `stream`, `one` and `barrier` are those of HostTeam.
+/// One lane of a team of the simulated device. `single`, `lanes`, `stream`, `one` and `barrier` are as in HostTeam.
 class SimulatedTeam : public detail::TeamMemory {
  public:
   static constexpr bool single = false;

@@ -136,7 +136,7 @@ struct Gemm {
 
  private:
   /// Whether the library reads B in place, with rows that share a few sets of the caches. With AVX2 it packs no B if
-  /// the result has few rows or columns: the condition is that of oneDNN 2.6 and 3 (gemm_driver.cpp,
+  /// the result has few rows or columns: the condition is in oneDNN 2.6 and 3 (gemm_driver.cpp,
   /// nocopy_checker_avx2). With AVX-512 it has another one, which packs such a B.
   [[nodiscard]] bool reads_rows_that_collide() const {
 #if defined(__x86_64__)

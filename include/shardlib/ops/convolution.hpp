@@ -36,7 +36,7 @@ WindowSizes window_sizes(const OpInfo& op, const OpParts& lengths, const TensorS
                          const ValuePtr& w, const Sizes& sizes, std::initializer_list<Window> windows);
 
 /// The einsum of `y` with the elements of `x` under each window, whose spec is `seen`. If `transposed`, x has the
-/// result's lengths, and the elements are those of the operand's lengths that saw them.
+/// result's lengths, and the elements have the operand's lengths that saw them.
 template <class D>
 struct Convolution {
   const kernels::EinsumPlan* plan;

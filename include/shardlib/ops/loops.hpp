@@ -161,7 +161,7 @@ Carry scan_layers(F f, const Layers& layers, const Carry& x, const LoopOptions& 
   return detail::scan_checked(detail::recomputed<"scan_layers">(std::move(f), options), layers, x, extra...);
 }
 /// The same for a tree of stacked tensors, whose first dim is the stacked one, and unsharded. f takes a part of it:
-/// a struct of these tensors without that dim, or an Unstacked. The gradients are stacked, too.
+/// a struct of these tensors without that dim, or an Unstacked. The gradients are also stacked.
 /// `x = scan_layers<"layer">(layer, stacked, x)`
 template <DimName Dim, class F, class W, class Carry, class... Extra>
 Carry scan_layers(F f, const W& stacked, const Carry& x, const Extra&... extra) {

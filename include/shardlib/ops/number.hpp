@@ -167,7 +167,7 @@ struct Jet {
     Jet r(shardlib::pow(a.value, b.value));
     if constexpr (N > 0) {
       // Where a derivative would be 0 times infinity, it is 0, its limit: at the exponent 0, and by the exponent at
-      // the base 0. An operand without a derivative contributes none, whatever the slope.
+      // the base 0. An operand without a derivative contributes none for any slope.
       const T by_a = b.value == T(0) ? T(0) : b.value * shardlib::pow(a.value, b.value - T(1));
       const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * shardlib::log(a.value);
       for (std::size_t i = 0; i < N; ++i)

@@ -17,7 +17,7 @@ struct Argsort {
 };
 }  // namespace detail
 
-/// The indices that sort the elements along an unsharded dim. Of equal elements the lower index comes first.
+/// The indices that sort the elements along an unsharded dim. The lower index of equal elements comes first.
 /// `argsort<"V">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())

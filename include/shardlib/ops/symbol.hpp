@@ -115,7 +115,7 @@ class MapTracer {
 }  // namespace detail
 
 /// A number that a function of `map` receives where a device traces it: an element, a constant, or what has been
-/// computed of them. It has the operators and functions of a Jet. Conditions are symbols, too, which have no value yet:
+/// computed of them. It has the operators and functions of a Jet. Conditions are also symbols, and have no value yet:
 /// `where(x > 0, x, 0.1 * x)`.
 class Symbol {
   using Op = detail::MapOp;
@@ -270,7 +270,7 @@ class Symbol {
   }
 
  private:
-  /// Integers have 32 bits here. Those of 64 bits keep their value, or throw Error.
+  /// Integers have 32 bits here. A 64-bit integer keeps its value, or the conversion throws Error.
   template <class U>
   static Kind kind_of_constant(U v) {
     if constexpr (std::is_same_v<U, bool>)

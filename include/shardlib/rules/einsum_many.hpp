@@ -58,7 +58,7 @@ constexpr Verdict einsum_reduced_of(std::string_view op, const Operands& x) {
 
 }  // namespace detail_
 
-/// The product of the operands of an einsum that `set` has, as bits. Of all operands it is the result.
+/// The product of the operands of an einsum whose bits are in `set`. The product of all operands is the result.
 constexpr TensorSpec product_of(const OpParts& op, unsigned set) {
   if (set == (1U << op.in.size()) - 1) return op.out;
   OpParts part;

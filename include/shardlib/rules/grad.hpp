@@ -190,7 +190,7 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
 }
 
 /// scan_layers, fori, scan: the reason why the function does not accept what the loop passes to it, `args` arguments.
-/// The others are those of `callable`.
+/// `callable` has the other reasons.
 constexpr Verdict loop_function(std::string_view op, int args, int parameters, int at, bool not_const,
                                 std::string_view declared, std::string_view given) {
   const Text title = Text(op) + ": ";

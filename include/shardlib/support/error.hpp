@@ -32,7 +32,7 @@ auto naming_option(const std::string& option, const F& f) {
   }
 }
 
-/// Storage that does not take or give what it is asked to: a full disk, a failing device. A later try may succeed.
+/// A failure of storage: a full disk, a failing device. A later try may succeed.
 struct StorageError : Error {
   using Error::Error;
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 /// Marks a function that a kernel calls. A compiler of device code makes it for both sides; constexpr functions need no
-/// mark, as those compilers are told to accept them.
+/// mark, because those compilers accept them by an option.
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define SHARDLIB_FUNCTION __host__ __device__
 #else

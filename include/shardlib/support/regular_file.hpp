@@ -19,7 +19,7 @@ inline void require_regular_file(const std::string& path, const struct stat& sta
     throw UsageError("cannot read '" + path + "': it is " + kind +
                      ", and reading that could wait for ever; give the path of a regular file");
 }
-/// The same, of what the path names now. A path that names nothing passes: opening it says so.
+/// As above, with the path's current status. A path that does not exist passes, because opening it fails.
 inline void require_regular_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) require_regular_file(path, status);

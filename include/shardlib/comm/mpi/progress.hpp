@@ -135,7 +135,7 @@ struct MpiOp {
     } while (received < size);
   }
   /// Compares the call with those of the other members, in a group that does not share memory. It uses a communicator
-  /// of its own, so its messages match whatever the members have called.
+  /// of its own, so its messages match after any calls of the members.
   void compare_calls(MPI_Comm comm, int rank, const CollectiveCall& call, const OpInfo& op) {
     comparison = std::make_shared<CallComparison>();
     CallComparison& c = *comparison;

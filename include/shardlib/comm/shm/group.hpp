@@ -140,7 +140,7 @@ class Group {
     detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, static_cast<int>(first_ + other),
                       text);
   }
-  /// Releases the group. Not called after a failure, when others may still use the state.
+  /// Releases the group. It is not called after a failure, because others may still use the state.
   void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:

@@ -87,7 +87,7 @@ SHARDLIB_INLINE double conv_flops(const TensorSpec& seen, const Shape& shape, co
 
 SHARDLIB_INLINE UnderWindows::UnderWindows(const Value& x, const Value& y, const Value& out, const TensorSpec& seen,
                                            const OpParts& lengths, const WindowLoops& loops, bool transposed) {
-  // A length of x has another name and size in `seen` than in x, so x is asked last.
+  // The lengths of x have other names and sizes in `seen`, so x comes last.
   for (const Dim& dim : seen.dims)
     for (const Value* from : {&out, &y, &x})
       if (const int at = from->spec->find(dim.name); at >= 0) {

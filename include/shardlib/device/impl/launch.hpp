@@ -308,7 +308,7 @@ inline void refuse_copies() {
 #if !defined(SHARDLIB_WITH_MPI)
   if (!started_by_mpi()) return;
   const std::string_view by_mpirun = env({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
-  // Not SLURM_NTASKS: the script of a job has it too, and what the script starts without srun is no copy.
+  // SLURM_NTASKS does not tell: a job's script has it too, and a program that it starts without srun is no copy.
   const std::string_view copies = by_mpirun.empty() ? env({"SLURM_STEP_NUM_TASKS"}) : by_mpirun;
   if (copies.empty() || copies == "1") return;
   // Without a message the other copies stay silent.

@@ -40,7 +40,7 @@ class ReadAhead {
     thread_.join();
   }
 
-  /// The batch of a step; steps are asked for in their order. After an error each further call throws it again.
+  /// The batch of a step. Callers ask for the steps in order. After an error each further call throws it again.
   [[nodiscard]] TokenBatch get(std::int64_t step) {
     std::unique_lock lock(mutex_);
     if (step != next_)

@@ -1,4 +1,4 @@
-// Token files of other programs: llm.c's and nanoGPT's `.bin`; and a way to open whatever a path holds.
+// Token files of other programs: llm.c's and nanoGPT's `.bin`; and a function that opens a path of any format.
 #pragma once
 
 #include <cstddef>

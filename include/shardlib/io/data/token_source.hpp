@@ -1,4 +1,4 @@
-// A source of tokens: one long row of token ids with the beginnings of documents, in whatever format.
+// A source of tokens in any format: one long row of token ids with the beginnings of documents.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ class TokenSource {
   [[nodiscard]] std::int64_t documents() const { return count_documents(); }
   [[nodiscard]] TokenRange document(std::int64_t index) const;
 
-  /// A hash of the tokens, whatever holds them: of their number and of 64 samples of up to 256 of them, spread evenly.
+  /// A hash of the tokens, the same in every format: of their number and 64 evenly spread samples of up to 256 tokens.
   [[nodiscard]] std::uint64_t identity() const;
 
  protected:

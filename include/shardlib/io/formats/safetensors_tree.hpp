@@ -62,7 +62,7 @@ void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, 
   for_each_leaf([&](std::string_view, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values[i++]); }, tree);
 }
 
-/// Writes a checkpoint's arrays as a safetensors file; those whose stored name is empty are left out. Not collective.
+/// Writes a checkpoint's arrays as a safetensors file, without arrays whose stored name is empty. Not collective.
 /// `export_safetensors(checkpoint, "model.safetensors", table)`
 void export_safetensors(const Checkpoint& checkpoint, const std::string& path, const StoredTable& table);
 /// Writes them as a folder: one file, or above `most_bytes` several with an index. Not collective.

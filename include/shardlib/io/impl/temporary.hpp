@@ -1,4 +1,4 @@
-// The names of temporary files and folders: they say whose they are, so that those of dead processes can be told.
+// The names of temporary files and folders. They name their process, so that leftovers of dead processes are known.
 #pragma once
 
 #include <signal.h>

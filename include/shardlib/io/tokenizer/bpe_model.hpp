@@ -1,4 +1,4 @@
-// The tokens and merges of a byte-pair encoding: what joins the parts of a piece, whatever cuts texts into pieces.
+// The tokens and merges of a byte-pair encoding. It joins the parts of a piece; other headers cut texts into pieces.
 #pragma once
 
 #include <cstddef>

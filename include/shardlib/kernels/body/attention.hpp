@@ -127,7 +127,7 @@ struct RowLanes {
   static constexpr std::int64_t rows = 4, columns = 32, count = rows * columns;
 
   /// Calls f(j, load(j)) for the elements j < n of a column. It loads four at a time, so that a lane waits for them
-  /// together. What f writes, no later load may read.
+  /// together. No later load may read the elements that f writes.
   template <class Load, class F>
   SHARDLIB_FUNCTION static void for_column(std::int64_t column, std::int64_t n, const Load& load, const F& f) {
     constexpr int together = 4;
@@ -317,7 +317,7 @@ struct AttentionProbabilities {
 };
 
 /// The probabilities again, from the scores and their log-sum-exps, and the cotangents of q k' from those of the
-/// probabilities: p (d - dot) scale, with a dot for each query. What is null is not wanted.
+/// probabilities: p (d - dot) scale, with a dot for each query. Null results are not computed.
 template <class T>
 struct AttentionScoresBackward {
   using A = accumulator_t<T>;

@@ -113,7 +113,7 @@ struct AttentionBuffers {
   [[nodiscard]] SHARDLIB_FUNCTION TeamMatrix<Width> operand(int i) const {
     return {first + size + i * FusedAttention::block * Width};
   }
-  /// Loads two operands. Copies that were started before are there, too.
+  /// Loads two operands. Earlier copies are also complete.
   template <class Team>
   SHARDLIB_FUNCTION void load(const Team& team, const OperandRows& x, RowOperand<Team, Width>& to_x,
                               const OperandRows& y, RowOperand<Team, Width>& to_y) const {

@@ -20,7 +20,7 @@ struct alignas(8) AttentionTerms {
   float sum, dot;
 };
 
-/// The terms of all queries, of whole blocks for each head. Those past the length give probabilities of zero.
+/// The terms of all queries, in whole blocks for each head. Terms past the length give probabilities of zero.
 struct ListAttentionTerms {
   static constexpr int parts = 8;
   FusedAttention all;

@@ -1,5 +1,5 @@
 // Kernels of rows.hpp for devices: each part of a team holds rows of up to 2048 numbers in its lanes' registers, and
-// reads them once. Sums have the order of reduction.hpp, so the bits are those of RowKernel.
+// reads them once. Sums have the order of reduction.hpp, so the bits equal those of RowKernel.
 #pragma once
 
 #include <algorithm>

@@ -114,7 +114,7 @@ struct LogitSums {
 };
 
 /// slopes = dy * (exp(x - shift) / total - (1 at the target)), as CrossEntropyBackward, for rows that are `stride`
-/// apart: a multiple of a pack. What lies between the rows is overwritten. `slopes` may be x. An item is a row.
+/// apart: a multiple of a pack. The numbers between the rows are overwritten. `slopes` may be x. An item is a row.
 template <class A, class I, class T>
 struct LogitSlopes {
   static constexpr int some = 16 / sizeof(A);

@@ -30,7 +30,7 @@ constexpr std::uint64_t order_key(T element) {
   }
 }
 
-/// An element of a row. Of equal ones the lower index comes first.
+/// An element of a row. The lower index of equal elements comes first.
 struct Ordered {
   std::uint64_t key;
   std::int32_t row, index;

@@ -1,4 +1,4 @@
-// Reductions inside of a kernel, in an order that depends only on the sizes: the bits are those of any number of lanes.
+// Reductions inside a kernel. Their order depends only on the sizes, so every number of lanes gives the same bits.
 #pragma once
 
 #include <algorithm>

@@ -23,7 +23,7 @@ struct TeamMatrix {
   [[nodiscard]] static constexpr int offset(int row, int g) { return row * Columns + (g ^ (row & 7)) * group; }
 };
 
-/// Rows in the device's memory, which begin at 16 bytes. What a matrix has beyond `rows` and `width` is zero.
+/// Rows in the device's memory, which begin at 16 bytes. A matrix's elements beyond `rows` and `width` are zero.
 struct OperandRows {
   const bf16* first;
   std::int64_t stride;

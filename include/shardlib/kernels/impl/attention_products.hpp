@@ -105,7 +105,7 @@ class HeadChunk {
   [[nodiscard]] std::int64_t keys(std::int64_t end) const { return loops_.earlier ? loops_.earlier_keys : end; }
   static std::int64_t stride(std::int64_t keys) { return (keys + 7) / 8 * 8; }  // rows begin at 16 bytes, or at more
 
-  /// An operand in place, where head_stride says so, or else a dense copy.
+  /// An operand in place, if head_stride allows it, or else a dense copy.
   [[nodiscard]] HeadMatrices<const T> load(const T* x, std::size_t operand, T* copy) const {
     if (head_stride(loops_, operand)) return in_place(x, operand);
     const body::LoadHeads<T> kernel{items(operand), loops_.width, strided(x, operand), copy};

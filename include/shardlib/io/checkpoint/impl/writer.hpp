@@ -380,7 +380,7 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
     sync_path(directory_);
     pass("renamed");
   });
-  // The checkpoint stands; should LATEST fail, the error says so.
+  // The checkpoint is complete. If LATEST fails, the error says that.
   together(*device_, "checkpoint '" + directory_ + "/" + checkpoint_name(job.meta.step) + "' is saved, but", [&] {
     if (first) {
       replace_file(directory_ + "/LATEST", as_bytes(checkpoint_name(job.meta.step) + "\n"), true);

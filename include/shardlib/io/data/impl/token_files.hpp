@@ -215,7 +215,7 @@ SHARDLIB_INLINE void BinWriter::finish() {
   sync_path(std::filesystem::path(path_).parent_path().string());
 }
 
-// ---- whatever a path holds ------------------------------------------------------------------------------------------
+// ---- any format -----------------------------------------------------------------------------------------------------
 
 namespace detail {
 

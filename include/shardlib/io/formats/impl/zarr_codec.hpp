@@ -129,7 +129,7 @@ inline Bytes unblosc(std::span<const std::byte> file, std::size_t expected, cons
   return out;
 }
 
-/// zlib or gzip, which its header tells.
+/// Decodes zlib or gzip, as the header says.
 inline Bytes inflated(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
   // deflate shrinks by no more than 1032: a damaged size must not allocate without bound.
   if (expected / 1032 > file.size())

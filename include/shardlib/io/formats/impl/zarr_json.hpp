@@ -310,7 +310,7 @@ inline void read_v3_codecs(const Metadata& meta, const json& codecs, const std::
   if (first) meta.fail("codecs", "has no \"bytes\"");
 }
 
-/// The codec that puts chunks into one file; what it holds of codecs are those of the chunks.
+/// The codec that puts chunks into one file. It contains the codecs of the chunks.
 inline void read_v3_sharding(const Metadata& meta, const json& configuration, const std::string& dtype,
                              ZarrInfo& info) {
   ZarrSharding& sharding = info.sharding.emplace();

@@ -24,7 +24,7 @@ inline std::string base64(std::string_view bytes) {
   return text;
 }
 
-/// The digest of the vocabulary's `.tiktoken` file, whatever files it came from.
+/// The digest of the vocabulary's `.tiktoken` file, for every format that it was read from.
 inline std::string vocabulary_digest(const std::vector<std::string>& tokens) {
   std::string text;
   for (std::size_t id = 0; id < tokens.size(); ++id) text += base64(tokens[id]) + " " + std::to_string(id) + "\n";

@@ -47,7 +47,7 @@ inline std::vector<std::string> read_vocabulary(const JsonPlace& file) {
   for (const auto& [token, id] : vocabulary.object()) place(token, vocabulary.at(token, id));
   if (!file.has("added_tokens")) return tokens;
   const JsonPlace added = file.at("added_tokens");
-  // Tokens that are not in the model get the next ids, whatever the file says.
+  // Tokens that are not in the model get the next ids. Their ids in the file do not count.
   std::size_t next = vocabulary.object().size();
   most += added.array().size();
   for (std::size_t i = 0; i < added.array().size(); ++i) {
