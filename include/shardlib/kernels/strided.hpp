@@ -12,7 +12,8 @@
 
 namespace shardlib::kernels {
 
-/// The maximum number of loops in a nest. A spec has fewer dims.
+/// The maximum number of loops in a nest. It exceeds the dims of a spec (max_dims), because collectives split dims into
+/// shards.
 inline constexpr int max_rank = 12;
 
 /// A short list of sizes, strides or positions.
