@@ -1,5 +1,5 @@
 // Ops along a dim that keep, select or order its elements: cumsum, cumprod, cummax, linear_scan, argsort, sort, top_k,
-// narrow, pad, flip, roll, one_hot, tril, triu, with their VJPs.
+// narrow, pad, flip, roll, one_hot, tril, triu, diagonal, with their VJPs.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -254,6 +254,33 @@ TEST_CASE("tril, triu and one_hot", "[ops]") {
       ONE(i32, "B/d L", (one_hot<"V/t">(x, size_of_dim("V"))), hot, .draws = {Draw::index}, .gradient = false),
       ONE(u32, "L/t", (one_hot<"V", bf16>(x, size_of_dim("V"))), hot, .draws = {Draw::naturals}, .gradient = false),
       ONE(i32, "", (one_hot<"A/t/d", i32>(x, size_of_dim("A"))), hot, .draws = {Draw::integers}),
+  });
+}
+
+/// Elements at equal positions along a dim of the result and one that it lacks.
+Reference diagonal_of(const std::string& kept, const std::string& dropped) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    const Shape from = strides_along(x[0], y.names), to = strides_along(y, y.names);
+    const auto step = static_cast<std::size_t>(strides_along(x[0], {dropped})[0]);
+    const auto at = static_cast<std::size_t>(std::find(y.names.begin(), y.names.end(), kept) - y.names.begin());
+    for_each_index(y.shape, [&](const Shape& i) {
+      y.data[offset(to, i)] = x[0].data[offset(from, i) + static_cast<std::size_t>(i[at]) * step];
+    });
+  };
+}
+
+TEST_CASE("diagonal", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d M/t V", (diagonal<"M", "V">(x)), diagonal_of("M", "V")),
+      ONE(f64, "V L B/d +t", (diagonal<"B", "V">(x)), diagonal_of("B", "V")),
+      ONE(bf16, "A/d/t F", (diagonal<"A", "F">(x)), diagonal_of("A", "F")),
+      ONE(i32, "K B V/d", (diagonal<"K", "B">(x)), diagonal_of("K", "B"), .draws = {Draw::integers}),
+  });
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const auto x = zeros<f32, "X Y">(Mesh<"d t">(device), {{"X", 3}, {"Y", 2}});
+    expect_error<Error>([&] { diagonal<"X", "Y">(x); },
+                        "diagonal of `X Y`: dim `X` is 3, but `Y` only 2, so there is no diagonal element for each "
+                        "index of `X`; write `diagonal<\"Y\", \"X\">` (device 0 (d=0,t=0) of mesh d=1,t=1)");
   });
 }
 

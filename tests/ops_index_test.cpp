@@ -116,18 +116,6 @@ TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects a
   });
 }
 
-TEST_CASE("the diagonal of a matrix is a lookup", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
-    HostArray<f32> host({4, 4});
-    for (std::size_t i = 0; i < 16; ++i) host.data[i] = static_cast<f32>(i);
-    const auto x = place<Tensor<f32, "A/t B">>(mesh, host);
-    const auto diagonal = index_unreduced<"A/t [B], A/t -> A/t">(x, iota<"A/t">(mesh, 4));
-    expect(fetch(diagonal).data == std::vector<f32>{0, 5, 10, 15}, "diagonal");
-  });
-  SUCCEED();
-}
-
 /// -log softmax(logits)[target] along V, the logits' last dim.
 void negative_log_likelihood(const std::vector<Global>& x, Global& y) {
   const auto n = static_cast<std::size_t>(x[0].shape.back());

@@ -213,6 +213,7 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(where(o, a, b));
   static_cast<void>(create(op, a, b));
   static_cast<void>(triangle("tril", op, x, b));
+  static_cast<void>(diagonal(op, x, b));
   static_cast<void>(map1("exp", a));
   static_cast<void>(map3("map", o, a, b));
   static_cast<void>(map4("map", o, a, b, a));

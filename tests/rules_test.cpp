@@ -673,7 +673,7 @@ TEST_CASE("rules: max, argmax") {
           "max<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
 }
 
-TEST_CASE("rules: one_hot, tril, triu") {
+TEST_CASE("rules: one_hot, tril, triu, diagonal") {
   legal(rules::one_hot("V/t", "B/d L"), "B/d L V/t");
   legal(rules::one_hot("V", ""), "V");
   illegal(rules::one_hot("V X", "B"), "one_hot<`V X`>: write the new dim, with the axes that shard it, as in `V/t`");
@@ -691,6 +691,14 @@ TEST_CASE("rules: one_hot, tril, triu") {
           "triu<`L`, `L`>: a triangle has two dims; write that of the rows, then that of the columns");
   illegal(rules::triangle("triu", "L", "2", "L 2"),
           "triu<`L`, `2`>: integer dim `2` has no name; `rename` it first (free)");
+  legal(rules::diagonal("X", "Y", "B/d X/t Y +p"), "B/d X/t +p");
+  legal(rules::diagonal("Y", "X", "X B/d Y"), "B/d Y");
+  illegal(rules::diagonal("X", "Z", "X Y"), "diagonal<`X`, `Z`>: the operand `X Y` has no dim `Z`");
+  illegal(rules::diagonal("X", "X", "X Y"),
+          "diagonal<`X`, `X`>: a diagonal is of two dims; write the one that stays, then the one that goes");
+  illegal(rules::diagonal("X", "Y", "X Y/t"),
+          "diagonal<`X`, `Y`>: dim `Y/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"X Y/t -> X Y\">` (communicates), or let it stay: `diagonal<\"Y\", \"X\">` (no traffic)");
 }
 
 TEST_CASE("rules: narrow, pad, scatter_add") {

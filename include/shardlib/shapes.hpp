@@ -20,7 +20,7 @@
 #include "shardlib/ops/map.hpp"       // map, for any function of numbers
 #include "shardlib/ops/norms.hpp"     // softmax, rms_norm, layer_norm, rope
 #include "shardlib/ops/ordering.hpp"  // argsort, sort, top_k
-#include "shardlib/ops/positions.hpp"       // flip, roll, one_hot, tril, triu
+#include "shardlib/ops/positions.hpp"       // flip, roll, one_hot, tril, triu, diagonal
 #include "shardlib/ops/ragged.hpp"          // ragged_all_to_all, grouped_einsum
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
 #include "shardlib/ops/reinterpret.hpp"     // reinterpret, of meshes and of tensors

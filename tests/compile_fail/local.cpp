@@ -621,3 +621,11 @@ auto all_of_shards(const Tensor<bool_, "B M/t">& x) {
   return all<"B M/t -> B">(x);
 }
 #endif
+
+// expect: diagonal<`X`, `Y`>: dim `Y/t` is sharded, so each device sees only its shard of it; gather it first with
+// expect: or let it stay: `diagonal<..?Y..?, ..?X..?>` \(no traffic\)
+#if SECTION == 88
+auto diagonal_along_a_shard(const Tensor<f32, "X Y/t">& x) {
+  return diagonal<"X", "Y">(x);
+}
+#endif

@@ -1,4 +1,4 @@
-// Ops by the positions of elements along dims: flip, roll, one_hot, tril, triu.
+// Ops by the positions of elements along dims: flip, roll, one_hot, tril, triu, diagonal.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/index.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
@@ -130,6 +131,36 @@ template <DimName Rows, DimName Columns, dtype D, Spec S>
 auto triu(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::triangle, OpName("triu"), Rows, Columns, S>> {
   return detail::triangle<"triu", Rows, Columns>(detail::Calling{"triu", {}, site}, x, diagonal, false);
+}
+
+namespace detail {
+
+/// The lookup along the dim that goes, by the positions along the one that stays.
+template <DimName Kept, DimName Dropped, Spec S>
+constexpr OpSpec diagonal_op() {
+  TensorSpec table = parsed<S>;
+  table.dims[table.find(Dropped)].bracketed = true;
+  return op_spec_of(to_string(table), only_dims<S, parsed<S>.find(Kept)>(),
+                    result_of<rules::diagonal, Kept, Dropped, S>);
+}
+/// Throws if the diagonal ends before the dim that stays.
+void require_diagonal(const OpInfo& op, const ValuePtr& x, int kept, int dropped);
+
+}  // namespace detail
+
+/// The elements at equal positions along two dims, of which the first stays and may be sharded; the second must be
+/// unsharded and at least as long. Backward: zeros beside the diagonal. `diagonal<"X", "Y">(x)` of "B/d X/t Y" is "B/d
+/// X/t"
+template <DimName Kept, DimName Dropped, dtype D, Spec S>
+auto diagonal(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::diagonal, Kept, Dropped, S>> {
+  constexpr int kept = detail::parsed<S>.find(Kept), dropped = detail::parsed<S>.find(Dropped);
+  constexpr Spec along = detail::only_dims<S, kept>();
+  const detail::Calling op{"diagonal", {}, site};
+  detail::require_diagonal(op, x.value(), kept, dropped);
+  const Tensor<i32, along> positions(
+      detail::create_iota(op, x.device(), detail::parsed<along>, {x.size(Kept), x.padded_size(Kept)}));
+  return detail::lookup<detail::diagonal_op<Kept, Dropped, S>()>(op, x, positions);
 }
 
 }  // namespace shardlib

@@ -14,6 +14,7 @@
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loss.hpp"
+#include "shardlib/rules/positions.hpp"
 #include "shardlib/rules/ragged.hpp"
 #include "shardlib/rules/reinterpret.hpp"
 #include "shardlib/rules/scans.hpp"

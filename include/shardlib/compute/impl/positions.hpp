@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
@@ -42,6 +43,16 @@ SHARDLIB_INLINE Buffer Roll::operator()(const Value& in, const Value& out) const
   copy_positions(in, out, result.data(), dim, 0, first, n - first, 1);
   copy_positions(in, out, result.data(), dim, n - first, 0, first, 1);
   return result;
+}
+
+SHARDLIB_INLINE void require_diagonal(const OpInfo& op, const ValuePtr& x, int kept, int dropped) {
+  const std::int64_t length = x->global.logical[kept], other = x->global.logical[dropped];
+  if (length <= other) return;
+  const std::string stays(x->spec->dims[kept].name), goes(x->spec->dims[dropped].name);
+  throw Error(op.label() + " of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() + ": dim `" + stays +
+              "` is " + std::to_string(length) + ", but `" + goes + "` only " + std::to_string(other) +
+              ", so there is no diagonal element for each index of `" + stays + "`; write `diagonal<\"" + goes +
+              "\", \"" + stays + "\">` (" + x->device->describe() + ")");
 }
 
 }  // namespace shardlib::detail
