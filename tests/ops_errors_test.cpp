@@ -1,4 +1,6 @@
 // Run-time errors: each names the op, its spec, the dim, the sizes and the device, and says what helps.
+#include <optional>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -385,6 +387,28 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
                         "own; make all tensors on one" +
                             on_one);
   });
+}
+
+TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
+  if (under_mpi()) return;
+  for (const int devices : {1, 2}) {
+    std::optional<Tensor<f32, "A/d">> kept;
+    std::optional<Mesh<"d">> mesh;
+    launch({{"d", devices}}, [&](const DevicePtr& device) {
+      if (device->rank() > 0) return;
+      mesh.emplace(device);
+      kept.emplace(ones<f32, "A/d">(*mesh, {{"A", 2}}));
+      static_cast<void>(kept->span());
+    });
+    const std::string ended =
+        ": its operands, or its mesh, are of a `launch` that has returned; compute in the function that `launch` runs, "
+        "and keep what `fetch` or `item` returns (device 0 (d=0) of mesh d=" +
+        std::to_string(devices) + ")";
+    ERROR_NAMES_THIS_LINE("exp", ended, exp(*kept));
+    ERROR_NAMES_THIS_LINE("all_gather<`A/d -> A`>", ended, all_gather<"A/d -> A">(*kept));
+    ERROR_NAMES_THIS_LINE("zeros<`A`>", ended, zeros<f32, "A">(*mesh, {{"A", 2}}));
+    CHECK(kept->span()[0] == 1);  // what was computed can be read
+  }
 }
 
 TEST_CASE("division of integers by zero", "[ops][errors]") {

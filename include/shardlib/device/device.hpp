@@ -118,8 +118,15 @@ class Device : public detail::Counted {
     if (!locals_[slot]) locals_[slot] = std::make_shared<T>();
     return *static_cast<T*>(locals_[slot].get());
   }
-  /// Destroys what `local` made. `launch` calls it after the body, because local state may refer back to the device.
+  /// Destroys what `local` made, which may refer back to the device.
   void clear_local() { const auto dying = std::exchange(locals_, {}); }
+  /// `launch` calls it after the body: from then on, ops on the device's tensors are errors.
+  void end() {
+    clear_local();
+    ended_ = true;
+  }
+  /// Whether the body of its `launch` has returned.
+  [[nodiscard]] bool has_ended() const { return whole_ ? whole_->has_ended() : ended_; }
 
  private:
   static std::size_t next_slot();
@@ -152,6 +159,7 @@ class Device : public detail::Counted {
   std::vector<std::shared_ptr<void>> locals_;
   DevicePtr whole_;
   bool reinterpreted_ = false;
+  bool ended_ = false;
   std::vector<int> in_whole_;             ///< of a submesh, by rank: the devices' ranks in the mesh of `whole_`
   std::map<std::string, Device*> views_;  ///< the living ones, which keep this device alive
 };

@@ -132,10 +132,10 @@ SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const Devi
   try {
     body(device);
   } catch (...) {
-    device->clear_local();
+    device->end();
     throw;
   }
-  device->clear_local();
+  device->end();
 }
 
 /// Where a device is that is a thread, one of `count`.
