@@ -1,5 +1,7 @@
 // check_gradients: right gradients pass, of leaves in any placement; wrong ones are named with leaf and place.
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <shardlib/shardlib.hpp>
 #include <string>
 #include <vector>
@@ -130,12 +132,25 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
           "check_gradients: the gradient of `wrong` is wrong at 2 of 6 elements; its worst, at [1, 2], "
           "is 0, but the loss changes by 12 per unit (allowed is a difference of 0.012); check the VJPs "
           "of the ops from there to the loss. Where the loss has a kink, no gradient fits: move the "
-          "values away from it");
+          "values away from it (mesh " +
+              to_string(device->axes()) + ")");
       const f64 nan = std::numeric_limits<f64>::quiet_NaN();
       expect(error_of([&] {
                check_gradients(mesh, exact, loss, w, ones, of({1, nan, 1, 1, 1, 1}));
              }).find("`wrong` is wrong at") != std::string::npos,
              "a NaN");
+      // An element that is not compared by itself is found too.
+      expect_error<Error>(
+          [&] {
+            check_gradients(mesh, {.step = 0x1p-7, .tolerance = 1e-3, .elements = 2}, loss, w, ones,
+                            of({1, 1, 1.25, 1, 1, 1}));
+          },
+          "check_gradients: the gradient of `wrong` is wrong at some of its 6 elements, but not at the 2 that were "
+          "compared: a small move of all changes the loss by -0.727192, not by -0.755897 as the gradient says (allowed "
+          "is a difference of 0.000727192); compare more of them with GradientCheck::elements; check the VJPs of the "
+          "ops "
+          "from there to the loss. Where the loss has a kink, no gradient fits: move the values away from it (mesh " +
+              to_string(device->axes()) + ")");
       // A wrong factor of all is found with the default step, too, and in f32.
       const auto halved = [&](const Tensor<f32, "A/d B/t">& x) {
         return sum(squared(x, full<f32, "A/d B/t">(mesh, sizes, 0.5)));
@@ -146,6 +161,26 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
              "a leaf alone");
     });
   SUCCEED();
+}
+
+TEST_CASE("launch_on_meshes: each mesh of powers of two", "[grad]") {
+  std::mutex mutex;
+  std::set<std::string> seen;
+  launch_on_meshes({"d", "t"}, 4, [&](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto x = random_normal<f64, "A/d B/t">(mesh, {{"A", 8}, {"B", 12}}, {7, 3});
+    const auto loss = [](const Tensor<f64, "A/d B/t">& y) { return sum(tanh(y)); };
+    expect(check_gradients(mesh, {.elements = 3}, loss, x) == 3, "three, and all along one direction");
+    const std::lock_guard lock(mutex);
+    seen.insert(to_string(device->axes()));
+  });
+  std::set<std::string> all{"d=1,t=1", "d=1,t=2", "d=2,t=1", "d=1,t=4", "d=2,t=2", "d=4,t=1"};
+  if (under_mpi())  // those that have a device on this rank
+    std::erase_if(all, [](const std::string& mesh) {
+      const int count = device_count(parse_mesh(mesh));
+      return count > world_size() || count <= world_rank();
+    });
+  REQUIRE(seen == all);
 }
 
 }  // namespace

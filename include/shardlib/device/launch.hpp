@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "shardlib/comm/flight_recorder.hpp"
@@ -37,6 +38,12 @@ using DeviceBody = std::function<void(const DevicePtr&)>;
 /// threads of this process (one device: on the calling thread). Rethrows the lowest failed device's own error.
 /// `launch({{"d", 4}}, [](const DevicePtr& device) { ... })`
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options = {});
+
+/// Launches `body` on one mesh of these axes after the other, for tests: on all that have at most this number of
+/// devices and whose sizes are powers of two, from d=1,t=1 to d=4,t=1. Under mpirun a mesh has at most as many devices
+/// as there are ranks, and the other ranks wait. `launch_on_meshes({"d", "t"}, 4, [](const DevicePtr& device) { ... })`
+SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int devices, const DeviceBody& body,
+                                      LaunchOptions options = {});
 
 /// The body of main: initialises Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception
 /// becomes one message on stderr and status 2 (UsageError) or 1; so does standard output that cannot be written

@@ -301,6 +301,25 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   }
 }
 
+SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int devices, const DeviceBody& body,
+                                      LaunchOptions options) {
+  if (under_mpi()) {
+    devices = std::min(devices, world_size());
+    options.allow_idle_ranks = true;
+  }
+  std::vector<AxisSize> mesh;
+  for (const std::string& axis : axes) mesh.push_back({axis, 1});
+  for (std::size_t next = 1; next > 0;) {
+    launch(mesh, body, options);
+    // The last axis that can double does, and those behind it have size 1 again.
+    for (next = mesh.size(); next > 0; --next) {
+      mesh[next - 1].size *= 2;
+      if (device_count(mesh) <= devices) break;
+      mesh[next - 1].size = 1;
+    }
+  }
+}
+
 namespace detail {
 
 /// Without MPI, copies that mpirun or srun started would all do the same work and overwrite each other's files.

@@ -31,6 +31,16 @@ inline std::string six_digits(double number) {
   return {text, std::to_chars(text, text + sizeof text, number, std::chars_format::general, 6).ptr};
 }
 
+/// The index of element number i of an array.
+inline Shape index_of(std::int64_t i, const Shape& shape) {
+  Shape index = shape;
+  for (int d = index.size(); d-- > 0;) {
+    index[d] = i % shape[d];
+    i /= shape[d];
+  }
+  return index;
+}
+
 /// A whole array on this device, as `gathered` returns it.
 struct WholeArray {
   ValuePtr value;
@@ -68,6 +78,60 @@ inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
   return changed;
 }
 
+/// The value with other numbers, of which `numbers` has those of the whole array, padding included.
+inline ValuePtr with_numbers(const Value& x, const WholeArray& whole, const std::vector<double>& numbers) {
+  auto changed = detached(x);
+  const Buffer shard = x.device->host_pool()->allocate(x.bytes());
+  Shape index = x.local;  // of an element of the shard, then of the whole array
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    std::int64_t rest = i;
+    for (int d = index.size(); d-- > 0;) {
+      index[d] = rest % x.local[d] + first_index(x, d);
+      rest /= x.local[d];
+    }
+    visit_dtype(x.dtype, [&]<class T>(T) {
+      shard.as<T>()[i] =
+          static_cast<T>(static_cast<scalar_of<T>>(numbers[static_cast<std::size_t>(whole.offset(index))]));
+    });
+  }
+  changed->storage = Handle<Storage>::make(x.device->to_device(shard));
+  return changed;
+}
+
+/// A sign for each number, without a pattern: the top bit of splitmix64.
+constexpr bool is_up(std::uint64_t i) {
+  std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x >> 63 != 0;
+}
+
+/// All elements of an array moved along a direction of random signs, and against it.
+struct Direction {
+  std::vector<double> above, below;
+  double along = 0;    ///< how the loss changes between them, by the gradient
+  double typical = 0;  ///< the size that such a sum has
+
+  Direction(const Value& x, const WholeArray& numbers, const WholeArray& gradients, double step)
+      : above(static_cast<std::size_t>(product(numbers.value->local))), below(above) {
+    const std::int64_t n = product(x.global.logical);
+    step /= std::sqrt(static_cast<double>(n));  // all of them move as far as one does that moves alone
+    double squares = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t at = numbers.offset(index_of(i, x.global.logical));
+      const double here = numbers[at],
+                   h = (is_up(static_cast<std::uint64_t>(i)) ? step : -step) * std::max(1.0, std::abs(here));
+      const double up = rounded_to(x.dtype, here + h), down = rounded_to(x.dtype, here - h);
+      above[static_cast<std::size_t>(at)] = up;
+      below[static_cast<std::size_t>(at)] = down;
+      const double change = gradients[at] * (up - down);
+      along += change;
+      squares += change * change;
+    }
+    typical = std::sqrt(squares);
+  }
+};
+
 /// Element number `i` of `count`, spread over n elements: one in each part of n, at a place that does not repeat itself
 /// from row to row.
 constexpr std::int64_t spread(std::int64_t i, std::int64_t count, std::int64_t n) {
@@ -90,6 +154,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
   }
   const double largest_of_all = maxima.empty() ? 0 : *std::max_element(maxima.begin(), maxima.end());
   std::int64_t compared = 0;
+  const std::string on_mesh = leaves.empty() ? "" : " (mesh " + to_string(leaves[0].value->device->axes()) + ")";
   std::string wrong;
   double too_coarse = 0;  // what rounding changes a difference by, where that hides an error
   for (std::size_t k = 0; k < leaves.size(); ++k) {
@@ -110,12 +175,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
     double worst = 0;
     std::string where;
     for (std::int64_t i = 0; i < count; ++i) {
-      Shape index = x.global.logical;
-      std::int64_t rest = spread(i, count, n);
-      for (int d = index.size(); d-- > 0;) {
-        index[d] = rest % x.global.logical[d];
-        rest /= x.global.logical[d];
-      }
+      const Shape index = index_of(spread(i, count, n), x.global.logical);
       const double here = numbers[numbers.offset(index)], gradient = gradients[gradients.offset(index)];
       const double h = step * std::max(1.0, std::abs(here));
       const double above = rounded_to(x.dtype, here + h), below = rounded_to(x.dtype, here - h);
@@ -143,6 +203,23 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
               " per unit (allowed is a difference of " + six_digits(allowed) + ")";
     }
     compared += count;
+    if (differ == 0 && count < n) {
+      const Direction direction(x, numbers, gradients, step);
+      at[k] = with_numbers(x, numbers, direction.above);
+      const double up = loss(at);
+      at[k] = with_numbers(x, numbers, direction.below);
+      const double down = loss(at);
+      at[k] = leaves[k].value;
+      const double change = up - down;
+      const double allowed = tolerance * std::max(direction.typical, std::abs(change)) +
+                             4 * epsilon * std::max(std::abs(up), std::abs(down));
+      if (!(std::abs(change - direction.along) <= allowed))
+        wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at some of its " +
+                 std::to_string(n) + " elements, but not at the " + std::to_string(count) +
+                 " that were compared: a small move of all changes the loss by " + six_digits(change) + ", not by " +
+                 six_digits(direction.along) + " as the gradient says (allowed is a difference of " +
+                 six_digits(allowed) + "); compare more of them with GradientCheck::elements";
+    }
     if (differ == 0) continue;
     wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at " +
              std::to_string(differ) + " of " + std::to_string(count) + " elements; its worst, at " + where;
@@ -150,11 +227,12 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
   if (!wrong.empty())
     throw Error("check_gradients: " + wrong +
                 "; check the VJPs of the ops from there to the loss. Where the loss has a kink, no gradient fits: move "
-                "the values away from it");
+                "the values away from it" +
+                on_mesh);
   if (too_coarse > 0)
     throw Error("check_gradients: the loss is too large for its dtype: rounding changes a difference by up to " +
                 six_digits(too_coarse) +
-                " per unit, more than a wrong gradient might; use f64, or a mean in place of a sum");
+                " per unit, more than a wrong gradient might; use f64, or a mean in place of a sum" + on_mesh);
   return compared;
 }
 
