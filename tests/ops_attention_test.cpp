@@ -242,6 +242,26 @@ TEST_CASE("causal_attention along a sharded length in segments", "[ops]") {
   });
 }
 
+TEST_CASE("ulysses_attention", "[ops]") {
+#define ULYSSES(dtype, exchange, queries, keys, tolerance_)                                                  \
+  make_case<Tensor<dtype, queries>, Tensor<dtype, keys>, Tensor<dtype, keys>>(                               \
+      "ulysses_attention " exchange " " #dtype " " queries ", " keys,                                        \
+      [](const auto& q, const auto& k, const auto& v) { return ulysses_attention<exchange, "K">(q, k, v); }, \
+      attention("K"), {.law = Law::none, .tolerance = tolerance_})
+  check_cases({
+      ULYSSES(f32, "L/t H -> L H/t", "L/t H C/d K", "L/t H C/d K", 4e-6),
+      ULYSSES(f64, "L/t B/d -> L B/d/t", "L/t two B/d K", "B/d L/t K", 1e-7),
+      make_case<Tensor<f32, "L/t C/d H K">, Tensor<f32, "L/t H K">, Tensor<f32, "L/t H K">, Tensor<i32, "C/d L/t">>(
+          "ulysses_attention in segments",
+          [](const auto& q, const auto& k, const auto& v, const auto& s) {
+            return ulysses_attention<"L/t H -> L H/t", "K">(q, k, v, s);
+          },
+          attention("K"),
+          {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, Draw::truth}}),
+  });
+#undef ULYSSES
+}
+
 TEST_CASE("causal_attention in zigzag order", "[ops]") {
   check_cases(
       {

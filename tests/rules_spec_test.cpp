@@ -221,6 +221,8 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(causal_attention_in_segments("A", "B", a, a, a, b));
   static_cast<void>(causal_attention_over("A", "B", op, a, b, o));
   static_cast<void>(causal_attention_over_in_segments("A", "B", x, a, a, a, b));
+  static_cast<void>(ulysses_attention(op, x, a, a, b));
+  static_cast<void>(ulysses_attention_in_segments(op, x, a, a, a, b));
   static_cast<void>(linear_cross_entropy(op, a, b, a));
   static_cast<void>(add_constant("+", a));
   static_cast<void>(item(a));

@@ -1741,10 +1741,11 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "f: `W` is not a tree of tensors: it has private members, a constructor or a virtual function" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::bases),
           "f: `W` is not a tree of tensors: it has a base class" + is);
-  illegal(rules::tree("f", false, "W", rules::NoTree::optional),
-          "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or "
-          "1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
-              is);
+  illegal(
+      rules::tree("f", false, "W", rules::NoTree::optional),
+      "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or "
+      "1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
+          is);
   illegal(rules::tree("f", false, "W", rules::NoTree::fields),
           "f: `W` is not a tree of tensors: it has no fields, or more than 23" + is);
   illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),
@@ -2008,6 +2009,55 @@ TEST_CASE("rules: causal_attention along a sharded length") {
               "(communicates) or `shard<\"B L -> B L/s\">` (no traffic)");
   illegal(in_segments("L/s D", "L/s D", "L/s D"),
           title + "the segments `L/s D` have the dim `D`; all of a head is in one segment");
+}
+
+TEST_CASE("rules: ulysses_attention") {
+  const auto attention = [](std::string_view exchange, std::string_view q, std::string_view k) {
+    return rules::ulysses_attention(exchange, "D", q, k, k);
+  };
+  legal(attention("L/s H -> L H/s", "B/d L/s Q H D", "B/d L/s H D"), "B/d L/s Q H D");
+  legal(attention("L/u/s H/t -> L H/t/u/s", "L/u/s H/t D", "H/t L/u/s D"), "L/u/s H/t D");
+  const std::string title = "ulysses_attention<`L/s H -> L H/s`, `D`>: ";
+  illegal(attention("L/s H -> L H/s", "B L/s D", "B L/s D"),
+          title + "the queries `B L/s D` have no dim `H`, which the exchange names");
+  illegal(attention("L/s H -> L H/s", "L/s H D", "L/s D"),
+          title + "the keys `L/s D` have no dim `H`, which the exchange names");
+  illegal(attention("L/s H -> L H/s", "L/s H/t D", "L/s H/t D"),
+          title + "the queries `L/s H/t D` have `H/t`, but the exchange begins with `H`");
+  illegal(
+      attention("L/s H -> L H/s", "L/s H D/t", "L/s H D/t"),
+      title +
+          "after the exchange, causal_attention<`L`, `D`>: dim `D/t` is sharded, so each device sees only its shard of "
+          "it; gather it first with `all_gather<\"L H/s D/t -> L H/s D\">` (communicates)");
+  illegal(
+      attention("L/s H -> L H", "L/s H D", "L/s H D"),
+      "all_to_all<`L/s H -> L H`>: the sharding over s leaves one dim, but no other dim gains it; take `all_gather` "
+      "to drop a sharding (communicates)");
+  illegal(
+      attention("L/s/t H -> L/s H/t", "L/s/t H D", "L/s/t H D"),
+      "ulysses_attention<`L/s/t H -> L/s H/t`, `D`>: the length, which is the first dim, is still sharded after the "
+      "exchange: `L/s`; all of its axes move to the heads");
+  illegal(
+      attention("L/s -> L", "L/s H D", "L/s H D"),
+      "ulysses_attention<`L/s -> L`, `D`>: write the length and the heads before and after the exchange, as in `L/s H "
+      "-> L H/s`");
+  illegal(attention("L/s D -> L D/s", "L/s D", "L/s D"),
+          "ulysses_attention<`L/s D -> L D/s`, `D`>: the products are summed over another dim than the heads");
+  const auto in_segments = [](std::string_view segments) {
+    return rules::ulysses_attention_in_segments("L/s H -> L H/s", "D", "B/d L/s H D", "B/d L/s H D", "B/d L/s H D",
+                                                segments);
+  };
+  legal(in_segments("B/d L/s"), "B/d L/s H D");
+  legal(in_segments("L/s"), "B/d L/s H D");
+  illegal(in_segments("B/d L"), title + "the segments `B/d L` have `L`, but the exchange begins with `L/s`");
+  illegal(in_segments("L/s H"),
+          title + "the segments `L/s H` have the dim `H`, but all heads of a position are in one segment");
+  illegal(
+      in_segments("B L/s"),
+      title +
+          "after the exchange, causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d L H/s D`, so their shards "
+          "differ; take `all_gather<\"B/d L H/s D -> B L H/s D\">` (communicates) or `shard<\"B L -> B/d L\">` (no "
+          "traffic)");
 }
 
 TEST_CASE("law: the cotangents of keys and values are summed over the query heads that share them") {

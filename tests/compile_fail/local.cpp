@@ -629,3 +629,17 @@ auto diagonal_along_a_shard(const Tensor<f32, "X Y/t">& x) {
   return diagonal<"X", "Y">(x);
 }
 #endif
+
+// expect: ulysses_attention<`L/s H -> L H/s`, `D`>: the queries `L/s H/t D` have `H/t`, but the exchange begins with `H`
+#if SECTION == 89
+auto ulysses_of_sharded_heads(const Tensor<f32, "L/s H/t D">& x) {
+  return ulysses_attention<"L/s H -> L H/s", "D">(x, x, x);
+}
+#endif
+
+// expect: ulysses_attention<`L/s/t H -> L/s H/t`, `D`>: the length, which is the first dim, is still sharded after the
+#if SECTION == 90
+auto ulysses_of_a_part_of_the_axes(const Tensor<f32, "L/s/t H D">& x) {
+  return ulysses_attention<"L/s/t H -> L/s H/t", "D">(x, x, x);
+}
+#endif

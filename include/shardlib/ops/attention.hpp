@@ -1,11 +1,12 @@
 // causal_attention: softmax(q k') v as one op, which does not store the scores and computes all cotangents in one
-// pass.
+// pass. ulysses_attention: the same between two all_to_all, of a sharded length.
 #pragma once
 
 #include <array>
 #include <optional>
 #include <utility>
 
+#include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/ops/sequences.hpp"
@@ -102,6 +103,57 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
               detail::result_of<rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale, order);
+}
+
+namespace detail {
+
+/// The all_to_all of an operand with these dims and others, forth or back.
+template <OpSpec Exchange, Spec S>
+constexpr OpSpec exchange_of(bool back) {
+  const Spec there = spec_of(rules::detail_::exchanged("the operand", parse_op(Exchange), parsed<S>).spec);
+  return back ? op_spec_of(there, S) : op_spec_of(S, there);
+}
+template <OpSpec Exchange, class X>
+auto exchanged(const X& x, const Site& site) {
+  return all_to_all<exchange_of<Exchange, X::spec>(false)>(x, site);
+}
+template <OpSpec Exchange>
+constexpr DimName exchanged_length() {
+  return DimName{parse_op(Exchange).in[0].dims[0].name};
+}
+template <dtype D, dtype E, dtype F, dtype I>
+inline constexpr bool segmented_ulysses_dtypes =
+    attention_dtypes<D, E, F>&& is_index<"ulysses_attention of segments", I>;
+
+}  // namespace detail
+
+/// Causal attention along a sharded length, after Ulysses (Jacobs et al., 2023): an all_to_all moves the axes of the
+/// length, the first dim of the exchange, to the heads, each device attends with some of the heads along the whole
+/// length, and an all_to_all moves the axes back. Positions lie in the contiguous order. Backward: the same way.
+/// `ulysses_attention<"L/s H -> L H/s", "D">(q, k, v)` of q, k and v "B/d L/s H D"
+template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
+auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
+                       std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+              detail::result_of<rules::ulysses_attention, Exchange, Dim, Q, K, V>> {
+  const auto y = causal_attention<detail::exchanged_length<Exchange>(), Dim>(
+      detail::exchanged<Exchange>(q, site), detail::exchanged<Exchange>(k, site), detail::exchanged<Exchange>(v, site),
+      scale, site);
+  return all_to_all<detail::exchange_of<Exchange, Q>(true)>(y, site);
+}
+/// As above, but a position sees only positions of its own segment. Each device gathers all segments.
+/// `ulysses_attention<"L/s H -> L H/s", "D">(q, k, v, segments)` with segments "B/d L/s"
+template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
+auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
+                       const Tensor<I, S>& segments, std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::segmented_ulysses_dtypes<D, E, F, I>, D>,
+              detail::result_of<rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {
+  constexpr DimName length = detail::exchanged_length<Exchange>();
+  constexpr Spec whole = detail::spec_of(rules::detail_::whole_length(detail::parsed<S>, length));
+  const auto y = causal_attention<length, Dim>(
+      detail::exchanged<Exchange>(q, site), detail::exchanged<Exchange>(k, site), detail::exchanged<Exchange>(v, site),
+      all_gather<detail::op_spec_of(S, whole)>(segments, site), scale, site);
+  return all_to_all<detail::exchange_of<Exchange, Q>(true)>(y, site);
 }
 
 }  // namespace shardlib

@@ -1,6 +1,7 @@
-// Typing rules of causal_attention, along an unsharded and along a sharded length.
+// Typing rules of causal_attention, along an unsharded and along a sharded length, and of ulysses_attention.
 #pragma once
 
+#include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/scans.hpp"
 
 #include <string_view>
@@ -112,6 +113,85 @@ constexpr Verdict causal_attention_over_in_segments(std::string_view length, std
                                                     const TensorSpec& keys, const TensorSpec& values,
                                                     const TensorSpec& segments) {
   return detail_::attention_in_segments(length, width, over, queries, keys, values, segments);
+}
+
+namespace detail_ {
+
+/// The spec with this dim unsharded.
+constexpr TensorSpec whole_length(TensorSpec x, std::string_view length) {
+  if (const int at = x.find(length); at >= 0) x.dims[at].axes = {};
+  return x;
+}
+
+/// An operand after the exchange: its length is whole, and its heads have the length's axes too.
+struct Exchanged {
+  TensorSpec spec;
+  Text why;
+};
+constexpr Exchanged exchanged(const char* what, const OpParts& exchange, const TensorSpec& x) {
+  TensorSpec out = x;
+  for (int i = 0; i < 2; ++i) {
+    const Dim& from = exchange.in[0].dims[i];
+    const int at = x.find(from.name);
+    if (at < 0)
+      return {x, Text(what) + " " + quoted(x) + " have no dim " + quoted(from.name) + ", which the exchange names"};
+    if (!(x.dims[at] == from))
+      return {x, Text(what) + " " + quoted(x) + " have " + quoted(to_string(x.dims[at])) +
+                     ", but the exchange begins with " + quoted(to_string(from))};
+    out.dims[at] = exchange.out.dims[i];
+  }
+  return {out, {}};
+}
+
+}  // namespace detail_
+
+namespace detail_ {
+
+constexpr Verdict ulysses(std::string_view exchange, std::string_view width, const TensorSpec& queries,
+                          const TensorSpec& keys, const TensorSpec& values, const TensorSpec* segments) {
+  const Text title = Text("ulysses_attention<") + quoted(exchange) + ", " + quoted(width) + ">: ";
+  const auto fail = [&](const Text& why) { return Verdict{queries, title + why}; };
+  const OpParts parts = parse_op(exchange);
+  if (!parts.error.empty()) return fail(parts.error);
+  if (parts.in.size() != 1 || parts.in[0].rank() != 2)
+    return fail("write the length and the heads before and after the exchange, as in `L/s H -> L H/s`");
+  if (const Verdict moved = all_to_all(exchange, parts.in[0]); !moved.ok()) return moved;
+  const Dim &length = parts.in[0].dims[0], &heads = parts.in[0].dims[1];
+  if (!parts.out.dims[0].axes.empty())
+    return fail("the length, which is the first dim, is still sharded after the exchange: " +
+                quoted(to_string(parts.out.dims[0])) + "; all of its axes move to the heads");
+  if (width == heads.name) return fail("the products are summed over another dim than the heads");
+  const Exchanged q = exchanged("the queries", parts, queries), k = exchanged("the keys", parts, keys),
+                  v = exchanged("the values", parts, values);
+  for (const Exchanged* x : {&q, &k, &v})
+    if (!x->why.empty()) return fail(x->why);
+  Verdict whole = attention(length.name, width, {}, q.spec, k.spec, v.spec);
+  if (whole.ok() && segments != nullptr) {
+    if (segments->has(heads.name))
+      return fail("the segments " + quoted(*segments) + " have the dim " + quoted(heads.name) +
+                  ", but all heads of a position are in one segment");
+    const int at = segments->find(length.name);
+    if (at >= 0 && !(segments->dims[at] == length))
+      return fail("the segments " + quoted(*segments) + " have " + quoted(to_string(segments->dims[at])) +
+                  ", but the exchange begins with " + quoted(to_string(length)));
+    whole = attention_in_segments(length.name, width, {}, q.spec, k.spec, v.spec, whole_length(*segments, length.name));
+  }
+  return whole.ok() ? Verdict{queries, {}} : fail("after the exchange, " + whole.why);
+}
+
+}  // namespace detail_
+
+/// ulysses_attention<"L/s H -> L H/s", "D">(q, k, v): all operands have the length and the heads that the exchange
+/// names. After it, the rule is that of causal_attention along a whole length.
+constexpr Verdict ulysses_attention(std::string_view exchange, std::string_view width, const TensorSpec& queries,
+                                    const TensorSpec& keys, const TensorSpec& values) {
+  return detail_::ulysses(exchange, width, queries, keys, values, nullptr);
+}
+/// As above, with the segments of the positions, which have the length too, but not the heads.
+constexpr Verdict ulysses_attention_in_segments(std::string_view exchange, std::string_view width,
+                                                const TensorSpec& queries, const TensorSpec& keys,
+                                                const TensorSpec& values, const TensorSpec& segments) {
+  return detail_::ulysses(exchange, width, queries, keys, values, &segments);
 }
 
 }  // namespace shardlib::rules
