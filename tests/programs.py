@@ -896,7 +896,7 @@ def context_parallel(p):
             continue
         run = p.run("context_parallel", ["--length=64", *options], ranks=ranks)
         run.succeeds()
-        names = ["ring", "ulysses", "fused", "ring zigzag", "fused zigzag"]
+        names = ["ring", "fused ring", "ulysses", "fused ulysses", "ring zigzag", "fused ring zigzag"]
         run.check(re.findall(r"^(\w.*?) +differs by", run.out, re.M) == names, "all are compared")
     p.run("context_parallel", ["--mesh=s=4", "--length=20"]).fails(2, "--length 20", "--mesh s=4", "choose a multiple of 8")
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(2, "--heads 2", "--mesh s=4", "choose a multiple of 4")
