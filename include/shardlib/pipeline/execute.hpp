@@ -109,7 +109,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
                     const Sizes& sizes, Last last) {
   StageProgram stages;
   stages.device = mesh.stage().device();
-  if (!mesh.whole().device()->is_absent(std::string_view(P))) stages.axis = P;
+  stages.axis = mesh.present_axis();
   stages.microbatches = microbatches;
   {
     // The results of stages are compared with these shapes, stage by stage.

@@ -100,13 +100,16 @@ class StagedMesh {
 
   explicit StagedMesh(const DevicePtr& device)
       : whole_(device),
-        stage_(has_axis && !device->is_absent(std::string_view(P)) ? Device::submesh(device, P) : device) {
+        present_(device->is_absent(std::string_view(P)) ? std::string_view() : std::string_view(P)),
+        stage_(present_.empty() ? device : Device::submesh(device, P)) {
     // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
     if (has_axis) static_cast<void>(device->group({std::string_view(P)}));
   }
 
   [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
   [[nodiscard]] const Stage& stage() const { return stage_; }
+  /// The stage axis; empty where the device's mesh lacks it, and one rank has all stages.
+  [[nodiscard]] std::string_view present_axis() const { return present_; }
   [[nodiscard]] int rank() const { return has_axis ? whole_.axis_index(P) : 0; }
   [[nodiscard]] int ranks() const { return has_axis ? whole_.size(P) : 1; }
 
@@ -140,6 +143,7 @@ class StagedMesh {
 
  private:
   Mesh<A> whole_;
+  std::string_view present_;
   Stage stage_;
 };
 
