@@ -1,4 +1,6 @@
-// What the last stage gives of each microbatch, concatenated: the logits and losses of the model that is not cut.
+// What the last stage gives of each microbatch, concatenated or reduced by max: the logits and losses of the model that
+// is not cut.
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -30,9 +32,11 @@ struct WithOutputs : gpt::Stages<f32> {
   }
   [[nodiscard]] auto loss(const gpt::StageModel<f32>& w, const gpt::Residual& x,
                           const pipeline::StagePlace& place) const
-      -> std::tuple<Tensor<f32, "+d +r +s +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
+      -> std::tuple<Tensor<f32, "+d +r +s +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>,
+                    pipeline::Max<Logits>, pipeline::Max<Tensor<f32, "">>> {
     const auto y = logits(w, x);
-    return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
+    const auto losses = losses_of(y, at(place));
+    return {gpt::mean_loss(y, at(place)), {y}, {losses}, {y}, {max<"B L -> ">(losses)}};
   }
   [[nodiscard]] auto outputs(const gpt::StageModel<f32>& w, const gpt::Residual& x, const pipeline::StagePlace&) const
       -> pipeline::Concat<"N", Logits> {
@@ -43,6 +47,16 @@ struct WithOutputs : gpt::Stages<f32> {
 /// Of the model that is not cut, microbatch after microbatch.
 struct Due {
   HostArray<f32> logits{{microbatches, rows, length, vocabulary}}, losses{{microbatches * rows, length}};
+  /// Over the microbatches.
+  [[nodiscard]] HostArray<f32> largest_logits() const {
+    HostArray<f32> most({rows, length, vocabulary});
+    for (std::size_t i = 0; i < most.data.size(); ++i) {
+      most.data[i] = logits.data[i];
+      for (std::size_t at = i; at < logits.data.size(); at += most.data.size())
+        most.data[i] = std::max(most.data[i], logits.data[at]);
+    }
+    return most;
+  }
 };
 Due due_on(const std::string& stage_mesh, const Whole& whole) {
   Due due;
@@ -90,17 +104,21 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
         const GptStaged& mesh = staging.mesh;
         const auto& model = staging.model;
         const bool last = mesh.rank() == schedule.rank_of(schedule.num_stages() - 1);
-        const auto expect_both = [&](const std::optional<std::tuple<AllLogits, Losses>>& outputs, const char* of) {
+        using Outputs = std::optional<std::tuple<AllLogits, Losses, Logits, Tensor<f32, "">>>;
+        const auto expect_all = [&](const Outputs& outputs, const char* of) {
           expect(outputs.has_value() == last, what + ", " + of + ": the rank of the last stage has the outputs");
           if (!outputs) return;
-          const auto& [logits, losses] = *outputs;
+          const auto& [logits, losses, largest_logits, largest_loss] = *outputs;
           expect_same(fetch(logits), due.logits, what + ", " + of + ": the logits");
           expect_same(fetch(losses), due.losses, what + ", " + of + ": the losses");
+          expect_same(fetch(largest_logits), due.largest_logits(), what + ", " + of + ": the largest logits");
+          expect(std::abs(item(largest_loss) - *std::ranges::max_element(due.losses.data)) < 1e-5F,
+                 what + ", " + of + ": the largest loss");
         };
         const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, model, activation_sizes);
-        expect_both(step.outputs, "value_and_grad");
+        expect_all(step.outputs, "value_and_grad");
         const auto value = pipeline::value(mesh, schedule, microbatches, program, model, activation_sizes);
-        expect_both(value.outputs, "value");
+        expect_all(value.outputs, "value");
         const std::optional<std::tuple<AllLogits>> alone =
             pipeline::outputs(mesh, schedule, microbatches, program, model, activation_sizes);
         expect(alone.has_value() == last, what + ": the logits alone");

@@ -20,8 +20,8 @@ struct Right {
 };
 static_assert(pipeline::valid_program<Staged, Right, Weights>);
 struct RightOutputs : Right {
-  std::tuple<Loss, pipeline::Concat<"N", X>, pipeline::Concat<"M", Tensor<f32, "B/d M">>> loss(const Weights&, const X&,
-                                                                                               const StagePlace&) const;
+  std::tuple<Loss, pipeline::Concat<"N", X>, pipeline::Concat<"M", Tensor<f32, "B/d M">>, pipeline::Max<X>> loss(
+      const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, RightOutputs, Weights>);
 struct Pair {
@@ -143,10 +143,28 @@ struct ConcatenatesShards : Right {
 static_assert(pipeline::valid_program<Staged, ConcatenatesShards, Weights>);
 #endif
 
-// expect: pipeline: `loss` returns its loss, or a tuple of the loss and what to concatenate, each a `pipeline::Concat
+// expect: pipeline: `loss` returns its loss, or a tuple of the loss and outputs, each a `pipeline::Concat<"dim", Tensor>`
 #if SECTION == 13
 struct SaysNotHow : Right {
   std::tuple<Loss, X> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, SaysNotHow, Weights>);
+#endif
+
+// a maximum has no gradient
+// expect: pipeline: `loss` returns a Concat or a Max in place of the loss, but these have no gradient; return the loss
+#if SECTION == 14
+struct LearnsFromAMaximum : Right {
+  pipeline::Max<Tensor<f32, "">> loss(const Weights&, const X&, const StagePlace&) const;
+};
+static_assert(pipeline::valid_program<Staged, LearnsFromAMaximum, Weights>);
+#endif
+
+// the largest part is not the largest sum
+// expect: Max: the operand `B/d \+t` is partial over t, and Max is not linear
+#if SECTION == 15
+struct MaximumOfParts : Right {
+  std::tuple<Loss, pipeline::Max<Tensor<f32, "B/d +t">>> loss(const Weights&, const X&, const StagePlace&) const;
+};
+static_assert(pipeline::valid_program<Staged, MaximumOfParts, Weights>);
 #endif

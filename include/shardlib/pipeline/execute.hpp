@@ -43,8 +43,8 @@ struct Step {
   std::vector<Interval> intervals;  ///< when this rank ran its tasks, in seconds of its own clock; see all_intervals
   double peak_in_flight = 0;        ///< the most activations that this rank kept at once, as Simulation counts them
 };
-/// The result of a step of a program whose `loss` also returns Concats. Its gradients, intervals and peak_in_flight are
-/// those of Step.
+/// The result of a step of a program whose `loss` also returns outputs, Concats or Maxes. Its gradients, intervals and
+/// peak_in_flight are those of Step.
 template <class Loss, class G, class Outputs>
 struct StepAndOutputs {  // flat, so that a structured binding takes it apart
   Loss loss;
@@ -62,6 +62,20 @@ struct LossAndOutputs {
 
 namespace detail {
 
+/// An output of the last stage without its type: concatenated, or reduced by `larger`.
+struct StageOutput {
+  OutputShape shape = {};
+  ValuePtr (*larger)(const ValuePtr&, const ValuePtr&) = nullptr;  ///< null: concatenated
+};
+template <DimName Dim, class T>
+StageOutput stage_output(std::type_identity<Concat<Dim, T>> output) {
+  return {.shape = output_shape(output)};
+}
+template <class T>
+StageOutput stage_output(std::type_identity<Max<T>>) {
+  return {.larger = [](const ValuePtr& a, const ValuePtr& b) { return maximum(T(a), T(b)).value(); }};
+}
+
 /// A program without types, as one rank runs it.
 struct StageProgram {
   DevicePtr device;  ///< of the stage's mesh
@@ -69,7 +83,7 @@ struct StageProgram {
   std::vector<ValuePtr> activations, cotangents;  ///< shapes of what stages hand over
   std::vector<core::Slot> weights;                ///< leaves, where it is differentiated; a rank may have none
   ValuePtr seed;                                  ///< the loss's cotangent
-  std::vector<OutputShape> outputs;               ///< what the last stage returns, behind the loss if there is one
+  std::vector<StageOutput> outputs;               ///< what the last stage returns, behind the loss if there is one
   int microbatches = 1;
   /// Maps the message from the previous stage (nothing for the first one) to the result of this stage; the last stage
   /// returns the loss and the outputs.
@@ -120,7 +134,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
   using End = as_tuple_t<decltype(last(weights, std::declval<const Activation&>(), StagePlace{}))>;
   [&]<class... R>(std::type_identity<std::tuple<R...>>) {
     const auto add = [&]<class O>(std::type_identity<O> output) {
-      if constexpr (is_concat<O>) stages.outputs.push_back(output_shape(output));
+      if constexpr (is_output<O>) stages.outputs.push_back(stage_output(output));
     };
     (add(std::type_identity<R>{}), ...);
   }(std::type_identity<End>{});
@@ -129,7 +143,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
     x = program.stage(weights, x, at);
     if (!at.is_last()) return values_of(x);
     const auto value = []<class R>(const R& result) {
-      if constexpr (is_concat<R>)
+      if constexpr (is_output<R>)
         return result.value.value();
       else
         return result.value();
@@ -192,10 +206,11 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 ///   loss(weights, X, place) -> Loss   what the last stage ends with, "+d +t" on the mesh of a stage
 ///
 /// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
-/// return a tuple of the loss and of Concats: these come as StepAndOutputs::outputs. The tape of a (stage, microbatch)
-/// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others. Throws UsageError for a
-/// schedule that is not for this mesh or number, and Error if the loss does not depend on a weight of this rank. `auto
-/// [loss, gradients, intervals, peak] = value_and_grad(mesh, schedule, 8, program, weights, sizes)`
+/// return a tuple of the loss and of outputs, Concats or Maxes: these come as StepAndOutputs::outputs. The tape of a
+/// (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others.
+/// Throws UsageError for a schedule that is not for this mesh or number, and Error if the loss does not depend on a
+/// weight of this rank. `auto [loss, gradients, intervals, peak] = value_and_grad(mesh, schedule, 8, program, weights,
+/// sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                                   const Program& program, const W& weights, const Sizes& sizes) ->
@@ -229,7 +244,7 @@ template <Spec P, Spec A, class Program, class W>
   return result;
 }
 
-/// The loss without gradients, for validation; and the outputs if `loss` returns Concats. `value(mesh, schedule, 8,
+/// The loss without gradients, for validation; and the outputs if `loss` returns them. `value(mesh, schedule, 8,
 /// program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
@@ -248,8 +263,8 @@ template <Spec P, Spec A, class Program, class W>
 }
 
 /// The outputs of the last stage for all microbatches, without a loss, for inference. In place of `loss` the program
-/// has `outputs(weights, X, place)`, which returns a Concat or a tuple of them. A tuple of tensors on the rank of the
-/// last stage, nothing elsewhere. `outputs(mesh, schedule, 8, program, weights, sizes)`
+/// has `outputs(weights, X, place)`, which returns a Concat, a Max or a tuple of them. A tuple of tensors on the rank
+/// of the last stage, nothing elsewhere. `outputs(mesh, schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto outputs(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                            const Program& program, const W& weights, const Sizes& sizes)

@@ -68,12 +68,28 @@ struct Concat {
   using result = Tensor<typename T::value_type, shardlib::detail::result_of<rules::concat_microbatches, Dim, T::spec>>;
 };
 
+/// An output of the last stage for one microbatch. Of each element, the maximum over the microbatches is kept, or a NaN
+/// where one is. It has no gradient. `Max<Tensor<f32, "B/d">>` stays `Tensor<f32, "B/d">`.
+template <class T>
+struct Max {
+  static_assert(is_tensor<T>, "Max: it takes one Tensor; return a tuple of several Maxes");
+  T value;  ///< the tensor of one microbatch
+  /// The type of all microbatches together.
+  using result = Tensor<
+      shardlib::detail::after_t<shardlib::detail::is_number<"Max", typename T::value_type>, typename T::value_type>,
+      shardlib::detail::result_of<rules::map1, OpName("Max"), T::spec>>;
+};
+
 namespace detail {
 
 template <class T>
 inline constexpr bool is_concat = false;
 template <DimName Dim, class T>
 inline constexpr bool is_concat<Concat<Dim, T>> = true;
+template <class T>
+inline constexpr bool is_output = is_concat<T>;
+template <class T>
+inline constexpr bool is_output<Max<T>> = true;
 
 /// The type of one of the last stage's outputs after concatenation.
 struct OutputShape {
@@ -146,40 +162,47 @@ SHARDLIB_STAGE_FUNCTION(stage_of, stage,
 SHARDLIB_STAGE_FUNCTION(loss_of, loss,
                         "pipeline: the program has no `loss(weights, X, place) -> Loss` that is const and takes these "
                         "weights and what `stage` returns; the last stage ends with it")
-SHARDLIB_STAGE_FUNCTION(outputs_of, outputs,
-                        "pipeline: the program has no `outputs(weights, X, place) -> Concat` that is const and takes "
-                        "these weights and what `stage` returns; the last stage ends with it")
+SHARDLIB_STAGE_FUNCTION(
+    outputs_of, outputs,
+    "pipeline: the program has no `outputs(weights, X, place) -> Concat` (or Max) that is const and "
+    "takes these weights and what `stage` returns; the last stage ends with it")
 #undef SHARDLIB_STAGE_FUNCTION
 
-/// The result of the last stage: a loss, or a loss and outputs to concatenate.
+/// The result of the last stage: a loss, or a loss and outputs.
 template <class R>
 struct ending {
+  static_assert(!is_output<R>,
+                "pipeline: `loss` returns a Concat or a Max in place of the loss, but these have no gradient; return "
+                "the loss, a sum over the microbatches, or a tuple that begins with it");
   using loss = R;
   using outputs = std::tuple<>;
 };
 template <class Loss, class... O>
 struct ending<std::tuple<Loss, O...>> {
-  static_assert((is_concat<O> && ...),
-                "pipeline: `loss` returns its loss, or a tuple of the loss and what to concatenate, each a "
-                "`pipeline::Concat<\"dim\", Tensor>`");
-  using loss = Loss;
+  static_assert((is_output<O> && ...),
+                "pipeline: `loss` returns its loss, or a tuple of the loss and outputs, each a "
+                "`pipeline::Concat<\"dim\", Tensor>` or a `pipeline::Max<Tensor>`");
+  using loss = typename ending<Loss>::loss;
   using outputs = std::tuple<typename O::result...>;
 };
 /// The result of the last stage without a loss.
 template <class R>
 struct output_types {
-  static_assert(is_concat<R> || std::is_same_v<R, Unknown>,
-                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>`, or a tuple of them");
+  static_assert(std::is_same_v<R, Unknown>,
+                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>` or a `pipeline::Max<Tensor>`, or a "
+                "tuple of them");
   using type = std::tuple<>;
 };
-template <DimName Dim, class T>
-struct output_types<Concat<Dim, T>> {
-  using type = std::tuple<typename Concat<Dim, T>::result>;
+template <class R>
+requires is_output<R>
+struct output_types<R> {
+  using type = std::tuple<typename R::result>;
 };
 template <class... O>
 struct output_types<std::tuple<O...>> {
-  static_assert((is_concat<O> && ...),
-                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>`, or a tuple of them");
+  static_assert((is_output<O> && ...),
+                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>` or a `pipeline::Max<Tensor>`, or a "
+                "tuple of them");
   using type = std::tuple<typename O::result...>;
 };
 

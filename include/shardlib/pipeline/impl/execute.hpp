@@ -19,7 +19,7 @@
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/pipeline/communication.hpp"
-#include "shardlib/pipeline/impl/concatenation.hpp"
+#include "shardlib/pipeline/impl/outputs.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/stopwatch.hpp"
@@ -55,19 +55,15 @@ namespace detail {
 
 using core::ProgramState;
 
-/// The sum of what a stage's microbatches add, in the order of the microbatches, whatever the order in which they come.
+/// The sum of what a stage's microbatches add, in the order of the microbatches.
 class OrderedSum {
  public:
   void add(int microbatch, std::vector<ValuePtr> values) {
-    early_.emplace(microbatch, std::move(values));
-    while (!early_.empty() && early_.begin()->first == next_) {
-      auto& now = early_.begin()->second;
+    in_order_.add(microbatch, std::move(values), [&](std::vector<ValuePtr> now) {
       sums_.resize(now.size());
       for (std::size_t i = 0; i < now.size(); ++i)
         if (now[i]) sums_[i].add(std::move(now[i]));
-      early_.erase(early_.begin());
-      ++next_;
-    }
+    });
   }
   /// Null where nothing was added.
   std::vector<ValuePtr> take() {
@@ -77,8 +73,7 @@ class OrderedSum {
   }
 
  private:
-  int next_ = 0;
-  std::map<int, std::vector<ValuePtr>> early_;
+  InOrder<std::vector<ValuePtr>> in_order_;
   std::vector<core::Accumulator> sums_;
 };
 
@@ -111,7 +106,7 @@ class Runner {
         rank_(program.axis.empty() ? 0 : program.device->whole()->axis_index(program.axis)),
         state_(core::program_state(program.device)) {
     if (owners_.back() == rank_)
-      for (const OutputShape& shape : program.outputs) outputs_.emplace_back(shape, program.microbatches);
+      for (const StageOutput& output : program.outputs) outputs_.emplace_back(output, program.microbatches);
   }
 
   StepValues run() {
@@ -131,7 +126,7 @@ class Runner {
     result.gradients = gradients();
     const auto stages = std::ranges::count(owners_, rank_);
     result.peak_in_flight = static_cast<double>(peak_tapes_) / static_cast<double>(stages);
-    for (Concatenation& output : outputs_) result.outputs.push_back(output.take());
+    for (LastStageOutput& output : outputs_) result.outputs.push_back(output.take());
     result.intervals = std::move(intervals_);
     return result;
   }
@@ -211,7 +206,7 @@ class Runner {
     }
     tape.bytes = std::max<std::int64_t>(0, live() - others - bytes_of(made));
     if (is_last(task)) {
-      for (std::size_t i = 0; i < outputs_.size(); ++i) outputs_[i].add(task.microbatch, *made[roots + i]);
+      for (std::size_t i = 0; i < outputs_.size(); ++i) outputs_[i].add(task.microbatch, made[roots + i]);
       made.resize(roots);
       losses_.add(task.microbatch, std::move(made));
     } else {
@@ -301,8 +296,8 @@ class Runner {
   std::size_t peak_tapes_ = 0;
   std::int64_t tape_bytes_ = 0;
   OrderedSum losses_;
-  std::vector<Concatenation> outputs_;  ///< on the rank of the last stage
-  std::map<int, OrderedSum> sums_;      ///< by stage
+  std::vector<LastStageOutput> outputs_;  ///< on the rank of the last stage
+  std::map<int, OrderedSum> sums_;        ///< by stage
   std::vector<Interval> intervals_;
 };
 
