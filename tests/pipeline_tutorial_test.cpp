@@ -171,3 +171,68 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
       });
   }
 }
+
+namespace {
+
+// Cell 29 of the notebook, "Simple SPMD training with micro-batching", and what it calls: one mesh without stages,
+// weights sharded over it, gradients summed over microbatches. The names are the notebook's; docs/pipeline.md sets both
+// side by side.
+struct TrainState {
+  tutorial::StageModel<f32> params;
+  AdamW::Moments<tutorial::StageModel<f32>> opt_state;
+  std::int64_t step = 0;
+};
+constexpr int NUM_MB = 4, BATCH_SIZE = 8;
+
+Sizes sizes_on(const Mesh<"d t">& mesh) {  // 2 rows of a microbatch on 4 devices: padded
+  Sizes sizes = tutorial_sizes;
+  sizes[0] = {"B", BATCH_SIZE / NUM_MB, round_up(BATCH_SIZE / NUM_MB, mesh.size("d"))};
+  return sizes;
+}
+TrainState init_state(const Mesh<"d t">& mesh) {
+  tutorial::StageModel<f32> params;
+  params.layers.resize(blocks);
+  initialize(mesh, params, tutorial_sizes, 0, [](std::string_view name) {
+    if (name.ends_with("scale")) return Normal{1, 0};
+    return Normal{0, name.find("/w_") != std::string_view::npos ? 0.3 : 0.0};
+  });
+  return {params, AdamW::init(params)};
+}
+
+auto loss_fn(const tutorial::StageModel<f32>& params, tutorial::Hidden x, const tutorial::Hidden& targets)
+    -> Tensor<f32, "+d +t"> {
+  for (const auto& block : params.layers) x = tutorial::block(x, block);
+  return tutorial::loss(x, targets);
+}
+f32 train_step(const Mesh<"d t">& mesh, TrainState& state, const std::vector<tutorial::Batch>& microbatches) {
+  auto loss_acc = to_partial<" -> +d +t">(zeros<f32, "">(mesh, {}));
+  auto grads_acc = zeros_like(state.params);
+  for (const auto& [x, targets] : microbatches) {
+    const auto [loss, grads] = value_and_grad(mesh, loss_fn, state.params, x, targets);
+    loss_acc = loss_acc + loss;
+    grads_acc = map_tree([](const auto& sum, const auto& grad) { return sum + grad; }, grads_acc, grads);
+  }
+  const AdamW adamw{.beta2 = 0.999, .weight_decay = 1e-4};  // optax.adamw
+  adamw.update(state.params, state.opt_state, grads_acc, 0.001, 1, state.step++, [](std::string_view) { return true; });
+  return item(all_reduce<"+d +t -> ">(loss_acc));
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: the notebook's training without stages, cell 29", "[pipeline]") {
+  for (const char* name : {"d=1,t=1", "d=4,t=1"})
+    on_mesh(name, [&](const DevicePtr& device) {
+      const Mesh<"d t"> mesh(device);
+      const auto xs = ones<f32, "B/d L M">(mesh, sizes_on(mesh));
+      const std::vector<tutorial::Batch> microbatches(NUM_MB, {xs, xs});
+      TrainState state = init_state(mesh);
+      f32 before = 0;
+      for (int i = 0; i < 6; ++i) {
+        const f32 loss = train_step(mesh, state, microbatches);
+        // A LayerNorm's rows have mean 0 and variance 1: their mean square distance from ones is 2, in each microbatch.
+        if (i == 0) expect(std::abs(loss - 8) < 1e-3F, std::string(name) + ": the first loss is " + show(loss));
+        if (i > 0) expect(loss < before, std::string(name) + ": the loss rises to " + show(loss));
+        before = loss;
+      }
+    });
+}
