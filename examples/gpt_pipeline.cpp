@@ -3,7 +3,8 @@
 //
 //   gpt_pipeline --data text.txt --mesh p=2,d=2,t=1 --microbatches 8 --schedule interleaved-1f1b
 //   mpirun -n 2 gpt_pipeline --data text.txt --mesh p=2 --microbatches 8 --run runs/first
-//   gpt_pipeline --mesh p=4 --microbatches 16 --schedule dualpipe-v --show-schedule
+//   gpt_pipeline --layers 8 --mesh p=4 --microbatches 16 --schedule dualpipe-v --show-schedule
+//   gpt_pipeline --mesh p=2,d=4 --show-placement
 //   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
@@ -36,6 +37,7 @@
 
 #include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
+#include "pipeline_text.hpp"
 #include "tutorial_stages.hpp"
 
 using namespace shardlib;
@@ -45,7 +47,7 @@ struct Options : gpt::ModelOptions {
   run::GatherPolicy gather;
   std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
-  bool show_schedule = false;
+  bool show_schedule = false, show_placement = false;
 };
 
 // Where the layers lie: by --stage-layers, or else as evenly as they go.
@@ -88,6 +90,7 @@ class Gpt : Layout<"p r d s t"> {
   using Copies = gpt::StageModel<C>;
   using Whole = gpt::StageModel<C, true>;  // with --gather per-step, what the stages read
   using Batches = std::vector<gpt::Batch>;
+  using Activation = gpt::Residual;
   using Layout::Layout;
 
   // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
@@ -111,9 +114,9 @@ class Gpt : Layout<"p r d s t"> {
   [[nodiscard]] gpt::Stages<C, OfWhole> program(const Batches& batches) const {
     return {layer_map, batches, o.config};
   }
-  [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
+  [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage());
-    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
+    sizes.insert(sizes.end(), {{"B", rows}, {"L", o.training.seq}});
     return sizes;
   }
   // A tied embedding stands on two ranks: both get the sum of what they have found, and update alike. One counts it.
@@ -151,6 +154,7 @@ class Tutorial : Layout<"p d t"> {
   using Copies = tutorial::StageModel<C>;
   using Whole = void;  // the notebook's stages gather weights themselves
   using Batches = std::vector<tutorial::Batch>;
+  using Activation = tutorial::Hidden;
   using Layout::Layout;
 
   // Sizes of the model's dims, padded so that the devices of a stage divide them.
@@ -195,9 +199,9 @@ class Tutorial : Layout<"p d t"> {
   [[nodiscard]] tutorial::Stages<C> program(const Batches& batches) const {
     return {layer_map, batches, o.config.recompute};
   }
-  [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
+  [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
     Sizes sizes = model_sizes();
-    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
+    sizes.insert(sizes.end(), {{"B", rows}, {"L", o.training.seq}});
     return sizes;
   }
   void sum_shared(Copies&) const {}  // no two ranks hold the same weight
@@ -264,7 +268,7 @@ class Trainer {
     const auto microbatches = static_cast<int>(o_.training.microbatches);
     const auto batches = model.batches(io::split_rows(rows, microbatches));
     return Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), copies,
-                                        model.activation_sizes(batches)));
+                                        model.activation_sizes(batches[0].inputs.size("B"))));
   }
 
   // Draws the last step: as measured, and below it as the simulator arranges its task times.
@@ -287,7 +291,7 @@ class Trainer {
   auto differentiated(const typename Model::Batches& batches) {
     const auto by = [&](const auto& program, const auto& weights) {
       auto result = pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(o_.training.microbatches), program,
-                                             weights, model.activation_sizes(batches));
+                                             weights, model.activation_sizes(batches[0].inputs.size("B")));
       intervals_ = std::move(result.intervals);
       return std::pair{std::move(result.loss), std::move(result.gradients)};
     };
@@ -333,7 +337,11 @@ void declare(run::Options& options, Options& o) {
               run::size(0));
   options.add("--stage-layers", o.stage_layers,
               "layers of each stage, as in 2,3,3 (default: even, the first stages with one more)");
-  options.flag("--show-schedule", o.show_schedule, "no training: print the tasks of each rank and a simulation of them",
+  options.flag("--show-schedule", o.show_schedule,
+               "no training: print the tasks of each rank, a simulation of them, and the transfers between ranks",
+               run::command_line_only());
+  options.flag("--show-placement", o.show_placement,
+               "no training: print the arrays that each rank holds, with shardings and bytes",
                run::command_line_only());
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
@@ -436,6 +444,37 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   run::train(device, o.training, data, toml, program);
 }
 
+// What --show-schedule and --show-placement print, in place of training.
+template <class Model>
+std::string shown(const std::vector<AxisSize>& axes, const Options& o, const pipeline::Schedule& schedule) {
+  std::string text;
+  const auto microbatches = static_cast<int>(o.training.microbatches);
+  for (const DevicePtr& device : pipeline_text::dry_devices(axes)) {
+    const typename Model::Staged mesh(device);
+    const Model model(mesh, schedule, o);
+    if (o.show_schedule && mesh.rank() == 0) {
+      const auto of = [&]<Spec S>(std::type_identity<Tensor<f32, S>>) {
+        return zeros<f32, S>(mesh.stage(), model.activation_sizes(o.training.batch / microbatches)).value()->bytes();
+      };
+      text +=
+          pipeline_text::schedule_text(schedule, chosen_layers(o, schedule), o.layers, microbatches,
+                                       static_cast<std::int64_t>(of(std::type_identity<typename Model::Activation>{})));
+    }
+    if (o.show_placement) {
+      const Trainer<Model> trainer(mesh, schedule, o);
+      if (!text.empty()) text += '\n';
+      text += pipeline_text::placement_text(schedule, mesh.rank(), chosen_layers(o, schedule).of_rank(mesh.rank()),
+                                            model.names_in_model(), trainer.state, trainer.copies);
+    }
+  }
+  return text;
+}
+
+auto chosen_shown(const Options& o) {
+  if (o.model == "jaxpp-tutorial") return o.dtype == "bf16" ? shown<Tutorial<bf16>> : shown<Tutorial<f32>>;
+  return o.dtype == "bf16" ? shown<Gpt<bf16>> : shown<Gpt<f32>>;
+}
+
 auto chosen_training(const Options& o) {
   if (o.model == "jaxpp-tutorial") return o.dtype == "bf16" ? train<Tutorial<bf16>> : train<Tutorial<f32>>;
   return o.dtype == "bf16" ? train<Gpt<bf16>> : train<Gpt<f32>>;
@@ -459,13 +498,11 @@ int program(int argc, char** argv) {
   if (!is_tutorial) o.training.batch_axes = "r d";
   const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
-  const auto lists = schedule.tasks(static_cast<int>(o.training.microbatches));
-  if (o.show_schedule) {
-    if (world_rank() == 0)
-      fmt::print("{}{}", to_string(lists), to_string(pipeline::simulate(lists, pipeline::even_costs(lists))));
-    return 0;
-  }
+  static_cast<void>(schedule.tasks(static_cast<int>(o.training.microbatches)));
   static_cast<void>(chosen_layers(o, schedule));
+  const bool shows = o.show_schedule || o.show_placement;
+  const bool stops = shows && !o.training.plan;
+  if (shows) o.training.plan = true;  // so that no data is needed
   run::batch_must_divide(mesh, o.training);
   o.config.order = run::sequence_order(mesh, o.training, "s");
   run::Data data;
@@ -479,6 +516,8 @@ int program(int argc, char** argv) {
     o.vocabulary = data.vocabulary;
     gpt::note_padding(mesh, o);
   }
+  if (shows && world_rank() == 0) fmt::print("{}{}", chosen_shown(o)(mesh, o, schedule), stops ? "" : "\n");
+  if (stops) return 0;
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };

@@ -180,6 +180,23 @@ def pictures(p):
     shown.succeeds()
     shown.check(shown.out.startswith("rank 0: fwd_0__0 fwd_0__1 fwd_2__0 "), "--show-schedule prints the tasks")
     shown.check("makespan 13.5, bubble 11.11 %" in shown.out, "and what the simulator says")
+    # A microbatch is 4 rows of 16 tokens of 16 numbers of 4 bytes; 3 of the 4 stages send forward, and 3 backward.
+    shown.check(re.search(r"transfers of a step: 4.096 kB a message of one device\n.*\n +0 +1 +8 +4 +49.15 kB\n +1 +0 +4 +8 +49.15 kB\n", shown.out),
+                "--show-schedule counts the transfers")
+    uneven = run(p, "--mesh=p=2", "--stage-layers=2,6", "--schedule=gpipe", "--show-schedule")
+    uneven.succeeds()
+    uneven.check("layers of each stage: 2 6\n" in uneven.out, "--show-schedule has the layers of each stage")
+    # The first stage takes 0.5 and 1, the last one 1.5 and 3: 0.5 + 8 * 1.5 + 8 * 3 + 1.
+    uneven.check("makespan 37.5, " in uneven.out, "and stages take as long as their layers")
+    held = run(p, "--mesh=p=2,d=2", "--show-placement", "--tied", "--schedule=interleaved-1f1b")
+    held.succeeds()
+    held.check("rank 0: stages 0 2, layers 0 1 4 5\n" in held.out and "rank 1: stages 1 3, layers 2 3 6 7\n" in held.out,
+               "--show-placement has the stages and layers of each rank")
+    held.check(len(re.findall(r"^  embed +f32\[V/t M/d/s\] +256 16 +8.192 kB$", held.out, re.M)) == 2, "a tied embedding lies on both")
+    held.check(len(re.findall(r"^  layers/\*/w_up +f32\[M/d/s F/t\] +16 16 +2.048 kB$", held.out, re.M)) == 2,
+               "and each has the shards of 4 layers")
+    held.check("final_norm" in held.out.split("rank 1:")[1] and "final_norm" not in held.out.split("rank 1:")[0],
+               "the last rank has the final norm")
     path = os.path.join(p.folder, "timeline.svg")
     run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--timeline={path}").succeeds()
     with open(path) as file:
@@ -202,7 +219,7 @@ def pictures(p):
 def mistakes(p):
     shown = p.run("gpt_pipeline", ["--help"])
     shown.succeeds()
-    for word in "--model --schedule --stages --show-schedule --timeline --microbatches --mesh --tied --run".split():
+    for word in "--model --schedule --stages --show-schedule --show-placement --timeline --microbatches --mesh --tied --run".split():
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
