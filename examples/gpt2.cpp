@@ -104,9 +104,9 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
   const run::Training& t = s.o.training;
   const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, t.seq);
+  const gpt::StepDropout of_step{s.o.dropout, t.seed, step.number, std::ssize(microbatches)};
   const auto differentiated = [&](std::size_t i) {
-    const auto number = static_cast<std::uint64_t>(step.number) * microbatches.size() + i;
-    const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
+    const auto dropout = of_step.of(static_cast<std::int64_t>(i));
     return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), causal, positions, s.config(), dropout);
   };
   auto [loss, grads] = differentiated(0);

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "dropout.hpp"
+
 namespace gpt2 {
 
 using namespace shardlib;
@@ -87,18 +89,7 @@ struct ModelConfig {
   double adapter_scale = 0;  // what adapters add is multiplied by this
 };
 
-/// Where dropout stands in a step: every place draws from a stream of its own, keyed by global index, so that masks do
-/// not depend on the mesh.
-struct Dropout {
-  double rate = 0;
-  RandomKey key;
-  Dropout at(std::uint64_t place) const { return {rate, {key.seed, key.stream * 64 + place}}; }
-};
-
-template <Spec S>
-auto drop(const Tensor<f32, S>& x, const Dropout& d) -> Tensor<f32, S> {
-  return d.rate > 0 ? dropout(x, d.rate, d.key) : x;
-}
+using gpt::Dropout, gpt::drop;
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
 // those of a step, over all devices and microbatches, add up to 1.

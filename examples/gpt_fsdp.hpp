@@ -70,20 +70,24 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
 }
 
 template <dtype C, bool Whole>
-auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o,
-                    const io::TokenBatch& rows) {
+auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step,
+                    std::size_t microbatch) {
+  const auto& rows = step.microbatches[microbatch];
   const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
-  return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, o.config);
+  gpt::ModelConfig config = o.config;
+  const gpt::StepDropout of_step{o.dropout, o.training.seed, step.number, std::ssize(step.microbatches)};
+  config.dropout = of_step.of(static_cast<std::int64_t>(microbatch));
+  return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, config);
 }
 
 // Loss and gradients of all microbatches, in f32. Gradients by whole weights have all sums pending: "M F/t +d +r +s".
 template <dtype C, bool Whole>
 auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step)
     -> std::pair<Loss, gradient_t<GptMesh, gpt::Model<f32, Whole>>> {
-  auto [loss, grads] = differentiated(mesh, weights, o, step.microbatches[0]);
+  auto [loss, grads] = differentiated(mesh, weights, o, step, 0);
   auto sums = cast_tree<gradient_t<GptMesh, gpt::Model<f32, Whole>>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < step.microbatches.size(); ++i) {
-    const auto [l, g] = differentiated(mesh, weights, o, step.microbatches[i]);
+    const auto [l, g] = differentiated(mesh, weights, o, step, i);
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
@@ -108,7 +112,7 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
   };
   if (o.gather.per_step) return by(gathered_once(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return by(accumulated(mesh, trained.copies, o, step));
-  return by(differentiated(mesh, trained.copies, o, step.microbatches[0]));
+  return by(differentiated(mesh, trained.copies, o, step, 0));
 }
 
 // ---- a run ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "dropout.hpp"
+
 namespace gpt {
 
 using namespace shardlib;
@@ -56,6 +58,14 @@ struct ModelConfig {
   std::optional<double> score_scale = {};           ///< factor of attention's scores; without it 1/sqrt(D)
   SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
   bool collective_matmul = false;                   ///< sums over t travel while the products of their shards run
+  Dropout dropout = {};                             ///< of a microbatch; for a layer, of this layer
+
+  /// Dropout stands at place 0 behind the embedding, and in layer i at the places of i + 1.
+  [[nodiscard]] ModelConfig of_layer(std::size_t number) const {
+    ModelConfig config = *this;
+    config.dropout = dropout.at(number + 1);
+    return config;
+  }
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -169,8 +179,8 @@ template <dtype C, bool Whole = false>
 auto layer(const Residual& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
            const ModelConfig& config) -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
-  const auto y = save_for_backward(x + cast<f32>(attended));
-  return y + cast<f32>(feed_forward(gathered_norm(y, w.norm2, config), w, config));
+  const auto y = save_for_backward(x + drop(cast<f32>(attended), config.dropout.at(0)));
+  return y + drop(cast<f32>(feed_forward(gathered_norm(y, w.norm2, config), w, config)), config.dropout.at(1));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------
@@ -191,9 +201,10 @@ template <dtype C, bool Whole = false>
 auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/r/d L/s">& inputs, const Tensor<i32, "B/r/d L/s">& segments,
             const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto embed = gathered<"V/t M">(w.embed);
-  Residual x = embedded(embed, inputs);
-  for (const Layer<C, Whole>& weights : w.layers)
-    x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, segments, weights, config);
+  Residual x = drop(embedded(embed, inputs), config.dropout.at(0));
+  for (std::size_t i = 0; i < w.layers.size(); ++i)
+    x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, segments, w.layers[i],
+                                                                             config.of_layer(i));
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }

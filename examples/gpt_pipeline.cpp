@@ -111,8 +111,8 @@ class Gpt : Layout<"p r d s t"> {
     return batches;
   }
   template <bool OfWhole = false>
-  [[nodiscard]] gpt::Stages<C, OfWhole> program(const Batches& batches) const {
-    return {layer_map, batches, o.config};
+  [[nodiscard]] gpt::Stages<C, OfWhole> program(const Batches& batches, const gpt::StepDropout& dropout = {}) const {
+    return {layer_map, batches, o.config, dropout};
   }
   [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage());
@@ -196,7 +196,7 @@ class Tutorial : Layout<"p d t"> {
     const auto numbers = ones<f32, "B/d L M">(mesh.stage(), sizes);
     return Batches(microbatches.size(), {numbers, numbers});
   }
-  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches) const {
+  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches, const gpt::StepDropout& /*dropout*/ = {}) const {
     return {layer_map, batches, o.config.recompute};
   }
   [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
@@ -251,7 +251,7 @@ class Trainer {
   // Clipping by the norm over all ranks, AdamW on each rank's own weights.
   run::StepResult step(const run::Step& step) {
     const run::Training& t = o_.training;
-    auto [loss, pending] = differentiated(model.batches(step.microbatches));
+    auto [loss, pending] = differentiated(step);
     auto grads = reduce_gradients(mesh_.stage(), std::move(pending));
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
@@ -288,7 +288,9 @@ class Trainer {
  private:
   // Loss and gradients of all microbatches under the schedule. With --gather per-step a rank gathers its weights before
   // its first task, and scatters the sums of their gradients behind its last one.
-  auto differentiated(const typename Model::Batches& batches) {
+  auto differentiated(const run::Step& step) {
+    const auto batches = model.batches(step.microbatches);
+    const gpt::StepDropout dropout{o_.dropout, o_.training.seed, step.number, o_.training.microbatches};
     const auto by = [&](const auto& program, const auto& weights) {
       auto result = pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(o_.training.microbatches), program,
                                              weights, model.activation_sizes(batches[0].inputs.size("B")));
@@ -298,12 +300,12 @@ class Trainer {
     if constexpr (!std::is_void_v<typename Model::Whole>)
       if (o_.gather.per_step) {
         auto whole = gather_weights<typename Model::Whole>(copies);
-        auto [loss, sums] = by(model.template program<true>(batches), whole);
+        auto [loss, sums] = by(model.template program<true>(batches, dropout), whole);
         whole = {};
         using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
         return std::pair{std::move(loss), scatter_gradients<Gradients>(std::exchange(sums, {}))};
       }
-    return by(model.program(batches), copies);
+    return by(model.program(batches, dropout), copies);
   }
 
   const Staged& mesh_;
@@ -392,6 +394,7 @@ void check_tutorial(const Options& o) {
                                       {o.config.rope.factor != 1, "--rope-factor"},
                                       {o.config.norm_epsilon != plain.config.norm_epsilon, "--norm-epsilon"},
                                       {o.init != plain.init, "--init"},
+                                      {o.dropout != 0, "--dropout"},
                                       {t.epochs > 0, "--epochs"},
                                       {t.shuffle != "yes", "--shuffle"}})
     if (given)

@@ -19,6 +19,7 @@ namespace gpt {
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false, qkv_bias = false, qk_norm = false;
+  double dropout = 0;
   std::string dtype = "f32", init = "depth-scaled";
   ModelConfig config;
 };
@@ -35,6 +36,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
   run::declare(options, o.config.recompute);
+  options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches in training",
+              run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.add("--init", o.init,
               "first values; depth-scaled: branches by 1/sqrt(2 layers), as in GPT-2; seqax: as seqax draws them, with "

@@ -28,16 +28,22 @@ struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
   ModelConfig config;
+  StepDropout dropout = {};  // not in evaluation
 
   [[nodiscard]] auto enter(const StageModel<C, Whole>& w, const pipeline::StagePlace& at) const -> Residual {
-    return embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
+    const auto x = embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
+    return drop(x, dropout.of(at.microbatch).at(0));
   }
   [[nodiscard]] auto stage(const StageModel<C, Whole>& w, Residual x, const pipeline::StagePlace& at) const
       -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
+    ModelConfig of_microbatch = config;
+    of_microbatch.dropout = dropout.of(at.microbatch);
+    std::size_t number = 0;  // in the model
+    for (int stage = 0; stage < at.stage; ++stage) number += layer_map.layers_of_stage(stage);
     for (std::size_t i = first; i < first + count; ++i)
       x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, batch(at).segments, w.layers.at(i),
-                                                                               config);
+                                                                               of_microbatch.of_layer(number++));
     return x;
   }
   [[nodiscard]] auto loss(const StageModel<C, Whole>& w, const Residual& x, const pipeline::StagePlace& at) const

@@ -75,6 +75,14 @@ def layouts(p):
                  ["--mesh=p=3", "--stage-layers=1,3,2"], ["--mesh=p=2,d=2,t=1", "--stage-layers=4,2", "--schedule=zero-bubble"]]:
         done, steps = curve(p, "--layers=6", *more)
         done.check(len(steps) == 4 and apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
+    # Masks of dropout are keyed by step, microbatch and layer of the model, so each layout draws them alike.
+    one = curve(p, "--mesh=d=1,t=1", "--dropout=0.2", program="gpt_fsdp")[1]
+    check(len(one) == 4 and apart(one, curve(p, "--mesh=d=1,t=1", program="gpt_fsdp")[1]) > CLOSE, "dropout changes losses")
+    for more in [["--mesh=p=2,d=2,t=1", "--schedule=interleaved-1f1b", "--gather=per-step"],
+                 ["--mesh=p=2,d=1,t=2", "--schedule=dualpipe-v"], ["--mesh=p=4", "--schedule=zero-bubble"]]:
+        done, steps = curve(p, "--dropout=0.2", *more)
+        done.check(len(steps) == 4 and apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
+
     def header_of(done):  # the choice of --gather stands before it
         return next((line for line in done.out.split("\n") if " parameters, " in line), done.out)
 
@@ -219,7 +227,7 @@ def pictures(p):
 def mistakes(p):
     shown = p.run("gpt_pipeline", ["--help"])
     shown.succeeds()
-    for word in "--model --schedule --stages --show-schedule --show-placement --timeline --microbatches --mesh --tied --run".split():
+    for word in "--model --schedule --stages --show-schedule --show-placement --dropout --timeline --microbatches --mesh --tied --run".split():
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
