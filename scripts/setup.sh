@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # "a|b": either will do; the first that the system has is installed.
 packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-dev libfmt-dev libopenmpi-dev openmpi-bin
   libdnnl-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev
-  libblosc-dev zlib1g-dev bible-kjv"
+  libblosc-dev zlib1g-dev libzstd-dev bible-kjv"
 list=no
 for option in "$@"; do
   case $option in

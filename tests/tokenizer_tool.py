@@ -7,10 +7,12 @@ Needs python3-zarr. Prints what failed; the exit status is 1 then.
 """
 import argparse
 import base64
+import ctypes
 import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -189,8 +191,21 @@ def line(document, **more):
     return json.dumps({**more, "text": document}).encode() + b"\n"
 
 
+def zstd(data):
+    """Compressed by the library itself, with a checksum."""
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compress2.restype = library.ZSTD_compressBound.restype = library.ZSTD_isError.restype = ctypes.c_size_t
+    library.ZSTD_createCCtx.restype = ctypes.c_void_p
+    context, size = ctypes.c_void_p(library.ZSTD_createCCtx()), ctypes.c_size_t
+    library.ZSTD_CCtx_setParameter(context, 201, 1)  # ZSTD_c_checksumFlag
+    packed = ctypes.create_string_buffer(library.ZSTD_compressBound(size(len(data))))
+    length = library.ZSTD_compress2(context, packed, size(len(packed)), data, size(len(data)))
+    library.ZSTD_freeCCtx(context)
+    return packed.raw[:length]
+
+
 def other_inputs(folder):
-    """JSON lines and gzip have the same documents as a text, wherever the blocks of reading end."""
+    """JSON lines, gzip and zstd have the same documents as a text, wherever the blocks of reading end."""
     documents = [d for d in some_documents(200, 1000) if b"\xff" not in d] + [b"in the \xc3\xa4" * 130000]
     strings = [d.decode() for d in documents]
     out = os.path.join(folder, "out")
@@ -226,13 +241,22 @@ def other_inputs(folder):
     refused("is not a JSON object", b"[" * 100000)
     refused("holds JSON lines by its name: say with --field", b"{}", "--validation-fraction", 0)
     refused("leave one out", b"{}", "--field", "text", "--document-per-file")
-    refused("is compressed by zstd: decompress it first (zstd -d '", b"\x28\xb5\x2f\xfdabc", "--jobs", 1, name="x.txt")
-    whole = gzip.compress(b"some text" * 1000)
-    for broken in (whole[:-20], whole[:40] + b"xx" + whole[42:], whole + b"xx" + whole[2:], whole + whole[:9]):
-        write(folder + "/broken.gz", broken)
-        done = run(folder + "/broken.gz", "--out", out + "z")
-        check(done.returncode == 1 and "is damaged or was cut short, says zlib" in done.stderr, "broken gzip", done.stderr)
-        check(not os.path.exists(out + "z"), "broken gzip leaves no data set")
+    def damaged(library, whole, name):
+        for broken in (whole[:-20], whole[:40] + b"xx" + whole[42:], whole + b"xx" + whole[2:], whole + whole[:9]):
+            write(folder + "/" + name, broken)
+            done = run(folder + "/" + name, "--out", out + "z")
+            words = rf"{name}' is damaged or was cut short, says {library} \(.*, at byte \d+\): get it again"
+            check(done.returncode == 1 and re.search(words, done.stderr), "broken " + library, done.stderr)
+            check(not os.path.exists(out + "z"), f"broken {library} leaves no data set")
+
+    some = " ".join(str(i * i) for i in range(1000)).encode()
+    damaged("zlib", gzip.compress(some), "broken.gz")
+    write(folder + "/a.jsonl.zst", zstd(lines[:70000]) + b"\x50\x2a\x4d\x18\x02\0\0\0ab" + zstd(lines[70000:-1]))
+    done = run(folder + "/a.jsonl.zst", "--out", out + "-zst", "--validation-fraction", 0.2, "--field", "text")
+    if "this program was built without it: install libzstd-dev" in done.stderr:
+        return
+    check(done.returncode == 0 and tree(out + "-zst") == tree(out), "zstd gives the bytes of the text", done.stderr)
+    damaged("zstd", zstd(some), "broken.zst")
 
 
 def tokenizers(folder):

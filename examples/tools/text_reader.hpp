@@ -1,8 +1,7 @@
-// Reads documents for `tokenize` from text files and JSON lines, also behind gzip, in order and from any place.
+// Reads documents for `tokenize` from text files and JSON lines, also behind gzip or zstd, in order and from any place.
 #pragma once
 
 #include <fmt/format.h>
-#include <zlib.h>
 #include <nlohmann/json.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
@@ -10,7 +9,6 @@
 #include <shardlib/support/excerpt.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -22,6 +20,8 @@
 #include <system_error>
 #include <utility>
 #include <vector>
+
+#include "decompress.hpp"
 
 namespace tokenize {
 
@@ -58,32 +58,24 @@ inline std::vector<TextFile> find_files(const std::vector<std::string>& inputs) 
 
 inline constexpr std::size_t batch_bytes = std::size_t{1} << 20;
 
-/// The contents of a file, a block at a time: its bytes, decompressed if gzip has compressed them.
+/// The contents of a file, a block at a time: its bytes, decompressed if gzip or zstd has compressed them.
 class Content {
  public:
   /// From byte `begin` of the contents on.
-  Content(const TextFile& file, std::uint64_t begin) : file_(file), raw_(file.path), at_(begin) {
-    std::array<unsigned char, 4> head{};
-    raw_.read(0, std::as_writable_bytes(std::span(head).first(std::min<std::size_t>(head.size(), file.size))));
-    if (head == std::array<unsigned char, 4>{0x28, 0xb5, 0x2f, 0xfd})
-      throw UsageError(fmt::format("'{0}' is compressed by zstd: decompress it first (zstd -d '{0}')", file.path));
-    if (head[0] != 0x1f || head[1] != 0x8b) return;
-    gzip_.reset(new z_stream{});
-    constexpr int gzip_only = 15 + 16;
-    if (inflateInit2(gzip_.get(), gzip_only) != Z_OK)
-      throw Error("cannot read '" + file.path + "' by zlib: is there memory?");
+  Content(const TextFile& file, std::uint64_t begin)
+      : file_(file), raw_(file.path), at_(begin), decompressor_(decompressor_of(raw_, file.path, file.size)) {
     std::string skipped;
-    for (std::uint64_t left = begin; left > 0; left -= skipped.size()) {
+    for (std::uint64_t left = decompressor_ ? begin : 0; left > 0; left -= skipped.size()) {
       skipped.clear();
-      if (!inflate(skipped, std::min<std::uint64_t>(left, batch_bytes))) break;
+      if (!decompressor_->read(skipped, std::min<std::uint64_t>(left, batch_bytes))) break;
     }
   }
 
   /// Appends the next block; false at the end.
   bool read(std::string& buffer) {
     const std::size_t old = buffer.size();
-    if (gzip_) {
-      inflate(buffer, batch_bytes);
+    if (decompressor_) {
+      decompressor_->read(buffer, batch_bytes);
     } else {
       buffer.resize(old + static_cast<std::size_t>(std::min<std::uint64_t>(file_.size - at_, batch_bytes)));
       raw_.read(at_, std::as_writable_bytes(std::span(buffer).subspan(old)));
@@ -95,59 +87,15 @@ class Content {
     return buffer.size() > old;
   }
 
-  [[nodiscard]] bool compressed() const { return gzip_ != nullptr; }
+  [[nodiscard]] bool compressed() const { return decompressor_ != nullptr; }
   /// Bytes of the file that have been read.
-  [[nodiscard]] std::uint64_t place() const { return gzip_ ? taken_ - gzip_->avail_in : at_; }
+  [[nodiscard]] std::uint64_t place() const { return decompressor_ ? decompressor_->place() : at_; }
 
  private:
-  /// Members follow each other, and zeros may fill the end. Anything else there is damage: what it was is lost.
-  bool inflate(std::string& buffer, std::size_t most) {
-    const std::size_t old = buffer.size();
-    buffer.resize(old + most);
-    z_stream& z = *gzip_;
-    z.next_out = reinterpret_cast<Bytef*>(buffer.data() + old);
-    z.avail_out = static_cast<uInt>(most);
-    while (z.avail_out > 0) {
-      if (z.avail_in == 0 && taken_ < file_.size) {
-        block_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(file_.size - taken_, 1U << 17)));
-        raw_.read(taken_, std::as_writable_bytes(std::span(block_)));
-        taken_ += block_.size();
-        z.next_in = reinterpret_cast<Bytef*>(block_.data());
-        z.avail_in = static_cast<uInt>(block_.size());
-      }
-      if (between_) {
-        for (; z.avail_in > 0 && *z.next_in == 0; ++z.next_in) --z.avail_in;
-        if (z.avail_in == 0 && taken_ == file_.size) break;
-        if (z.avail_in == 0) continue;
-        inflateReset(&z);
-        between_ = false;
-      }
-      if (z.avail_in == 0) fail("unexpected end of file");
-      const int code = ::inflate(&z, Z_NO_FLUSH);
-      between_ = code == Z_STREAM_END;
-      if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
-        fail(fmt::format("{}, at byte {}", z.msg != nullptr ? z.msg : "no reason", place()));
-    }
-    buffer.resize(old + most - z.avail_out);
-    return buffer.size() > old;
-  }
-  [[noreturn]] void fail(const std::string& reason) const {
-    throw Error(fmt::format("'{}' is damaged or was cut short, says zlib ({}): get it again", file_.path, reason));
-  }
-
-  struct End {
-    void operator()(z_stream* stream) const {
-      inflateEnd(stream);
-      delete stream;
-    }
-  };
   const TextFile& file_;
   io::InputFile raw_;
   std::uint64_t at_;
-  std::unique_ptr<z_stream, End> gzip_;
-  std::vector<char> block_;  // of the compressed file
-  std::uint64_t taken_ = 0;  // bytes of the compressed file, to the end of block_
-  bool between_ = false;     // members
+  std::unique_ptr<Decompressor> decompressor_;
 };
 
 /// Where a document begins, in a file's contents.
@@ -219,7 +167,8 @@ class Reader {
 
   void open(const TextFile& file) {
     const std::string_view name = file.path;
-    if (layout_ != Layout::lines && (name.ends_with(".jsonl") || name.ends_with(".jsonl.gz")))
+    if (layout_ != Layout::lines &&
+        (name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") || name.ends_with(".jsonl.zst")))
       throw UsageError("'" + file.path +
                        "' holds JSON lines by its name: say with --field which of their keys has the text, " +
                        "as in --field text, or give the file another name");

@@ -277,7 +277,8 @@ int tool(int argc, char** argv) {
       "tokenize",
       "Turns text into tokens for training: all documents of all files, in order, each in the train or the "
       "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
-  options.arguments("INPUT", o.inputs, "text files, JSON lines with --field, both also as .gz; and folders of them");
+  options.arguments("INPUT", o.inputs,
+                    "text files, JSON lines with --field, both also as .gz or .zst; and folders of them");
   options.add("--out", o.out, "folder of the new data set", run::required() | run::value_name("DIR"));
   options.add("--tokenizer", o.tokenizer, std::string(io::tokenizer_help), run::value_name("FILE"));
   options.add("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids",
