@@ -295,9 +295,9 @@ def main():
             compare("gpt-tokenizer", name, some, [ours[i] for i in same], ask("gpt-tokenizer", modules, some))
         note(name, texts, ours)
 
-    whole, points, small = bible(), [t.encode() for t in code_points()], {}
+    whole, novels, points, small = bible(), austen(options.data), [t.encode() for t in code_points()], {}
     for style, path, fuzzed, texts in styles():
-        for mode, given in ("as_text", [whole, *points, *fuzzed]), ("special", fuzzed):
+        for mode, given in ("as_text", [whole, *novels, *points, *fuzzed]), ("special", fuzzed):
             ours = encode(options.encoder, path, given, *([mode] if mode == "special" else []))
             if options.oracles:
                 compare("Hugging Face's tokenizers", f"{style}, {mode}", given, ours,
