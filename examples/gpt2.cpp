@@ -61,14 +61,15 @@ template <class W, class Copies, class Grads>
 run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const run::Training& t = s.o.training;
-  const double norm = global_norm(s.mesh, grads);
+  const auto factors = [&](std::string_view leaf) { return factors_of(s.o, leaf); };
+  const double norm = global_norm(s.mesh, grads, factors);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
   const double scale = run::clip_factor(norm, t.clip);
   // The moments are moved, not copied, so that they are written in place.
   const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
     typename O::template Moments<W> all{std::exchange(moments, {})...};
-    optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, decays, copies);
+    optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, factors, copies);
     return all;
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
@@ -90,8 +91,11 @@ run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, con
   }
   const double kept = s.o.ema;
   for (W& average : state.ema)
-    for_each_leaf([&](std::string_view, auto& mean, const auto& w) { mean = mean * kept + w * (1 - kept); }, average,
-                  state.weights);
+    for_each_leaf(
+        [&](std::string_view leaf, auto& mean, const auto& w) {
+          if (factors(leaf).rate != 0) mean = mean * kept + w * (1 - kept);
+        },
+        average, state.weights);
   return result;
 }
 
@@ -234,6 +238,7 @@ void declare(run::Options& options, Options& o) {
               "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
               "(0: the weights)",
               run::between(0, 0.999999));
+  run::declare(options, o.groups);
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
@@ -308,6 +313,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   trained.lora_copies = lora_copied();
   run::Program program;
   const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
+    run::check_groups(o.groups, leaf_names(trains.weights));
     if (o.optimizer == "adafactor")
       begin_adafactor(trains);
     else

@@ -1,5 +1,6 @@
 // Adafactor for gpt2.cpp.
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "gpt2_state.hpp"
@@ -16,7 +17,7 @@ void update_adafactor(const Options& o, TrainState<W>& state, const W& grads, do
                       std::int64_t step) {
   Adafactor::Moments<W> moments{std::move(state.rows[0]), std::move(state.cols[0])};
   Adafactor{.weight_decay = o.training.weight_decay}.update(state.weights, moments, grads, learning_rate, scale, step,
-                                                            decays);
+                                                            [&](std::string_view leaf) { return factors_of(o, leaf); });
   state.rows[0] = std::move(moments.rows);
   state.cols[0] = std::move(moments.cols);
 }

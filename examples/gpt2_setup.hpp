@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/parameter_groups.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -26,6 +27,7 @@ struct Options {
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   RecomputePolicy recompute{"seqax"};
   run::GatherPolicy gather;
+  run::ParameterGroups groups;
   bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5, lora_alpha = 16, ema = 0;
   std::int64_t lora = 0;

@@ -34,6 +34,11 @@ inline bool decays(std::string_view name) {
   return field.starts_with("w") || field == "embed" || field == "positions";
 }
 
+// What an optimizer does to a leaf: --lr-mult, --decay-mult and --freeze.
+inline LeafFactors factors_of(const Options& o, std::string_view leaf) {
+  return o.groups(leaf, decays(leaf));
+}
+
 // The moments of Adafactor, and a step of it, in a file of their own (gpt2_adafactor.cpp): they are compiled once, for
 // gradients in f32, and not once for each dtype.
 template <class W>

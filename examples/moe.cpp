@@ -12,6 +12,7 @@
 
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/parameter_groups.hpp>
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
@@ -33,6 +34,7 @@ using moe::MoeMesh;
 
 struct Options : moe::ModelOptions {
   run::GatherPolicy gather;
+  run::ParameterGroups groups;
   run::Training training;
   gpt::HuggingFace files;
 };
@@ -44,6 +46,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   moe::declare(options, o);
   run::declare(options, o.gather);
+  run::declare(options, o.groups);
   gpt::declare(options, o.files, "Mixtral or Qwen-MoE");
   moe::declare_presets(options);
 }
@@ -90,18 +93,19 @@ Found<false> gathered_once(const MoeMesh& mesh, const moe::Model& weights, const
 run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options& o, const run::Step& step) {
   auto [result, grads] =
       o.gather.per_step ? gathered_once(mesh, state.weights, o, step) : accumulated(mesh, state.weights, o, step);
-  result.grad_norm = global_norm(mesh, grads);
+  result.grad_norm = global_norm(mesh, grads, o.groups);
   if (!step.accepts(result)) return result;
   const run::Training& t = o.training;
   AdamW{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay}.update(
       state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(result.grad_norm, t.clip),
-      step.number, [](std::string_view) { return true; });
+      step.number, o.groups);
   return result;
 }
 
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const MoeMesh mesh(device);
   TrainState state{moe::initial_weights(mesh, o, o.training.seed), {}, {}};
+  run::check_groups(o.groups, leaf_names(state.weights));
   gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, state.weights);
   state.mu = zeros_like(state.weights);
   state.nu = zeros_like(state.weights);

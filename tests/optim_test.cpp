@@ -326,6 +326,13 @@ TEST_CASE("patterns of leaf names", "[optim]") {
   CHECK(LeafRules{}("embed").decay == 1);
 }
 
+auto& first_moments(auto& moments) {
+  if constexpr (requires { moments.mu; })
+    return moments.mu;
+  else
+    return moments.rows;
+}
+
 template <class O>
 void check_rules(const O& optimizer) {
   on_mesh("d=1,t=1", [&](const DevicePtr& device) {
@@ -338,6 +345,17 @@ void check_rules(const O& optimizer) {
       return w;
     };
     const Weights ruled = after(0.5, LeafRules{{{"*", {.decay = 0}}, {"w", {.rate = 0.25}}}});
+    const LeafRules frozen{{{"w", {.rate = 0}}}};
+    Weights still = first;
+    auto moments = optimizer.init(still);
+    optimizer.update(still, moments, g, 0.5, 1.0, 0, frozen);
+    expect_same(still.w, first.w, "a frozen leaf");
+    for_each_leaf(
+        [](std::string_view name, const auto& moment) {
+          expect(name != "w" || std::ranges::all_of(moment.span(), [](float x) { return x == 0; }), "its moments");
+        },
+        first_moments(moments));
+    expect(global_norm(mesh, g, frozen) == global_norm(mesh, Weights{g.gain, zeros_like(g.w)}), "and its gradient");
     const Weights plain = after(0.5, [](std::string_view) { return false; });
     const Weights slow = after(0.125, [](std::string_view) { return true; });
     expect_same(ruled.gain, plain.gain, "a leaf without decay");

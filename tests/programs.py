@@ -641,6 +641,43 @@ def averaged(p):
     run.check(len(rest) == 4, "the run goes on")
 
 
+def files(model):
+    """The safetensors files of a folder."""
+    return [os.path.join(model, name) for name in sorted(os.listdir(model)) if name.endswith(".safetensors")] if os.path.isdir(model) else []
+
+
+def tensors(path):
+    """The bytes of each tensor of a safetensors file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    return {name: data[begin + of["data_offsets"][0]:begin + of["data_offsets"][1]] for name, of in header.items() if name != "__metadata__"}
+
+
+def leaf_groups(p):
+    """--freeze, --lr-mult and --decay-mult: by patterns of leaves, with every optimizer and for adapters."""
+    train = [*GPT2_SMALL, "--layers=2", "--steps=3", f"--data={p.text}", "--mesh=d=2,t=1"]
+    folder = os.path.join(p.folder, "leaf-groups")
+    groups = ["--ema=0.5", "--freeze=layers/0/*", "--freeze=embed"]
+    models = []
+    for options in [groups, ["--steps=0"]]:
+        models.append(f"{folder}-model-{len(models)}")
+        p.run("gpt2", [*train, *options, f"--run={folder}{len(models)}", f"--export={models[-1]}"]).succeeds()
+    last, first = ({name: data for file in files(model) for name, data in tensors(file).items()} for model in models)
+    for name, still in [("wte.weight", True), ("h.0.mlp.c_fc.weight", True), ("h.1.mlp.c_fc.weight", False), ("wpe.weight", False)]:
+        found = [one for one in first if one.endswith(name)]
+        check(len(found) == 1 and (first[found[0]] == last[found[0]]) == still, f"{name} {'stays' if still else 'changes'}", found)
+    train += [f"--run={folder}1", "--steps=4"]
+    p.run("gpt2", [*train, *groups[:2]]).fails(2, 'freeze is ["layers/0/*", "embed"] in the checkpoint', "--allow-change freeze")
+    p.run("gpt2", [*train, *groups, "--lr-mult=*=0.5"]).fails(2, 'lr_mult is [] in the checkpoint, but ["*=0.5"] now')
+    for group, words in [("--freeze=blocks.0.*", ["--freeze 'blocks.0.*' is the name of no leaf", "embed", "layers/*/w_up"]),
+                         ("--lr-mult=embed", ["--lr-mult 'embed' has no factor", "'embed=0.1'"]),
+                         ("--decay-mult=embed=-1", ["--decay-mult 'embed=-1' has no factor of at least 0"]),
+                         ("--freeze=*", ["--freeze", "nothing to train"])]:
+        p.run("gpt2", [*GPT2_SMALL, "--steps=1", f"--data={p.text}", group]).fails(2, *words)
+
+
 def optimizers(p):
     """Each optimizer trains, on a mesh as on one device, goes on from its checkpoint, and has its own moments."""
     train = [*GPT2_SMALL, "--steps=8", "--final-learning-rate=1", f"--data={p.text}"]
@@ -660,6 +697,7 @@ def optimizers(p):
         check(("rows" in moments) == ("cols" in moments) == (name == "adafactor") != ("mu" in moments),
               f"{name}: rows and columns in place of moments", str(moments))
     averaged(p)
+    leaf_groups(p)
     for optimizer in "lion", "adafactor":  # the second has other leaves
         p.run("gpt2", [*options, f"--run={folder}", f"--optimizer={optimizer}", "--steps=9"]).fails(2, "optimizer is", "--allow-change")
     p.run("gpt2", [*options, f"--run={folder}", "--ema=0.5", "--steps=9"]).fails(2, "ema is 0.0", "--allow-change ema")

@@ -146,6 +146,7 @@ struct Adafactor {
       static_assert(detail::checked<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>::ok);
       if constexpr (legal<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>) {
         const LeafFactors leaf = detail::leaf_factors(decays, name);
+        if (leaf.rate == 0) return;
         const auto clipped = cast<f32>(g) * scale;
         const auto squares = square(clipped) + epsilon;
         rows = rows * kept + detail::mean_to<detail::factor_spec<true, S>()>(squares) * (1 - kept);

@@ -10,7 +10,8 @@
 
 namespace shardlib {
 
-/// The factors of an optimizer's learning rate and weight_decay for a leaf.
+/// The factors of an optimizer's learning rate and weight_decay for a leaf. An optimizer leaves a leaf of rate 0 as it
+/// is, with its moments: the leaf is frozen.
 struct LeafFactors {
   double rate = 1, decay = 1;  ///< factors of the learning rate and of the weight decay
 };

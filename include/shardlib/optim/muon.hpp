@@ -77,6 +77,7 @@ struct Muon {
     const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& mu, auto& nu,
                                                            const Tensor<G, T>& g, auto&... copy) {
       const LeafFactors leaf = detail::leaf_factors(decays, name);
+      if (leaf.rate == 0) return;
       if constexpr (detail::is_matrix<S> && legal<rules::update, OpName("Muon"), dtype_v<P>, S, true, dtype_v<G>, T>) {
         if (matrix(name)) {
           const auto clipped = cast<f32>(g) * scale;

@@ -155,18 +155,20 @@ template <class Tree>
 }
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
-/// replicated over an axis counts on the first device of that axis. `global_norm(mesh, grads)`
-template <Spec A, class Tree>
-[[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree) {
+/// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
+/// freezes do not count. `global_norm(mesh, grads)`
+template <Spec A, class Tree, class Decays = LeafRules>
+[[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
   Tensor<f32, everywhere> total;
   for_each_leaf(
-      [&](std::string_view, const auto& leaf) {
+      [&](std::string_view name, const auto& leaf) {
+        if (detail::leaf_factors(decays, name).rate == 0) return;
         const auto squares = detail::sum_of_squares<A>(leaf);
         total = total ? total + squares : squares;
       },
       tree);
-  if (!total) return 0;  // no leaves
+  if (!total) return 0;  // no leaves, or all are frozen
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 
@@ -200,14 +202,16 @@ void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g,
   }
 }
 
-/// Updates the leaves of `trees`: weights, gradients, N trees of moments, copies; numbers_of(name) are a leaf's
-/// numbers.
-template <OpName Optimizer, std::size_t N, class F, class... Trees>
-void update_leaves(const F& numbers_of, Trees&... trees) {
+/// Updates the leaves of `trees`: weights, gradients, N trees of moments, copies; numbers_of(factors) are a leaf's
+/// numbers. A frozen leaf stays as it is.
+template <OpName Optimizer, std::size_t N, class Decays, class F, class... Trees>
+void update_leaves(const Decays& decays, const F& numbers_of, Trees&... trees) {
   static_assert(sizeof...(Trees) <= N + 3, "an optimizer writes one tree of copies at most");
-  for_each_leaf([&](std::string_view name, auto& p, const auto& g,
-                    auto&... rest) { update_leaf<Optimizer, N>(numbers_of(name), p, g, rest...); },
-                trees...);
+  const auto one = [&](std::string_view name, auto& p, const auto& g, auto&... rest) {
+    const LeafFactors leaf = leaf_factors(decays, name);
+    if (leaf.rate != 0) update_leaf<Optimizer, N>(numbers_of(leaf), p, g, rest...);
+  };
+  for_each_leaf(one, trees...);
 }
 
 }  // namespace detail
@@ -248,10 +252,8 @@ struct AdamW {
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
-    const auto numbers_of = [&](std::string_view name) {
-      return numbers(learning_rate, scale, step, detail::leaf_factors(decays, name));
-    };
-    detail::update_leaves<"AdamW", 2>(numbers_of, weights, grads, mu, nu, copies...);
+    const auto numbers_of = [&](LeafFactors leaf) { return numbers(learning_rate, scale, step, leaf); };
+    detail::update_leaves<"AdamW", 2>(decays, numbers_of, weights, grads, mu, nu, copies...);
   }
 
   /// The parameters of a leaf's update.
@@ -284,12 +286,11 @@ struct SGD {
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
-    const auto numbers = [&](std::string_view name) {
-      const LeafFactors leaf = detail::leaf_factors(decays, name);
+    const auto numbers = [&](LeafFactors leaf) {
       return detail::SgdNumbers{f(momentum), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate), f(scale),
                                 nesterov};
     };
-    detail::update_leaves<"SGD", 1>(numbers, weights, grads, moments.mu, copies...);
+    detail::update_leaves<"SGD", 1>(decays, numbers, weights, grads, moments.mu, copies...);
   }
 };
 
@@ -310,12 +311,11 @@ struct Lion {
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
-    const auto numbers = [&](std::string_view name) {
-      const LeafFactors leaf = detail::leaf_factors(decays, name);
+    const auto numbers = [&](LeafFactors leaf) {
       return detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate),
                                  f(scale)};
     };
-    detail::update_leaves<"Lion", 1>(numbers, weights, grads, moments.mu, copies...);
+    detail::update_leaves<"Lion", 1>(decays, numbers, weights, grads, moments.mu, copies...);
   }
 };
 

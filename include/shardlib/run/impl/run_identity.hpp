@@ -126,10 +126,10 @@ inline void check_allowed(const Training& training, const std::string& configura
 /// The value of a setting that a checkpoint does not name, because its program had no such setting, as TOML has it;
 /// empty: not known.
 inline std::string value_if_absent(const Training& training, const std::string& name) {
-  static const std::map<std::string, std::string> of_declare{{"shuffle", "yes"}};
-  for (const auto* const values : {&of_declare, &training.model_settings})
-    if (const auto at = values->find(name); at != values->end() && !at->second.empty()) return '"' + at->second + '"';
-  return "";
+  if (name == "shuffle") return "\"yes\"";
+  if (name == "lr_mult" || name == "decay_mult" || name == "freeze") return "[]";
+  const auto at = training.model_settings.find(name);
+  return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';
 }
 
 inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
