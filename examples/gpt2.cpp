@@ -242,6 +242,9 @@ void declare(run::Options& options, Options& o) {
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
+  options.in_vain({"--lora-alpha"}, [&o](const run::Options&) {
+    return o.lora > 0 ? "" : "without --lora R: give that too, or leave it out";
+  });
   options.add("--load", o.load,
               "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
               run::value_name("PATH") | run::command_line_only());
@@ -388,9 +391,6 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.optimizer == "muon")
     throw UsageError(
         "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
-  if (o.lora == 0 && o.lora_alpha != Options{}.lora_alpha)
-    throw UsageError(
-        "--lora-alpha scales the adapters of --lora, and there are none: give --lora too, or leave it out");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);

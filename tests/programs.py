@@ -478,7 +478,7 @@ def lora(p):
     p.run("gpt2", [*train, "--gather=per-step"]).fails(2, "--lora", "--gather per-microbatch")
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
     p.run("gpt2", [*train, "--optimizer=muon"]).fails(2, "muon", "--lora")
-    p.run("gpt2", [*train, "--lora=0", "--lora-alpha=4"]).fails(2, "--lora-alpha", "--lora")
+    p.run("gpt2", [*train, "--lora=0", "--lora-alpha=4"]).fails(2, "--lora-alpha has no effect without --lora R")
     plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
     plan.check(re.search(r"optimizer[^\n]* 2\.359 MB", plan.out), "the moments are the adapters'")
 
@@ -1156,7 +1156,7 @@ def mistakes(p):
         (["--beta2=1"], ["--beta2", "from 0 to below 1", "--help"]),
         (["--trace"], ["--trace", "--run DIR"]),
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
-        (["--turns={}"], ["--turns", "give --chat too"]),
+        (["--turns={}"], ["--turns has no effect without --chat"]),
         ([f"--validation-data={p.text}"], ["--validation-data", "--validate-every"]),
         (["--stream=."], ["--data and --stream", "one of them"]),
         (["--sample-begin=4294967296"], ["--sample-begin", "--help"]),

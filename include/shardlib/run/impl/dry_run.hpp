@@ -78,6 +78,19 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
   return machine;
 }
 
+/// Throws UsageError if the policy names ops that the program does not run: a dry run of a step finds it.
+inline void check_policy(const RecomputePolicy& policy, const std::vector<AxisSize>& mesh, const DeviceBody& body) {
+  const std::vector<std::string> always{"none", "dots", "seqax", "marked", "everything"};
+  if (std::ranges::find(always, policy.name) != always.end()) return;
+  try {
+    static_cast<void>(plan(mesh, body));
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    throw UsageError("--recompute " + policy.name + ": " + error.what());
+  }
+}
+
 /// The memory of a device under each policy, a line each. `planned` is the plan under the chosen one.
 inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy,
                                  const Plan& planned) {
@@ -170,7 +183,13 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
   const std::optional<double> bytes = detail::device_bytes(training, mesh);
   if (!bytes) return;
   gather.per_step = true;
-  const std::int64_t peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis));
+  std::int64_t peak = 0;
+  try {
+    peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis));
+  } catch (const Error&) {
+    gather.per_step = false;  // what is wrong with the step, `dry_run` and the run say
+    return;
+  }
   gather.per_step = static_cast<double>(peak) <= 0.9 * *bytes;
   if (!training.plan && world_rank() == 0)
     fmt::print("--gather auto is {}: per-step takes {} of the {} of a device\n",
@@ -191,6 +210,7 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
                              GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
+  if (policy != nullptr && !training.sample_only) detail::check_policy(*policy, mesh, body);
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
     throw UsageError(

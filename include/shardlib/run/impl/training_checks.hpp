@@ -35,6 +35,7 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
+  needs({"--turns"}, "--chat", [&t] { return t.chat; });
   needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
         [&t] { return !t.directory.empty(); });
@@ -52,8 +53,6 @@ inline void check_conversation(const Training& t) {
     throw UsageError(
         "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
         "--sample-only too");
-  if (!t.chat && t.turns != Training{}.turns)
-    throw UsageError("--turns says how a conversation is written: give --chat too");
   if (t.chat) static_cast<void>(turn_template(t.turns));
 }
 
