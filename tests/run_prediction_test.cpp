@@ -100,6 +100,14 @@ TEST_CASE("a predicted step is a roofline and the links' latencies and bandwidth
   for (const char* part : {"over t d", "8 devices, 2 calls, 3 s of it latency", "165 s   MFU 3.64 %"})
     REQUIRE(table.find(part) != std::string::npos);
 
+  run::Machine tensor_cores = small_machine();
+  tensor_cores.flops = 1000;
+  tensor_cores.f32_flops = 100;
+  REQUIRE(run::predict(small_plan(), tensor_cores).peak_seconds == 6.0);
+  run::Plan narrow = small_plan();
+  narrow.has_bf16 = true;
+  REQUIRE(run::predict(narrow, tensor_cores).peak_seconds == 0.6);
+
   run::Machine endless = small_machine();
   endless.memory = 0;
   endless.links = {{1, 0}, {1, 0}, {0, 0}};

@@ -42,6 +42,7 @@ struct Plan {
   };
   std::vector<Local> local;  ///< the other ops of a step, without the optimizer's
   double flops = 0;          ///< FLOPs of all products in a step; a multiply-add counts as two
+  bool has_bf16 = false;     ///< products are of bf16, as in training with --dtype bf16
   double all_flops = 0;      ///< FLOPs of all products on all devices
   double model_flops = 0;    ///< FLOPs of the model on all devices, without recomputation
 

@@ -54,7 +54,8 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
                       device_count(mesh), example(plan_bandwidth, mesh)));
     return std::nullopt;
   }
-  const double flops = t.plan_flops > 0 || device == nullptr ? t.plan_flops : device->flops;
+  const bool own = t.plan_flops > 0 || device == nullptr;
+  const double flops = own ? t.plan_flops : device->flops;
   const double memory = t.plan_memory > 0 || device == nullptr ? t.plan_memory : device->memory;
   if (flops == 0) {
     if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
@@ -69,6 +70,7 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
         "--plan-flops: a prediction for {} devices needs the B/s that each sends, as in --plan-bandwidth {}",
         device_count(mesh), example(plan_bandwidth, mesh)));
   Machine machine{flops, t.plan_efficiency, memory, mesh, std::vector<Link>(mesh.size())};
+  if (!own) machine.f32_flops = device->f32_flops;
   const auto values = [&](const AxisOption& option, const std::string& text) {
     return text.empty() ? std::vector<double>(mesh.size()) : for_each_axis(option, text, mesh);
   };

@@ -121,6 +121,7 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
     const shardlib::detail::NoteReads noting(state);
     const shardlib::detail::Observing observing(device, [&](const shardlib::detail::OpReport& ran) {
       plan.flops += ran.work.flops;
+      plan.has_bf16 = plan.has_bf16 || (ran.work.flops > 0 && ran.dtype == DType::bf16);
       if (ran.work.bytes == 0 || ran.work.flops > 0) {
         Plan::Local l{ran.op.name, std::string(ran.op.spec)};
         auto& sum = locals.try_emplace({l.op, l.spec}, l).first->second;

@@ -43,11 +43,12 @@ SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices) {
 
 SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine) {
   Prediction p;
+  const double peak = machine.f32_flops > 0 && !plan.has_bf16 ? machine.f32_flops : machine.flops;
   const auto by_memory = [&](std::int64_t bytes) {
     return machine.memory > 0 ? static_cast<double>(bytes) / machine.memory : 0;
   };
   for (const Plan::Local& op : plan.local) {
-    const double memory = by_memory(op.bytes), arithmetic = op.flops / (machine.flops * machine.efficiency);
+    const double memory = by_memory(op.bytes), arithmetic = op.flops / (peak * machine.efficiency);
     (op.flops > 0 ? p.products : p.rest) += std::max(memory, arithmetic);
   }
   // AdamW reads weights, gradients and its moments, and writes all but the gradients, and copies of the weights.
@@ -71,7 +72,7 @@ SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine) {
     sum.bandwidth += static_cast<double>(c.bytes) / slowest.bandwidth;
   }
   for (auto& [axes, sum] : sums) p.communication.push_back(std::move(sum));
-  p.peak_seconds = plan.model_flops / device_count(plan.mesh) / machine.flops;
+  p.peak_seconds = plan.model_flops / device_count(plan.mesh) / peak;
   return p;
 }
 

@@ -110,7 +110,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   Validator plan_devices = one_of({"none"});
   for (const Accelerator& one : accelerators) plan_devices.choices.emplace_back(one.name);
   o.add("--plan-device", t.plan_device,
-        "with --plan: an accelerator whose peak, memory bandwidth and memory the plan takes (bf16)",
+        "with --plan: an accelerator whose peak for --dtype, memory bandwidth and memory the plan takes",
         plan_devices | command_line_only());
   o.add("--plan-flops", t.plan_flops,
         "with --plan: predict the time of a step on devices with this peak (0: no prediction)",
