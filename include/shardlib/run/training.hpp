@@ -33,8 +33,8 @@ struct Training {
   std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on one of batch_axes
   std::string batch_axes = "d";  ///< axes that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   /// --row-begin is the input before the first token of a document, and of a row. --sample-begin is the token before a
-  /// prompt; -1 means none. A loaded model has its own.
-  std::int64_t row_begin = 0, sample_begin = 0;
+  /// prompt; -1 means none, and -2 that of --row-begin. A loaded model has its own.
+  std::int64_t row_begin = 0, sample_begin = -2;
   /// The number of training steps, the rows of the global batch, the tokens of a row, and the parts of a batch.
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
   std::int64_t epochs = 0;  ///< passes over the data that `steps` becomes; 0: `steps` as given

@@ -144,7 +144,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "text that the samples continue");
-  o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none)", size(-1));
+  o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none; -2: that of --row-begin)",
+        size(-2));
   o.add("--top-k", t.sample.top_k, "keep only the k likeliest tokens (0: all)", size(0));
   o.add("--top-p", t.sample.top_p, "then keep the smallest set of tokens with this total probability", between(0, 1));
   o.add("--stop", t.sample.stops, "end a sample before this text; may be given several times");
@@ -252,7 +253,8 @@ SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
   SampleOptions options = t.sample;
   options.seed = t.seed;
   options.begin.reset();
-  if (t.rows != "stories" && t.sample_begin >= 0) options.begin = static_cast<std::int32_t>(t.sample_begin);
+  const std::int64_t begin = t.sample_begin == -2 ? t.row_begin : t.sample_begin;
+  if (t.rows != "stories" && begin >= 0) options.begin = static_cast<std::int32_t>(begin);
   return options;
 }
 

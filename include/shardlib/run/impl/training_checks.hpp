@@ -73,6 +73,7 @@ inline void check_settings(const Training& t) {
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
   check_begin("--sample-begin", t.sample_begin, data.vocabulary);
+  check_begin("--row-begin", t.row_begin, data.vocabulary);
   if (options.max_tokens == 0) return;
   if (std::ranges::any_of(options.stops, &std::string::empty))
     throw UsageError("--stop is empty: give a text, or leave the option out");
