@@ -847,14 +847,12 @@ def recompute(p):
         run.check([row[0] for row in table] == names and [row[0] for row in table if row[3]] == ["seqax"], "a line for each")
         return [float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit] for _, number, unit, _ in table]
 
-    # A CPU without fast bf16 products keeps an f32 copy of gpt2's unembedding.
-    copy = 50304 * 768 * 4
-    for program, size, spare in [("gpt_fsdp", "--preset=84m", 0), ("gpt2", "--preset=gpt2-124m", 1.001 * copy)]:
+    for program, size in [("gpt_fsdp", "--preset=84m"), ("gpt2", "--preset=gpt2-124m")]:
         f32, bf16 = saved(program, size, "--batch=4"), saved(program, size, "--batch=4", "--dtype=bf16")
         check(f32 == sorted(f32, reverse=True) and f32[0] > 1.3 * f32[-1], f"{program}: each keeps less than the one before {f32}")
-        check(all(a <= b + spare for a, b in zip(bf16, f32)), f"{program}: and no more in bf16: {bf16}")
-    p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(1, "`einsun`", "no such op", "`einsum_unreduced`")
-    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(1, "`causal_attention`")
+        check(all(a <= b for a, b in zip(bf16, f32)), f"{program}: and no more in bf16: {bf16}")
+    p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(2, "--recompute einsun", "`einsun`", "no such op", "`einsum_unreduced`")
+    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(2, "--recompute attention", "`causal_attention`")
 
 
 def plans(p):

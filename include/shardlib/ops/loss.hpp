@@ -135,8 +135,6 @@ struct LinearCrossEntropy {
 };
 /// Whether a device's logits take at most `most` bytes; without `most`, Tuning::stored_logits.
 bool stores_logits(const LinearCrossEntropy& l, DType dtype, std::optional<std::int64_t> most);
-/// Whether a device multiplies operands of bf16 as they are: an accelerator does. A CPU takes copies in f32.
-bool keeps_bf16(const LinearCrossEntropy& l);
 /// Records the op without ever storing all logits. `out` is the spec of the loss. `due` holds the specs of the
 /// cotangents.
 ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out,
@@ -146,8 +144,8 @@ ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSp
 
 /// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 for f64). If a device's logits
 /// take more than `stored` bytes (by default 256 MiB), the op never stores all of them. It then computes them piece
-/// by piece, and again in the backward pass, which costs one more matrix product. On a CPU it also copies operands of
-/// bf16 to f32 then. Communicates like cross_entropy.
+/// by piece, and again in the backward pass, which costs one more matrix product. A CPU then multiplies f32 copies of
+/// operands of bf16, which it makes in each pass and does not keep. Communicates like cross_entropy.
 /// `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)` with targets "B/d L" -> "B/d L +t"
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
@@ -164,8 +162,6 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
   using Out = Tensor<A, detail::result_of<rules::linear_cross_entropy, O, S, T, R>>;
   if (detail::stores_logits(l, dtype_v<A>, stored))
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
-  if constexpr (!std::is_same_v<D, A>)
-    if (!detail::keeps_bf16(l)) return linear_cross_entropy<O>(cast<A>(x), cast<A>(table), targets, stored, site);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
   static constexpr Spec due_x = detail::dual_spec(S, axes), due_table = detail::dual_spec(T, axes);
   return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,8 +59,27 @@ SHARDLIB_INLINE bool stores_logits(const LinearCrossEntropy& l, DType dtype, std
   return bytes <= most.value_or(l.x->device->tuning().stored_logits);
 }
 
-SHARDLIB_INLINE bool keeps_bf16(const LinearCrossEntropy& l) {
-  return l.x->device->exec().on_device();
+/// The value in f32 if it is bf16, and the other way round, as an op of its own.
+inline ValuePtr converted(const Value& x, const Site& site) {
+  const bool is_bf16 = x.dtype == DType::bf16;
+  const auto other = make_value({"cast", {}, site}, x.device, is_bf16 ? DType::f32 : DType::bf16, *x.spec, x.global);
+  other->storage->buffer = observed(*other, [&] {
+    count(*other);
+    const Buffer made = allocate(*other);
+    const auto write = [&](const auto* from, auto* to) {
+      kernels::apply_flat(x.device->exec(), x.count(), kernels::body::ConvertElement{}, from, to);
+    };
+    is_bf16 ? write(x.as<const bf16>(), made.as<f32>()) : write(x.as<const f32>(), made.as<bf16>());
+    return made;
+  });
+  return other;
+}
+/// The operands as they are multiplied: an accelerator multiplies bf16, a CPU copies in f32.
+inline LinearCrossEntropySizes as_multiplied(const LinearCrossEntropySizes& l) {
+  LinearCrossEntropySizes multiplied = l;
+  if (l.x->dtype == DType::bf16 && !l.x->device->exec().on_device())
+    for (ValuePtr* operand : {&multiplied.x, &multiplied.table}) *operand = converted(**operand, l.op.site);
+  return multiplied;
 }
 
 /// Calls f with an element of the operands and one of their logits.
@@ -278,24 +298,30 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
     edges[1].input = l.table->slot;
     edges[0].saved.values = {plain.x, plain.table, plain.targets, result, sums.highest, sums.total};
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
-      const std::array operands{plain.x, plain.table};
-      return fused_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, operands, wanted, due,
-                              [&](const Value& first, std::span<const ValuePtr> grads) {
-                                // first, because in a replay this also computes the sums
-                                static_cast<void>(result->data());
-                                add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());
-                                with_elements(plain, [&]<class T, class A>(T, A) {
-                                  linear_cross_entropy_backward<T, A>(plain, sums, *cts[0], grads);
-                                });
-                              });
+      auto l = std::make_unique<const LinearCrossEntropySizes>(as_multiplied(plain));
+      auto cotangents = fused_cotangents(
+          {"linear_cross_entropy_backward", plain.op.spec, {}}, std::array{l->x, l->table}, wanted, due,
+          [&](const Value& first, std::span<const ValuePtr> grads) {
+            // first, because in a replay this also computes the sums
+            static_cast<void>(result->data());
+            add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * l->product_flops());
+            with_elements(
+                *l, [&]<class T, class A>(T, A) { linear_cross_entropy_backward<T, A>(*l, sums, *cts[0], grads); });
+          });
+      l.reset();  // frees the copies first
+      for (ValuePtr& cotangent : cotangents)
+        if (cotangent && cotangent->dtype != plain.x->dtype) cotangent = converted(*cotangent, plain.op.site);
+      return cotangents;
     });
   }
   const std::array<ValuePtr, 2> beside{sums.highest, sums.total};
   evaluate(
       out,
       [plain, sums](const Value& shape) {
-        return with_elements(
-            plain, [&]<class T, class A>(T, A) { return linear_cross_entropy_kernel<T, A>(plain, shape, sums); });
+        const LinearCrossEntropySizes multiplied = as_multiplied(plain);
+        return with_elements(multiplied, [&]<class T, class A>(T, A) {
+          return linear_cross_entropy_kernel<T, A>(multiplied, shape, sums);
+        });
       },
       std::span(beside).first(sums.highest ? 2 : 0));
   return out;
