@@ -603,6 +603,20 @@ def sampling_from_a_run(p):
     p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={by_tokens}", "--vocabulary=4000", "--max-tokens=0",
                        f"--tokenizer={tokenizers}/gpt2.json"]).succeeds()
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3"]).succeeds()
+    # The folder of a run is enough: also after a move, and without the files that it has read.
+    away, moved = [os.path.join(p.folder, name) for name in ["away", "moved"]]
+    os.mkdir(away)
+    shutil.copy(f"{tokenizers}/gpt2.json", f"{away}/vocabulary.json")
+    shutil.copy(p.text, f"{away}/text.txt")
+    train = [*p.small(), "--vocabulary=4000", f"--data={away}/text.txt", f"--tokenizer={away}/vocabulary.json", f"--run={away}/run"]
+    p.run("gpt_fsdp", [*train, "--steps=1"]).succeeds()
+    copied = os.stat(f"{away}/run/tokenizer").st_ino
+    p.run("gpt_fsdp", [*train, "--steps=2"]).succeeds()
+    check(os.stat(f"{away}/run/tokenizer").st_ino == copied, "a run that goes on does not copy its tokenizer again")
+    os.rename(f"{away}/run", moved)
+    shutil.rmtree(away)
+    p.run("shardlib-sample", [moved, "--max-tokens=3"]).succeeds()
+    p.run("shardlib-sample", [moved, "--max-tokens=3", f"--tokenizer={away}/other.json"]).fails(2, "--tokenizer", "other.json")
     other = [by_tokens, "--max-tokens=3", f"--tokenizer={tokenizers}/llama3.json"]
     p.run("shardlib-sample", other).fails(2, "tokenizer", "fingerprint", "--allow-change tokenizer")
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()

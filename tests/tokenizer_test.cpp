@@ -286,6 +286,12 @@ TEST_CASE("byte pairs: both kinds of files give the same tokenizer, known by its
   test::put(hugging + "/merges.txt", test::contents(folder / "vocab.bpe"));
   test::put(hugging + "/vocab.json", encoder_json({space + "t", "he", space + "the"}));
   CHECK(io::load_tokenizer(hugging)->fingerprint() == tiktoken->fingerprint());
+  // A copy of any of them encodes alike, and replaces what was there.
+  for (const std::string& from : {folder / "small.tiktoken", folder.path(), hugging}) {
+    io::copy_tokenizer(from, folder / "copy");
+    CHECK(io::load_tokenizer(folder / "copy")->fingerprint() == tiktoken->fingerprint());
+  }
+  CHECK(test::files_below(folder / "copy").size() == 2);
 }
 
 TEST_CASE("vocabularies: errors", "[tokenizer]") {
@@ -297,7 +303,8 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   expect_error<UsageError>(
       [&] { static_cast<void>(io::load_tokenizer(folder.path())); },
       "the folder '" + folder.path() +
-          "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and vocab.json");
+          "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and vocab.json, "
+          "nor a .tiktoken file");
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());
   const auto fails = [&](const std::string& text, const std::string& message) {
     test::put(path, text);

@@ -1,5 +1,5 @@
-// The folder of a training run: config.toml, run.json, metrics.jsonl, samples.jsonl, checkpoints/, trace.json,
-// report.html.
+// The folder of a training run: config.toml, tokenizer/, run.json, metrics.jsonl, samples.jsonl, checkpoints/,
+// trace.json, report.html.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -42,6 +43,13 @@ class RunDirectory {
   /// command and version of the library. Returns sentences to print.
   std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes);
 
+  /// Keeps a copy of the tokenizer that `name` stands for in the folder `tokenizer`, so that samples need the run's
+  /// folder alone. A copy that is whole and encodes alike stays as it is; "bytes" needs none.
+  void keep_tokenizer(const io::Tokenizer& tokenizer, const std::string& name);
+  /// The tokenizer that `name`, the value of --tokenizer, stands for in samples of this run: the copy, if there is one
+  /// and config.toml has the same name, and otherwise `name`.
+  [[nodiscard]] std::string tokenizer_of(const std::string& name) const;
+
   /// For a run that goes back to a checkpoint: removes the records of `step` and later.
   void go_back(std::int64_t step);
 
@@ -52,13 +60,14 @@ class RunDirectory {
   /// records.
   void sync();
 
-  /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `trace`, `report`,
+  /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `tokenizer`, `trace`, `report`,
   /// `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }
   [[nodiscard]] std::string samples() const { return file("samples.jsonl"); }
   [[nodiscard]] std::string config() const { return file("config.toml"); }
   [[nodiscard]] std::string starts() const { return file("run.json"); }
+  [[nodiscard]] std::string tokenizer() const { return file("tokenizer"); }
   [[nodiscard]] std::string trace() const { return file("trace.json"); }
   [[nodiscard]] std::string report() const { return file("report.html"); }
   [[nodiscard]] std::string tensorboard() const { return file("tensorboard"); }

@@ -78,13 +78,19 @@ class ByteTokenizer final : public Tokenizer {
 
 /// The arguments of `load_tokenizer`, for --help.
 inline constexpr std::string_view tokenizer_help =
-    "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with tokenizer.json, vocab.bpe or merges.txt";
+    "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with one of them, vocab.bpe or merges.txt";
 
 /// The tokenizer of this name or path: "bytes"; a tokenizer.json of Hugging Face, any name that ends in ".json"; a
 /// `.tiktoken` file with GPT-2's splitting rule (r50k_base); or a folder with `tokenizer.json`, else with `vocab.bpe`
-/// and `encoder.json`, or the same under Hugging Face's names `merges.txt` and `vocab.json`. Throws UsageError where
-/// there is nothing of the kind or what it says is not computed, Error where a file is damaged.
+/// and `encoder.json`, or the same under Hugging Face's names `merges.txt` and `vocab.json`, else with one `.tiktoken`
+/// file. Throws UsageError where there is nothing of the kind or what it says is not computed, Error where a file is
+/// damaged.
 [[nodiscard]] std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path);
+
+/// Copies what `load_tokenizer` reads of this name or path into a folder, which is then a tokenizer with the same
+/// encoding. The folder appears, or replaces an older one, in one step. Nothing to copy, as of "bytes", is a
+/// UsageError. `copy_tokenizer("llama/tokenizer.json", "runs/first/tokenizer")`
+void copy_tokenizer(const std::string& name_or_path, const std::string& folder);
 
 }  // namespace shardlib::io
 

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <exception>
 #include <filesystem>
@@ -19,6 +20,7 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
@@ -144,6 +146,26 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"devices", under_mpi() ? "ranks" : "threads"}});
   io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"));
   return notes;
+}
+
+SHARDLIB_INLINE void RunDirectory::keep_tokenizer(const io::Tokenizer& tokenizer, const std::string& name) {
+  if (!writer_) return;
+  const bool bytes = tokenizer.fingerprint() == "bytes";
+  if (io::file_exists(this->tokenizer())) {
+    if (bytes) return io::remove_folder(this->tokenizer());
+    try {
+      if (io::load_tokenizer(this->tokenizer())->fingerprint() == tokenizer.fingerprint()) return;
+    } catch (const Error&) {  // a damaged copy is written again
+    }
+  }
+  if (!bytes) io::copy_tokenizer(name, this->tokenizer());
+}
+
+SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) const {
+  if (path_.empty() || !io::file_exists(tokenizer()) || !io::file_exists(config())) return name;
+  const ConfigEntry trained{"data.tokenizer", detail::TomlText()(&name)};
+  const std::vector<ConfigEntry> entries = config_entries_of_file(config());
+  return std::ranges::find(entries, trained) == entries.end() ? name : tokenizer();
 }
 
 SHARDLIB_INLINE void RunDirectory::go_back(std::int64_t step) {

@@ -17,6 +17,7 @@
 #include "shardlib/rules/all.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/prediction.hpp"
+#include "shardlib/run/run_directory.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
@@ -277,7 +278,10 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
                           : "--data and --stream are two sources of training data: give one of them");
   detail::check_settings(t);
   Data data;
-  data.tokenizer = naming_option("--tokenizer", [&] { return io::load_tokenizer(t.tokenizer); });
+  // A run keeps a copy of its tokenizer, which is there also where the folder was moved to.
+  const std::string tokenizer =
+      t.sample_only ? RunDirectory(t.directory, "", Resume::automatic, false).tokenizer_of(t.tokenizer) : t.tokenizer;
+  data.tokenizer = naming_option("--tokenizer", [&] { return io::load_tokenizer(tokenizer); });
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (dry) return data;
   if (!t.evaluate.empty()) data.questions = naming_option("--evaluate", [&] { return read_questions(t.evaluate); });

@@ -94,8 +94,12 @@ class TrainingLoop {
     // Without a step left, the stored configuration and the starts stay those of what was trained.
     const bool changes_run = first < training_.steps || !found;
     for (const std::string& sentence : directory_.begin(first, changes_run)) say(sentence);
-    if (changes_run)
+    if (changes_run) {
       for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
+      io::together(*device_, "", [this] {
+        if (data_.tokenizer) directory_.keep_tokenizer(*data_.tokenizer, training_.tokenizer);
+      });
+    }
     if (found && changes_run) say(fmt::format("going on from step {} of {}", first, training_.steps));
     for (const std::string& note : resumed.notes) say(note);
     io::together(*device_, "", [&] {

@@ -15,6 +15,7 @@
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
 #include "shardlib/io/tokenizer/impl/byte_alphabet.hpp"
 #include "shardlib/support/error.hpp"
@@ -151,27 +152,75 @@ SHARDLIB_INLINE std::vector<std::string> read_merges(const std::string& merges_p
   return tokens;
 }
 
-SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path) {
-  if (name_or_path == "bytes") return std::make_shared<ByteTokenizer>();
+namespace detail {
+
+/// Where a tokenizer's vocabulary is: one of the three kinds of files.
+struct TokenizerFiles {
+  std::string json = {}, tiktoken = {}, merges = {}, ids = {};  ///< their paths; empty: another kind
+};
+
+/// The files of a tokenizer that is not "bytes".
+inline TokenizerFiles find_tokenizer(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (!std::filesystem::is_directory(name_or_path, error)) {
-    if (!file_exists(name_or_path))
+  if (!fs::is_directory(path, error)) {
+    if (!file_exists(path))
       throw UsageError(
-          "no tokenizer '" + name_or_path +
+          "no tokenizer '" + path +
           "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json or with "
           "vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
-    if (name_or_path.ends_with(".json")) return read_tokenizer_json(name_or_path);
-    return std::make_shared<BpeTokenizer>(read_tiktoken(name_or_path), "'" + name_or_path + "'");
+    TokenizerFiles files;
+    (path.ends_with(".json") ? files.json : files.tiktoken) = path;
+    return files;
   }
-  if (file_exists(name_or_path + "/tokenizer.json")) return read_tokenizer_json(name_or_path + "/tokenizer.json");
+  if (const std::string json = path + "/tokenizer.json"; file_exists(json)) return {.json = json};
   for (const auto& [merges, ids] : {std::pair{"/vocab.bpe", "/encoder.json"}, {"/merges.txt", "/vocab.json"}})
-    if (file_exists(name_or_path + merges) && file_exists(name_or_path + ids))
-      return std::make_shared<BpeTokenizer>(read_merges(name_or_path + merges, name_or_path + ids),
-                                            "'" + name_or_path + merges + "'");
+    if (file_exists(path + merges) && file_exists(path + ids)) return {.merges = path + merges, .ids = path + ids};
+  TokenizerFiles files;
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() != ".tiktoken") continue;
+    if (!files.tiktoken.empty())
+      throw UsageError("the folder '" + path + "' holds more than one .tiktoken file: give the path of one of them");
+    files.tiktoken = it->path().string();
+  }
+  if (!files.tiktoken.empty()) return files;
   throw UsageError(
-      "the folder '" + name_or_path +
+      "the folder '" + path +
       "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and " +
-      "vocab.json");
+      "vocab.json, nor a .tiktoken file");
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path) {
+  if (name_or_path == "bytes") return std::make_shared<ByteTokenizer>();
+  const detail::TokenizerFiles files = detail::find_tokenizer(name_or_path);
+  if (!files.json.empty()) return read_tokenizer_json(files.json);
+  if (!files.tiktoken.empty())
+    return std::make_shared<BpeTokenizer>(read_tiktoken(files.tiktoken), "'" + files.tiktoken + "'");
+  return std::make_shared<BpeTokenizer>(read_merges(files.merges, files.ids), "'" + files.merges + "'");
+}
+
+SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::string& folder) {
+  if (name_or_path == "bytes") throw UsageError("the tokenizer \"bytes\" has no files to copy");
+  const detail::TokenizerFiles files = detail::find_tokenizer(name_or_path);
+  const std::string partial = detail::temporary_name(folder);
+  make_new_folder(partial);
+  const auto copy = [&](const std::string& from, const std::string& name) {
+    write_file(partial + "/" + name, read_file(from), true);
+  };
+  if (!files.json.empty()) {
+    copy(files.json, "tokenizer.json");
+    // It says which token ends a text.
+    const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
+    if (file_exists(config)) copy(config, "tokenizer_config.json");
+  }
+  for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    if (!path.empty()) copy(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
+  }
+  sync_path(partial);
+  replace_folder(partial, folder);
 }
 
 }  // namespace shardlib::io
