@@ -37,3 +37,20 @@ set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON UNITY_BUILD_BA
 target_compile_definitions(shardlib_compiled PUBLIC SHARDLIB_COMPILED)
 target_link_libraries(shardlib_compiled PUBLIC shardlib::shardlib)
 add_library(shardlib::compiled ALIAS shardlib_compiled)
+
+# The commit, which runs record. Its one small source is written before each build, so that no other file is compiled
+# again after a commit.
+get_filename_component(shardlib_root "${SHARDLIB_INCLUDE_ROOT}" DIRECTORY)
+find_package(Git QUIET)
+if(Git_FOUND AND EXISTS "${shardlib_root}/.git")
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/commit.cpp")
+  add_custom_target(
+    shardlib_commit BYPRODUCTS "${source}"
+    COMMAND "${CMAKE_COMMAND}" "-DGIT=${GIT_EXECUTABLE}" "-DSOURCE=${shardlib_root}" "-DOUTPUT=${source}" -P
+            "${CMAKE_CURRENT_LIST_DIR}/ShardlibCommit.cmake"
+    COMMENT "" VERBATIM)
+  add_dependencies(shardlib_compiled shardlib_commit)
+  target_sources(shardlib_compiled PRIVATE "${source}")
+  set_source_files_properties("${source}" PROPERTIES GENERATED ON SKIP_UNITY_BUILD_INCLUSION ON)
+  target_compile_definitions(shardlib_compiled PUBLIC SHARDLIB_HAS_COMMIT)
+endif()

@@ -347,6 +347,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   program.gradient_bytes =
       std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_compute(trained_bytes) : trained_bytes);
   program.context = o.context;
+  program.dtype = o.dtype;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
   program.flops_per_token =
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);

@@ -140,6 +140,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     run::note_gathered(program, state.weights, copies, std::int64_t{mesh.size("d")} * mesh.size("s"));
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
+  program.dtype = o.dtype;
   run::train(device, o.training, data, toml, program);
   gpt::write_outputs(device, o, o.files, o.training, data, program);
 }

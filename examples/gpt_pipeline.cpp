@@ -444,6 +444,7 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   }
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
+  program.dtype = o.dtype;
   run::train(device, o.training, data, toml, program);
 }
 

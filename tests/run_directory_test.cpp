@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/run/run_directory.hpp>
@@ -60,7 +61,7 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   const auto start = [&](std::int64_t step) {
     RunDirectory run(path, config, Resume::automatic, true);
     run.begin(step);
-    return run.note_start(step, {{"d", 2}, {"t", 1}});
+    return run.note_start(step, {{"d", 2}, {"t", 1}}, "bf16");
   };
   CHECK(start(0).empty());
   CHECK(start(4).empty());
@@ -69,6 +70,9 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   CHECK(all[0]["step"] == 0);
   CHECK(all[1]["step"] == 4);
   CHECK(all[1]["mesh"] == "d=2,t=1");
+  CHECK(all[1]["dtype"] == "bf16");
+  // The commit as git names it, or that it is not known.
+  CHECK(std::regex_match(all[1]["commit"].get<std::string>(), std::regex("[0-9a-f]{12,}(-dirty)?|unknown")));
   CHECK(all[1]["devices"] == (under_mpi() ? "ranks" : "threads"));
   CHECK(all[1]["start"].get<std::string>().size() == 20);
   CHECK(all[1]["command"][0].get<std::string>().find("shardlib_tests") != std::string::npos);

@@ -39,9 +39,9 @@ class RunDirectory {
   /// sentence to print for each action.
   std::vector<std::string> begin(std::int64_t step, bool trains = true);
 
-  /// Records in run.json that the run starts or resumes at `step` on a mesh with these `axes`: when, where, with which
-  /// command and version of the library. Returns sentences to print.
-  std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes);
+  /// Records in run.json that the run starts or resumes at `step` on a mesh with these `axes`, computing in `dtype`:
+  /// when, where, with which command, version and commit of the library. Returns sentences to print.
+  std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes, const std::string& dtype);
 
   /// Keeps a copy of the tokenizer that `name` stands for in the folder `tokenizer`, so that samples need the run's
   /// folder alone. A copy that is whole and encodes alike stays as it is; "bytes" needs none.

@@ -222,6 +222,7 @@ struct Program {
   std::int64_t parameters = 0;  ///< parameters of the whole model
   double flops_per_token = 0;   ///< FLOPs of forward and backward without recomputation, for MFU
   std::int64_t context = 0;     ///< the most tokens that the model can take
+  std::string dtype = "f32";    ///< the dtype of products and communication, which run.json records
   /// Bytes on this device (shard_bytes), for --plan. Copies are the weights in the dtype of computation, if that is
   /// another.
   std::int64_t weight_bytes = 0, copy_bytes = 0, optimizer_bytes = 0;

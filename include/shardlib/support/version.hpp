@@ -16,4 +16,13 @@ inline std::string version_text() {
   return std::to_string(SHARDLIB_VERSION_MAJOR) + "." + std::to_string(SHARDLIB_VERSION_MINOR) + "." +
          std::to_string(SHARDLIB_VERSION_PATCH);
 }
+
+/// The commit of the library's source: "3244ea5c0ffe", with "-dirty" if files had been edited, or "unknown".
+#ifdef SHARDLIB_HAS_COMMIT  // of shardlib::compiled from a clone: cmake/ShardlibCommit.cmake writes the definition
+std::string commit_text();
+#else
+inline std::string commit_text() {
+  return "unknown";
+}
+#endif
 }  // namespace shardlib::detail

@@ -225,8 +225,9 @@ SHARDLIB_INLINE std::string Options::version() const {
 #if defined(SHARDLIB_WITH_OPENMP)
   with += ", OpenMP";
 #endif
-  return fmt::format("{}: shardlib {}, with {}; {} runs the kernels\n", program_, shardlib::detail::version_text(),
-                     with, launcher_name() == "host" ? "the host" : launcher_name());
+  return fmt::format("{}: shardlib {} (commit {}), with {}; {} runs the kernels\n", program_,
+                     shardlib::detail::version_text(), shardlib::detail::commit_text(), with,
+                     launcher_name() == "host" ? "the host" : launcher_name());
 }
 
 SHARDLIB_INLINE std::string Options::to_toml() const {

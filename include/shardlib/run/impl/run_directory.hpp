@@ -119,8 +119,8 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   return notes;
 }
 
-SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t step,
-                                                                  const std::vector<AxisSize>& axes) {
+SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t step, const std::vector<AxisSize>& axes,
+                                                                  const std::string& dtype) {
   std::vector<std::string> notes;
   if (!writer_) return notes;
   using json = nlohmann::ordered_json;
@@ -141,7 +141,9 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"host", detail::host_name()},
                  {"command", detail::command_line()},
                  {"shardlib", shardlib::detail::version_text()},
+                 {"commit", shardlib::detail::commit_text()},
                  {"launcher", launcher_name()},
+                 {"dtype", dtype},
                  {"mesh", to_string(axes)},
                  {"devices", under_mpi() ? "ranks" : "threads"}});
   io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"));

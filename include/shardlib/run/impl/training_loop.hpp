@@ -95,7 +95,7 @@ class TrainingLoop {
     const bool changes_run = first < training_.steps || !found;
     for (const std::string& sentence : directory_.begin(first, changes_run)) say(sentence);
     if (changes_run) {
-      for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
+      for (const std::string& sentence : directory_.note_start(first, device_->axes(), program_.dtype)) say(sentence);
       io::together(*device_, "", [this] {
         if (data_.tokenizer) directory_.keep_tokenizer(*data_.tokenizer, training_.tokenizer);
       });
