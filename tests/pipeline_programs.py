@@ -173,7 +173,7 @@ def checkpoints(p):
     sampled = [p.run("shardlib-sample", [folder, "--max-tokens=8", "--temperature=0", *more]) for more in ([], ["--mesh=d=1,t=2"])]
     for done in sampled:
         done.succeeds()
-        done.check("A sample after step 20" in done.out, "gpt_fsdp samples from the run of a pipeline")
+        done.check("A sample after 20 steps" in done.out, "gpt_fsdp samples from the run of a pipeline")
     check(sampled[0].out.split("A sample")[-1] == sampled[1].out.split("A sample")[-1], "the same sample on another mesh")
 
     run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()

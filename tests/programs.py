@@ -341,7 +341,7 @@ def sampling_is_stopped(p):
     command = p.gpt_command(f"--run={folder}", "--mesh=d=2,t=1", *endless)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     lines = []
-    while not lines or (lines[-1] and "A sample after step 20" not in lines[-1]):
+    while not lines or (lines[-1] and "A sample after 20 steps" not in lines[-1]):
         lines.append(process.stdout.readline())
     kept = os.listdir(f"{folder}/checkpoints")
     process.send_signal(15)
@@ -567,7 +567,7 @@ def sampling_from_a_run(p):
         run = p.run("shardlib-sample", [folder, "--samples=2"])
         run.succeeds()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
-        run.check(run.out.count("A sample after step 3") == 2, "two samples")
+        run.check(run.out.count("A sample after 3 steps") == 2, "two samples")
         for mesh in ("d=1,t=1", "d=2,t=2"):
             chat = subprocess.run([os.path.join(p.examples, "shardlib-sample"), folder, "--chat", f"--mesh={mesh}", "--max-tokens=4",
                                    "--temperature=0", "--turns={}:"], input="a\n\n/reset\r\na\n/what\n" + "m" * 99 + "\n/quit\nb\n",

@@ -75,9 +75,9 @@ TEST_CASE("progress: plain lines where there is no terminal", "[run]") {
   for (int i = 0; i < 100; ++i) shown.step(i);
   const std::string text = shown.take();
   CHECK(text.substr(0, text.find('\n') + 1) ==
-        "step     1/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  99 s left\n");
+        "step     0/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  99 s left\n");
   CHECK(std::count(text.begin(), text.end(), '\n') == 11);
-  CHECK(text.ends_with("step   100/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s   0 s left\n"));
+  CHECK(text.ends_with("step    99/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s   0 s left\n"));
   CHECK(text.find('\x1b') == std::string::npos);
   CHECK(text.find('\r') == std::string::npos);
   shown.progress->finish();
@@ -88,10 +88,10 @@ TEST_CASE("progress: validation and utilisation in 100 columns, a resumed run's 
   Shown shown(file, 90);
   shown.step(90, {}, 0.414);
   CHECK(shown.take() ==
-        "step    91/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  MFU 41 %   9 s left\n");
+        "step    90/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  MFU 41 %   9 s left\n");
   shown.step(93, 3.5);
   CHECK(shown.take() ==
-        "step    94/100  loss 3.2500  validation loss 3.5000  grad norm  1.500    12345 tokens/s   3 s left\n");
+        "step    93/100  loss 3.2500  validation loss 3.5000  grad norm  1.500    12345 tokens/s   3 s left\n");
 }
 
 TEST_CASE("progress: a stopped run's last step is shown", "[run]") {
@@ -100,7 +100,7 @@ TEST_CASE("progress: a stopped run's last step is shown", "[run]") {
   shown.step(4);
   shown.take();
   shown.progress->finish();
-  CHECK(shown.take().starts_with("step     5/100  loss 3.2500"));
+  CHECK(shown.take().starts_with("step     4/100  loss 3.2500"));
 }
 
 TEST_CASE("progress: one live line on a terminal", "[run]") {
@@ -109,14 +109,14 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   std::string text = shown.take();
   CHECK(text.find('\n') == std::string::npos);
   CHECK(screen(text) == std::vector<std::string>{
-                            "step    50/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+                            "step    49/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
   CHECK(text.find("\x1b[3") == std::string::npos);
 
   shown.progress->message("saved\nverified");
   text += shown.take();
   CHECK(screen(text) == std::vector<std::string>{
                             "saved", "verified",
-                            "step    50/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+                            "step    49/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
 
   shown.progress->pause();
   text += shown.take() + "a sample\n";
@@ -129,8 +129,8 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   REQUIRE(lines.size() == 7);
   CHECK(lines[2] == "a sample");
   CHECK(lines[3] == "more");
-  CHECK(lines[4].starts_with("step    51/100  loss 3.2500  validation loss 4.0000"));
-  CHECK(lines[5].starts_with("step    52/100  loss 3.2500  lr"));
+  CHECK(lines[4].starts_with("step    50/100  loss 3.2500  validation loss 4.0000"));
+  CHECK(lines[5].starts_with("step    51/100  loss 3.2500  lr"));
   CHECK(lines[6].empty());
 }
 
@@ -159,9 +159,9 @@ TEST_CASE("progress: narrow terminals", "[run]") {
     CHECK(lines[0].size() <= static_cast<std::size_t>(std::max(width - 1, 1)));
     CHECK(lines[0].size() >= last);
     last = lines[0].size();
-    if (width == 30) CHECK(lines[0] == "step    50/100  loss 3.2500");
-    if (width == 50) CHECK(lines[0] == "step    50/100  loss 3.2500   1 s left");
-    if (width == 60) CHECK(lines[0] == "step    50/100  loss 3.2500    12345 tokens/s   1 s left");
+    if (width == 30) CHECK(lines[0] == "step    49/100  loss 3.2500");
+    if (width == 50) CHECK(lines[0] == "step    49/100  loss 3.2500   1 s left");
+    if (width == 60) CHECK(lines[0] == "step    49/100  loss 3.2500    12345 tokens/s   1 s left");
   }
 }
 

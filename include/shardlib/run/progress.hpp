@@ -44,7 +44,7 @@ class Progress {
   /// Calls finish(), so that an error message starts on a new line.
   ~Progress();
 
-  /// Shows the step. On a terminal it redraws the line, at most ten times a second; elsewhere it prints each tenth step
+  /// Shows the step, which counts from 0 as in the record. On a terminal it redraws the line, at most ten times a second; elsewhere it prints each tenth step
   /// and the last. A step with a validation loss always gets a permanent line.
   void step(const Record& record);
   /// Prints one or more permanent lines above the live one.

@@ -41,7 +41,7 @@ class Answers {
           std::function<void(const Sample&)> keep)
       : device_(device), training_(training), data_(data), program_(program), keep_(std::move(keep)) {}
 
-  /// Draws the samples after a step; -1 is before the first one.
+  /// Draws the samples after the step of this number; -1 is before the first one.
   void sample(std::int64_t step) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;
     SampleOptions options = sample_options(training_);
@@ -51,7 +51,8 @@ class Answers {
     bool stopped = false;
     const auto stop = [&] { return stopped = stopping(device_); };
     for (std::int64_t i = 0; i < training_.samples && !stopped; ++i, ++options.seed) {
-      say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+      say(fmt::format("\nA sample after {} step{} (temperature {}):\n", step + 1, step == 0 ? "" : "s",
+                      options.temperature));
       const auto text =
           generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
       say(stopped ? "\nthe sample was stopped by a signal" : "\n");

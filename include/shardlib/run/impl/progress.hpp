@@ -49,7 +49,7 @@ struct ProgressField {
 };
 
 inline std::vector<ProgressField> progress_fields(const Record& r, std::int64_t steps, double seconds_left) {
-  std::vector<ProgressField> fields{{fmt::format("step {:>5}/{}", r.step + 1, steps), 0},
+  std::vector<ProgressField> fields{{fmt::format("step {:>5}/{}", r.step, steps), 0},
                                     {fmt::format("loss {:.4f}", r.loss), 0}};
   if (r.validation_loss) fields.push_back({fmt::format("validation loss {:.4f}", *r.validation_loss), 0});
   fields.push_back({fmt::format("lr {:.2e}", r.learning_rate), 4});

@@ -131,7 +131,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
 
   o.group("sampling");
-  o.add("--sample-every", t.sample_every, "steps between samples, the first before step 1 (0: only at the end)",
+  o.add("--sample-every", t.sample_every, "steps between samples, the first before step 0 (0: only at the end)",
         size(0));
   o.flag("--sample-only", t.sample_only,
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
