@@ -563,6 +563,9 @@ def sampling_from_a_run(p):
                               "--prompt=And God", "--temperature=0"])
         run.succeeds()
         text = run.out.split("A sample")[-1]
+        with open(f"{folder}/console.log", errors="replace", newline="") as file:
+            mark, log = file.readline(), file.read()
+        run.check(re.fullmatch(r"==== \S{20}, from step 0\n", mark) and log == run.out, "console.log is what it prints")
         before = tree(folder)
         run = p.run("shardlib-sample", [folder, "--samples=2"])
         run.succeeds()

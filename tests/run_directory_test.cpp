@@ -85,6 +85,22 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   CHECK(nlohmann::json::parse(contents(path + "/run.json")).size() == 1);
 }
 
+TEST_CASE("run directory: console.log takes what is logged, from start to start", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  run::log_console("before\n");
+  for (const std::int64_t step : {0, 4}) {
+    RunDirectory run(path, config, Resume::automatic, true);
+    run.begin(step);
+    run::log_console(std::to_string(step) + "\n");
+    RunDirectory(folder / "other", config, Resume::automatic, false).begin(0);  // of a process that does not write
+  }
+  run::log_console("after\n");
+  const std::string text = std::regex_replace(contents(path + "/console.log"), std::regex("==== \\S{20},"), "====");
+  CHECK(text.ends_with("before\n0\n==== from step 4\n4\n"));
+  CHECK(text.starts_with("==== from step 0\n"));
+}
+
 TEST_CASE("records: the line of a step, and back", "[run]") {
   CHECK(to_json(record(3)) ==
         R"({"step": 3, "loss": 5.497, "learning_rate": 0.0003, "grad_norm": 0.1, "tokens_per_second": 12345.678, )"
@@ -198,7 +214,7 @@ TEST_CASE("run directory: a new run", "[run]") {
   const Scratch folder;
   const std::string path = folder / "deep/run";
   make_run(path, 7);
-  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "samples.jsonl"});
+  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "console.log", "metrics.jsonl", "samples.jsonl"});
   CHECK(contents(path + "/config.toml") == config);
   CHECK(run::read_records(path + "/metrics.jsonl").size() == 7);
   CHECK(run::read_samples(path + "/samples.jsonl").size() == 2);
@@ -229,7 +245,7 @@ TEST_CASE("run directory: going on from a checkpoint", "[run]") {
   CHECK(run::read_samples(run.samples()).size() == 1);
   for (int i = 4; i < 10; ++i) run.write(record(i));
   CHECK(run::read_records(run.metrics()).size() == 10);
-  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "samples.jsonl"});
+  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "console.log", "metrics.jsonl", "samples.jsonl"});
 }
 
 TEST_CASE("run directory: a run without a checkpoint starts again, and nothing is lost", "[run]") {
@@ -313,7 +329,7 @@ TEST_CASE("run directory: the temporaries of a killed process are gone when the 
     kill(getpid(), SIGKILL);
   }
   REQUIRE(waitpid(child, nullptr, 0) == child);
-  CHECK(files_below(path).size() == 5);
+  CHECK(files_below(path).size() == 6);
   RunDirectory run(path, config, Resume::automatic, true);
   run.begin(0);
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path))

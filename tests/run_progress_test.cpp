@@ -134,6 +134,22 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   CHECK(lines[6].empty());
 }
 
+TEST_CASE("progress: a log has the plain lines, whatever the terminal shows", "[run]") {
+  std::string logs[2];
+  for (int live = 0; live < 2; ++live) {
+    std::ostringstream out;
+    Progress progress(0, 25, out, live != 0 ? colored : file, [] { return 0.0; },
+                      [&log = logs[live]](std::string_view text) { log += text; });
+    for (int i = 0; i < 24; ++i)
+      progress.step({.step = i, .loss = 1, .validation_loss = i == 13 ? std::optional(2.0) : std::nullopt});
+    progress.message("stopped");
+    progress.finish();
+    if (live == 0) CHECK(logs[0] == out.str());
+  }
+  CHECK(logs[0] == logs[1]);
+  CHECK(std::count(logs[0].begin(), logs[0].end(), '\n') == 6);
+}
+
 TEST_CASE("progress: drawn ten times a second at most, and colour only where it is wanted", "[run]") {
   Shown shown(colored);
   shown.step(0);

@@ -34,18 +34,21 @@ class Progress {
  public:
   /// A clock: seconds since some fixed moment.
   using Clock = std::function<double()>;
+  /// Gets all permanent lines, and those that would be printed without a terminal.
+  using Log = std::function<void(std::string_view)>;
 
   Progress() = default;
-  /// Shows the steps `first` to `steps` - 1 on standard output.
+  /// Shows the steps `first` to `steps` - 1 on standard output, and logs them by `log_console`.
   Progress(std::int64_t first, std::int64_t steps);
-  Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal, Clock clock);
+  Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal, Clock clock, Log log = {});
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   /// Calls finish(), so that an error message starts on a new line.
   ~Progress();
 
-  /// Shows the step, which counts from 0 as in the record. On a terminal it redraws the line, at most ten times a second; elsewhere it prints each tenth step
-  /// and the last. A step with a validation loss always gets a permanent line.
+  /// Shows the step, which counts from 0 as in the record. On a terminal it redraws the line, at most ten times a
+  /// second; elsewhere it prints each tenth step and the last. A step with a validation loss always gets a permanent
+  /// line.
   void step(const Record& record);
   /// Prints one or more permanent lines above the live one.
   void message(std::string_view text);
@@ -63,10 +66,11 @@ class Progress {
   std::ostream* out_ = nullptr;
   Terminal terminal_;
   Clock clock_;
+  Log log_;
   std::int64_t first_ = 0, steps_ = 0;
   double start_ = 0, now_ = 0, drawn_at_ = -1;
   Record last_;
-  bool has_last_ = false, drawn_ = false, stands_ = true;
+  bool drawn_ = false, stands_ = true, logged_ = true;
   std::mutex mutex_;
 };
 

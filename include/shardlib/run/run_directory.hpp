@@ -1,13 +1,15 @@
-// The folder of a training run: config.toml, tokenizer/, run.json, metrics.jsonl, samples.jsonl, checkpoints/,
-// trace.json, report.html.
+// The folder of a training run: config.toml, tokenizer/, run.json, metrics.jsonl, samples.jsonl, console.log,
+// checkpoints/, trace.json, report.html.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -35,8 +37,8 @@ class RunDirectory {
   /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. It removes
   /// the records of that step and later, because the run writes them again. If an old run has no checkpoint and starts
   /// again, its records are kept in metrics.N.jsonl instead. If the configuration has changed, it is stored, and the
-  /// former one is kept in config.N.toml; not if `trains` is false, as the run then has no step left. Returns a
-  /// sentence to print for each action.
+  /// former one is kept in config.N.toml; not if `trains` is false, as the run then has no step left. From here on,
+  /// console.log takes what `print_console` prints. Returns a sentence to print for each action.
   std::vector<std::string> begin(std::int64_t step, bool trains = true);
 
   /// Records in run.json that the run starts or resumes at `step` on a mesh with these `axes`, computing in `dtype`:
@@ -60,11 +62,12 @@ class RunDirectory {
   /// records.
   void sync();
 
-  /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `tokenizer`, `trace`, `report`,
-  /// `tensorboard`.
+  /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `console`, `config`, `starts`, `tokenizer`, `trace`,
+  /// `report`, `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }
   [[nodiscard]] std::string samples() const { return file("samples.jsonl"); }
+  [[nodiscard]] std::string console() const { return file("console.log"); }
   [[nodiscard]] std::string config() const { return file("config.toml"); }
   [[nodiscard]] std::string starts() const { return file("run.json"); }
   [[nodiscard]] std::string tokenizer() const { return file("tokenizer"); }
@@ -79,6 +82,7 @@ class RunDirectory {
   bool writer_ = false, resumed_ = false;
   std::vector<std::string> changes_;
   JsonLines metrics_, samples_;
+  std::unique_ptr<ConsoleLog> console_;
 };
 
 }  // namespace shardlib::run

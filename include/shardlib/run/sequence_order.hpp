@@ -10,6 +10,7 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/ops/sequences.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -28,10 +29,10 @@ inline SequenceOrder sequence_order(const std::vector<AxisSize>& mesh, const Tra
                     t.seq, axis, n, to_string(mesh), n, 2 * n));
   if (t.seq % (2 * std::int64_t{n}) == 0) return SequenceOrder::zigzag;
   if (world_rank() == 0 && !t.sample_only)
-    fmt::print(
+    print_console(fmt::format(
         "note: --seq {} is no multiple of 2{} = {}, so tokens lie over {} in contiguous order, in which the last "
         "device computes the most of attention; with a multiple they lie in zigzag order\n",
-        t.seq, axis, 2 * n, axis);
+        t.seq, axis, 2 * n, axis));
   return SequenceOrder::contiguous;
 }
 

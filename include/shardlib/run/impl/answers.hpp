@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/converse.hpp"
@@ -29,8 +29,7 @@ inline bool stopping(const DevicePtr& device) {
 }
 
 inline void print_line(const std::string& line) {
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
+  print_console(line + "\n");
 }
 
 /// The answers of one device's model. All members are collective; the first rank prints.
@@ -46,7 +45,7 @@ class Answers {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;
     SampleOptions options = sample_options(training_);
     const auto show = [&](std::string_view piece) {
-      if (speaks_) fmt::print("{}", piece), std::fflush(stdout);
+      if (speaks_) print_console(piece);
     };
     bool stopped = false;
     const auto stop = [&] { return stopped = stopping(device_); };

@@ -1,6 +1,8 @@
 // This device's rows of the batches of a run, and the shares of their tokens in the loss.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -20,6 +22,15 @@
 #include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::run::detail {
+
+/// What a run trains on, for its first line.
+inline std::string described_data(const Training& training, const Data& data) {
+  const std::string about = data.train                     ? fmt::format("{} tokens of data, seen {:.2f} times",
+                                                                         data.train->source().tokens(), data.train->epochs(training.steps))
+                            : training.text_stream.empty() ? "no data"
+                                                           : "texts of " + training.text_stream;
+  return fmt::format("{} tokens a step, {}", training.batch * training.seq, about);
+}
 
 /// Reduces one number of each device; the result is the same everywhere.
 inline double reduce(const DevicePtr& device, double value, Reduction op, Site site = Site::current()) {

@@ -14,6 +14,7 @@
 
 #include "shardlib/memory/control_groups.hpp"
 #include "shardlib/memory/system.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/graph.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/prediction.hpp"
@@ -194,9 +195,9 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
   }
   gather.per_step = static_cast<double>(peak) <= 0.9 * *bytes;
   if (!training.plan && world_rank() == 0)
-    fmt::print("--gather auto is {}: per-step takes {} of the {} of a device\n",
-               gather.per_step ? "per-step" : "per-microbatch", detail::short_bytes(peak),
-               detail::short_bytes(static_cast<std::int64_t>(*bytes)));
+    print_console(fmt::format("--gather auto is {}: per-step takes {} of the {} of a device\n",
+                              gather.per_step ? "per-step" : "per-microbatch", detail::short_bytes(peak),
+                              detail::short_bytes(static_cast<std::int64_t>(*bytes))));
 }
 
 SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {

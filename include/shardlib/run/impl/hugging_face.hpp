@@ -19,6 +19,7 @@
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/excerpt.hpp"
 
@@ -192,14 +193,14 @@ SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, con
   const std::string& run = training.directory;
   const bool trains_them = training.frozen_weights.empty();
   if (trains_them && !run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
-    fmt::print("note: the run in '{}' has a checkpoint, so its weights are used, not those of --load '{}'\n", run,
-               loaded);
+    print_console(fmt::format(
+        "note: the run in '{}' has a checkpoint, so its weights are used, not those of --load '{}'\n", run, loaded));
   const auto ids = static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (training.tokenizer == Training().tokenizer && ids != data.vocabulary)
-    fmt::print(
+    print_console(fmt::format(
         "note: --tokenizer {} has {} ids and the loaded model {}: without the model's own tokenizer, prompts, "
         "samples and texts mean nothing to it\n",
-        training.tokenizer, ids, data.vocabulary);
+        training.tokenizer, ids, data.vocabulary));
 }
 
 SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,

@@ -15,6 +15,8 @@
 #include <iostream>
 #include <vector>
 
+#include "shardlib/run/console.hpp"
+
 namespace shardlib::run {
 
 SHARDLIB_INLINE Terminal terminal_of(int file) {
@@ -70,15 +72,17 @@ inline std::string join_fields(const std::vector<ProgressField>& fields) {
 }  // namespace detail
 
 SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps)
-    : Progress(first, steps, std::cout, terminal_of(STDOUT_FILENO), [] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-      }) {}
+    : Progress(
+          first, steps, std::cout, terminal_of(STDOUT_FILENO),
+          [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); },
+          log_console) {}
 
 SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal,
-                                   Clock clock)
+                                   Clock clock, Log log)
     : out_(&out),
       terminal_(terminal),
       clock_(std::move(clock)),
+      log_(std::move(log)),
       first_(first),
       steps_(steps),
       start_(clock_()),
@@ -129,14 +133,15 @@ SHARDLIB_INLINE void Progress::step(const Record& record) {
   const std::lock_guard lock(mutex_);
   now_ = clock_();
   last_ = record;
-  has_last_ = true;
-  stands_ = false;
   const bool last = record.step + 1 >= steps_;
   const bool stays = record.validation_loss.has_value();
-  if (stays || (!terminal_.live && (record.step % 10 == 0 || last))) {
+  const bool plain = stays || record.step % 10 == 0 || last;
+  if (plain && log_) log_(line(record) + "\n");
+  logged_ = plain;
+  stands_ = stays || (plain && !terminal_.live);
+  if (stands_) {
     clear();
     *out_ << line(record) << "\n" << std::flush;
-    stands_ = true;
   } else if (terminal_.live && (drawn_at_ < 0 || last || now_ - drawn_at_ >= 0.1 || !drawn_)) {
     draw();
   }
@@ -148,6 +153,7 @@ SHARDLIB_INLINE void Progress::message(std::string_view text) {
   const bool again = drawn_;
   clear();
   *out_ << text << "\n" << std::flush;
+  if (log_) log_(std::string(text) + "\n");
   if (again) draw();
 }
 
@@ -163,9 +169,10 @@ SHARDLIB_INLINE void Progress::finish() {
   const std::lock_guard lock(mutex_);
   clear();
   // The line of a step that was not drawn last, or was drawn over, is written once more to stay.
-  if (has_last_ && !stands_) *out_ << line(last_) << "\n";
+  if (!stands_) *out_ << line(last_) << "\n";
   *out_ << std::flush;
-  stands_ = true;
+  if (!logged_ && log_) log_(line(last_) + "\n");
+  stands_ = logged_ = true;
 }
 
 }  // namespace shardlib::run

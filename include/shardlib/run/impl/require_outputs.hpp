@@ -28,7 +28,8 @@ inline void require_outputs(const Training& training, const RunDirectory& direct
   } catch (const Error& error) {
     throw UsageError(fmt::format("--run: {}; move the existing file away, or choose another folder", error.what()));
   }
-  for (const std::string& path : {directory.checkpoints() + "/LATEST", directory.samples(), directory.report()})
+  for (const std::string& path :
+       {directory.checkpoints() + "/LATEST", directory.samples(), directory.console(), directory.report()})
     io::require_writable(path, "--run");
   if (training.trace) io::require_writable(directory.trace(), "--trace");
   if (training.tensorboard) io::require_writable(directory.tensorboard() + "/events", "--tensorboard");

@@ -44,6 +44,11 @@ inline std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? as_utf8(name) : "";
 }
 
+/// "2025-11-28T00:40:00Z".
+inline std::string utc_now() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
 /// The words of this process's command line.
 inline std::vector<std::string> command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -90,6 +95,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   std::vector<std::string> notes;
   if (!writer_) return notes;
   namespace fs = std::filesystem;
+  console_ = std::make_unique<ConsoleLog>(console(), fmt::format("==== {}, from step {}\n", detail::utc_now(), step));
   for (const std::string& folder : {path_, checkpoints()}) io::remove_stale_temporaries(folder);
   const auto keep_aside = [&](const std::string& path) {
     const std::string aside = detail::free_name(path);
@@ -136,7 +142,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
       all = json::array();
     }
   }
-  all.push_back({{"start", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+  all.push_back({{"start", detail::utc_now()},
                  {"step", step},
                  {"host", detail::host_name()},
                  {"command", detail::command_line()},

@@ -15,6 +15,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/run/run_directory.hpp"
@@ -227,7 +228,8 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.plan || t.sample_only || !t.graph.empty() || world_rank() != 0) return;
-  fmt::print("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe());
+  print_console(
+      fmt::format("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe()));
 }
 
 SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
@@ -266,8 +268,9 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
     if (const auto option = options.find(dim.name); option != options.end() && dim.padded > dim.size + dim.size / 20)
       dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", option->second, dim.size, dim.padded);
   if (dims.empty() || world_rank() != 0) return;
-  fmt::print("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
-             to_string(mesh), dims);
+  print_console(
+      fmt::format("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
+                  to_string(mesh), dims));
 }
 
 SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {

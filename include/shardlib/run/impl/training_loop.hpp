@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "shardlib/interop/find_nan.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/impl/answers.hpp"
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/judge.hpp"
@@ -75,6 +77,16 @@ class TrainingLoop {
         live_report_(directory_, [this](const std::string& text) { message(text); }) {}
 
   void run() {
+    try {
+      run_to_end();
+    } catch (const std::exception& error) {
+      if (speaks_) log_console(fmt::format("error: {}\n", error.what()));
+      throw;
+    }
+  }
+
+ private:
+  void run_to_end() {
     check_allowed(training_, configuration_);
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs(training_, directory_);
@@ -112,7 +124,8 @@ class TrainingLoop {
       events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
       events_->text("configuration", first, configuration_);
     }
-    describe();
+    say(fmt::format("{} parameters, mesh {}, {}", program_.parameters, to_string(device_->axes()),
+                    described_data(training_, data_)));
     // Devices that are threads of this process share its cores. Ranks of one machine measure their cores together.
     peak_ = reduce(device_,
                    under_mpi() ? measured_peak_flops(device_->exec().threads)
@@ -198,8 +211,6 @@ class TrainingLoop {
       say("report: " + directory_.report());
     answers_.evaluate();
   }
-
- private:
   /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
   void cut_metrics(std::int64_t step) {
     if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);
@@ -213,15 +224,6 @@ class TrainingLoop {
   }
   /// Prints above the live line of progress, if there is one.
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
-  void describe() const {
-    const std::string data = data_.train
-                                 ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
-                                               data_.train->epochs(training_.steps))
-                             : training_.text_stream.empty() ? "no data"
-                                                             : "texts of " + training_.text_stream;
-    say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
-                    training_.batch * training_.seq, data));
-  }
   /// Throws Error if devices differ in values that should be the same on all.
   void check_replicas(const Record& record) const {
     if (!program_.checkpoints.check_replicas) return;
