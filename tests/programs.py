@@ -571,6 +571,12 @@ def sampling_from_a_run(p):
         run.succeeds()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
         run.check(run.out.count("A sample after 3 steps") == 2, "two samples")
+        launchers = [[]] + ([[*p.mpiexec, "-n", "2"]] if p.mpiexec and program == "gpt2" else [])
+        for launcher in launchers:
+            mesh = ["--mesh=d=2,t=1"] if launcher else []
+            piped = subprocess.run([*launcher, os.path.join(p.examples, "shardlib-sample"), folder, "--prompt=-", "--max-tokens=2", *mesh],
+                                   input="In the\nbeginning\n", capture_output=True, text=True, errors="replace", timeout=60)  # fmt: skip
+            check(piped.returncode == 0 and "In the\nbeginning" in piped.stdout, f"{program} --prompt -", piped.stdout + piped.stderr)
         for mesh in ("d=1,t=1", "d=2,t=2"):
             chat = subprocess.run([os.path.join(p.examples, "shardlib-sample"), folder, "--chat", f"--mesh={mesh}", "--max-tokens=4",
                                    "--temperature=0", "--turns={}:"], input="a\n\n/reset\r\na\n/what\n" + "m" * 99 + "\n/quit\nb\n",
@@ -628,6 +634,7 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
     p.run("shardlib-sample", [folder, "--chat", "--prompt=And"]).fails(2, "--chat", "leave --prompt out")
+    p.gpt("--sample-only", "--chat", "--prompt=-", f"--run={folder}").fails(2, "--prompt -", "--chat")
     p.run("shardlib-sample", [folder, "--chat", "--turns=User:"]).fails(2, "--turns 'User:'", "write it once")
     p.run("shardlib-sample", [folder, "--d-model=32"]).fails(2, "checkpoint")
     p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")

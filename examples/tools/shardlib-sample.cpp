@@ -83,7 +83,8 @@ int program(int argc, char** argv) {
   const std::string usage =
       "shardlib-sample RUN [OPTION...]: prints texts of a run's newest checkpoint, and only reads its folder.\n"
       "The options are those of the run's trainer; these are for sampling:\n"
-      "  --prompt TEXT --max-tokens N --samples N --temperature X --top-k N --top-p X --stop TEXT --seed N\n"
+      "  --prompt TEXT (-: the standard input) --max-tokens N --samples N --temperature X --top-k N --top-p X --stop "
+      "TEXT --seed N\n"
       "  --chat: answers the lines of the standard input; /reset forgets, /quit ends\n"
       "  --turns 'User: {}\\nAssistant:': a turn of --chat, with {} for the message and \\n for a new line\n"
       "  --evaluate FILE.jsonl: multiple-choice questions\n"

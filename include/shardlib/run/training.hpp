@@ -137,7 +137,8 @@ struct Data {
 };
 /// Opens the tokenizer and the data of a run; `vocabulary` 0 stands for the tokenizer's. Throws UsageError for data
 /// that cannot be read, data that another tokenizer made, and a prompt that the model cannot take. With --plan or
-/// --graph it reads the tokenizer alone; --steps 0 needs no data. With --epochs, it sets `training.steps`.
+/// --graph it reads the tokenizer alone; --steps 0 needs no data. With --epochs, it sets `training.steps`, and for
+/// `--prompt -` the prompt.
 /// `open_data(training, 50257)`
 [[nodiscard]] SHARDLIB_INLINE Data open_data(Training& training, std::int64_t vocabulary);
 

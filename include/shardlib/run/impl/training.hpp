@@ -16,6 +16,7 @@
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/run/console.hpp"
+#include "shardlib/run/impl/standard_input.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/run/run_directory.hpp"
@@ -145,7 +146,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
         command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
-  o.add("--prompt", t.prompt, "text that the samples continue");
+  o.add("--prompt", t.prompt, "text that the samples continue; -: the standard input");
   o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none; -2: that of --row-begin)",
         size(-2));
   o.add("--top-k", t.sample.top_k, "keep only the k likeliest tokens (0: all)", size(0));
@@ -280,6 +281,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
     throw UsageError(none ? "no data to train on: give --data PATH or --stream DIR (see --help)"
                           : "--data and --stream are two sources of training data: give one of them");
   detail::check_settings(t);
+  if (t.prompt == "-" && !dry) t.prompt = detail::read_prompt();
   Data data;
   // A run keeps a copy of its tokenizer, which is there also where the folder was moved to.
   const std::string tokenizer =

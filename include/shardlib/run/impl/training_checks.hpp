@@ -54,6 +54,9 @@ inline void check_conversation(const Training& t) {
         "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
         "--sample-only too");
   if (t.chat) static_cast<void>(turn_template(t.turns));
+  if (t.chat && t.prompt == "-")
+    throw UsageError(
+        "--prompt - reads the standard input, from which --chat takes its messages: leave one of them out");
 }
 
 /// Throws UsageError for settings that contradict each other, before data are read and devices start.
