@@ -91,7 +91,7 @@ TEST_CASE("progress: validation and utilisation in 100 columns, a resumed run's 
         "step    90/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  MFU 41 %   9 s left\n");
   shown.step(93, 3.5);
   CHECK(shown.take() ==
-        "step    93/100  loss 3.2500  validation loss 3.5000  grad norm  1.500    12345 tokens/s   3 s left\n");
+        "step    93/100  loss 3.2500  validation loss 3.5000  grad norm  1.500    12345 tokens/s   6 s left\n");
 }
 
 TEST_CASE("progress: a stopped run's last step is shown", "[run]") {
@@ -109,14 +109,16 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   std::string text = shown.take();
   CHECK(text.find('\n') == std::string::npos);
   CHECK(screen(text) == std::vector<std::string>{
-                            "step    49/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+                            "step    49/100  [==========>         ]  50 %  "
+                            "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
   CHECK(text.find("\x1b[3") == std::string::npos);
 
   shown.progress->message("saved\nverified");
   text += shown.take();
   CHECK(screen(text) == std::vector<std::string>{
                             "saved", "verified",
-                            "step    49/100  loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+                            "step    49/100  [==========>         ]  50 %  "
+                            "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
 
   shown.progress->pause();
   text += shown.take() + "a sample\n";
@@ -150,6 +152,24 @@ TEST_CASE("progress: a log has the plain lines, whatever the terminal shows", "[
   CHECK(std::count(logs[0].begin(), logs[0].end(), '\n') == 6);
 }
 
+TEST_CASE("progress: speed and time left are smoothed, and count what is between steps", "[run]") {
+  std::ostringstream out;
+  double now = 0;
+  Progress progress(0, 1000, out, file, [&] { return now; });
+  const auto step = [&](std::int64_t i, double seconds, double between) {
+    out.str("");
+    now += seconds + between;
+    progress.step({.step = i, .tokens_per_second = 1000 / seconds, .step_seconds = seconds});
+    const std::string text = out.str();
+    return text.substr(std::min(text.find("grad"), text.size()));
+  };
+  CHECK(step(0, 10, 0) == "grad norm  0.000      100 tokens/s  2 h 46 min left\n");  // the first step is slow
+  for (int i = 1; i < 10; ++i) step(i, 1, 0);
+  CHECK(step(10, 1, 0) == "grad norm  0.000     1000 tokens/s  16 min left\n");
+  for (int i = 11; i < 200; ++i) step(i, 1, i % 10 == 0 ? 5 : 0);
+  CHECK(step(200, 1, 0) == "grad norm  0.000     1000 tokens/s  19 min left\n");  // 5 seconds after each tenth step
+}
+
 TEST_CASE("progress: drawn ten times a second at most, and colour only where it is wanted", "[run]") {
   Shown shown(colored);
   shown.step(0);
@@ -176,8 +196,10 @@ TEST_CASE("progress: narrow terminals", "[run]") {
     CHECK(lines[0].size() >= last);
     last = lines[0].size();
     if (width == 30) CHECK(lines[0] == "step    49/100  loss 3.2500");
-    if (width == 50) CHECK(lines[0] == "step    49/100  loss 3.2500   1 s left");
-    if (width == 60) CHECK(lines[0] == "step    49/100  loss 3.2500    12345 tokens/s   1 s left");
+    if (width == 50) CHECK(lines[0] == "step    49/100  loss 3.2500  50 s left");
+    if (width == 60) CHECK(lines[0] == "step    49/100  loss 3.2500    12345 tokens/s  50 s left");
+    if (width == 90)
+      CHECK(lines[0] == "step    49/100  [==========>         ]  50 %  loss 3.2500    12345 tokens/s  50 s left");
   }
 }
 

@@ -1,4 +1,4 @@
-// The progress of a run: one live line on a terminal, otherwise plain lines at intervals.
+// The progress of a run: one live line with a bar on a terminal, otherwise plain lines at intervals.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,18 @@ struct Terminal {
   int file = -1;       ///< if it is a terminal, its width is read before each drawing
 };
 
-/// The capabilities of an open file. A terminal is live unless TERM is "dumb" or Open MPI's mpirun is in between, and
-/// coloured unless NO_COLOR is set (no-color.org).
+/// The capabilities of an open file. A terminal is live unless TERM is "dumb", and coloured unless NO_COLOR is set
+/// (no-color.org). Under Open MPI, whose ranks get terminals of their own, mpirun's output counts, if it is on this
+/// machine.
 [[nodiscard]] SHARDLIB_INLINE Terminal terminal_of(int file);
 
 /// A readable duration: "95 s", "12 min", "3 h 05 min", "2 d 04 h".
 [[nodiscard]] SHARDLIB_INLINE std::string duration_text(double seconds);
 
-/// Shows training steps as they complete. Print other text with message(), or between pause() and the next step. It may
-/// be called from several threads. A default-constructed object prints nothing; it is for ranks that print nothing.
+/// Shows training steps as they complete. Speed and time left are smoothed over about 20 steps, without the first one;
+/// the time left counts what passes between steps, too. Print other text with message(), or between pause() and the next
+/// step. It may be called from several threads. A default-constructed object prints nothing; it is for ranks that print
+/// nothing.
 class Progress {
  public:
   /// A clock: seconds since some fixed moment.
@@ -58,8 +61,10 @@ class Progress {
   void finish();
 
  private:
+  void smooth(const Record& record);
+  [[nodiscard]] double seconds_left(const Record& record) const;
   [[nodiscard]] std::string line(const Record& record) const;
-  [[nodiscard]] std::string fitted(const Record& record, int width) const;
+  [[nodiscard]] std::string fitted(const Record& record, int width, bool bar) const;
   void clear();
   void draw();
 
@@ -69,6 +74,9 @@ class Progress {
   Log log_;
   std::int64_t first_ = 0, steps_ = 0;
   double start_ = 0, now_ = 0, drawn_at_ = -1;
+  double tokens_ = 0, seconds_ = 0;  ///< of a step, smoothed
+  double all_seconds_ = 0;           ///< of the steps seen
+  std::int64_t seen_ = 0;
   Record last_;
   bool drawn_ = false, stands_ = true, logged_ = true;
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 
 #include "shardlib/run/progress.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <sys/ioctl.h>
@@ -11,13 +12,44 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <sstream>
 #include <vector>
 
 #include "shardlib/run/console.hpp"
 
 namespace shardlib::run {
+
+namespace detail {
+
+/// The terminal to which the mpirun above this process writes; -1 if there is no such mpirun, or its output is another.
+inline int terminal_of_mpirun(int file) {
+  pid_t process = ::getppid();
+  for (int above = 0; above < 8 && process > 1; ++above) {
+    std::ifstream stat(fmt::format("/proc/{}/stat", process));
+    const std::string text(std::istreambuf_iterator<char>(stat), {});
+    const std::size_t begin = text.find('('), end = text.rfind(')');  // a name may hold brackets
+    if (begin == std::string::npos || end == std::string::npos || end < begin) return -1;
+    const std::string_view name = std::string_view(text).substr(begin + 1, end - begin - 1);
+    if (name == "mpirun" || name == "mpiexec" || name == "orterun" || name == "prterun") {
+      const int there = ::open(fmt::format("/proc/{}/fd/{}", process, file).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+      if (there >= 0 && ::isatty(there) != 0) return there;
+      if (there >= 0) ::close(there);
+      return -1;
+    }
+    process = 0;
+    std::istringstream rest(text.substr(end + 1));
+    char state = 0;
+    rest >> state >> process;
+  }
+  return -1;
+}
+
+}  // namespace detail
 
 SHARDLIB_INLINE Terminal terminal_of(int file) {
   const auto set = [](const char* name) {
@@ -25,8 +57,11 @@ SHARDLIB_INLINE Terminal terminal_of(int file) {
     return value != nullptr && *value != '\0' ? std::string_view(value) : std::string_view();
   };
   Terminal terminal;
+  if (::isatty(file) == 0) return terminal;
   // Open MPI gives its ranks terminals of its own, whatever its output is. A file would fill with escape codes.
-  if (::isatty(file) == 0 || !set("OMPI_COMM_WORLD_RANK").empty()) return terminal;
+  static const int mpiruns = set("OMPI_COMM_WORLD_RANK").empty() ? -1 : detail::terminal_of_mpirun(STDOUT_FILENO);
+  if (!set("OMPI_COMM_WORLD_RANK").empty()) file = mpiruns;
+  if (file < 0) return terminal;
   terminal.live = set("TERM") != "dumb";
   terminal.color = terminal.live && set("NO_COLOR").empty();
   terminal.file = file;
@@ -50,15 +85,27 @@ struct ProgressField {
   int rank = 0;
 };
 
-inline std::vector<ProgressField> progress_fields(const Record& r, std::int64_t steps, double seconds_left) {
-  std::vector<ProgressField> fields{{fmt::format("step {:>5}/{}", r.step, steps), 0},
-                                    {fmt::format("loss {:.4f}", r.loss), 0}};
+/// "[=====>              ]  30 %"
+inline std::string progress_bar(std::int64_t done, std::int64_t steps) {
+  constexpr std::size_t width = 20;
+  const double share =
+      std::clamp(static_cast<double>(done) / static_cast<double>(std::max<std::int64_t>(steps, 1)), 0.0, 1.0);
+  std::string bar(static_cast<std::size_t>(share * static_cast<double>(width)), '=');
+  if (bar.size() < width) bar += '>';
+  return fmt::format("[{:<{}}] {:>3.0f} %", bar, width, std::floor(100 * share));
+}
+
+inline std::vector<ProgressField> progress_fields(const Record& r, std::int64_t steps, double tokens_per_second,
+                                                  double seconds_left, bool bar) {
+  std::vector<ProgressField> fields{{fmt::format("step {:>5}/{}", r.step, steps), 0}};
+  if (bar) fields.push_back({progress_bar(r.step + 1, steps), 3});
+  fields.push_back({fmt::format("loss {:.4f}", r.loss), 0});
   if (r.validation_loss) fields.push_back({fmt::format("validation loss {:.4f}", *r.validation_loss), 0});
-  fields.push_back({fmt::format("lr {:.2e}", r.learning_rate), 4});
-  fields.push_back({fmt::format("grad norm {:6.3f}", r.grad_norm), 3});
-  for (const auto& [name, number] : r.numbers) fields.push_back({fmt::format("{} {:.3f}", name, number), 3});
-  fields.push_back({fmt::format("{:>7.0f} tokens/s", r.tokens_per_second), 2});
-  if (r.mfu) fields.push_back({fmt::format("MFU {:.0f} %", 100 * *r.mfu), 5});
+  fields.push_back({fmt::format("lr {:.2e}", r.learning_rate), 5});
+  fields.push_back({fmt::format("grad norm {:6.3f}", r.grad_norm), 4});
+  for (const auto& [name, number] : r.numbers) fields.push_back({fmt::format("{} {:.3f}", name, number), 4});
+  fields.push_back({fmt::format("{:>7.0f} tokens/s", tokens_per_second), 2});
+  if (r.mfu) fields.push_back({fmt::format("MFU {:.0f} %", 100 * *r.mfu * tokens_per_second / r.tokens_per_second), 6});
   fields.push_back({fmt::format("{:>4} left", duration_text(seconds_left)), 1});
   return fields;
 }
@@ -92,15 +139,31 @@ SHARDLIB_INLINE Progress::~Progress() {
   finish();
 }
 
-SHARDLIB_INLINE std::string Progress::line(const Record& record) const {
-  constexpr int columns = 100;
-  return fitted(record, columns);
+SHARDLIB_INLINE void Progress::smooth(const Record& record) {
+  const double tokens = record.tokens_per_second * record.step_seconds;
+  if (!(record.step_seconds > 0) || !std::isfinite(tokens)) return;
+  // The first step is slower than others, because memory comes from the system: the second one replaces it.
+  constexpr std::int64_t most = 20;
+  const double share = 1 / static_cast<double>(std::clamp<std::int64_t>(seen_++, 1, most));
+  tokens_ += share * (tokens - tokens_);
+  seconds_ += share * (record.step_seconds - seconds_);
+  all_seconds_ += record.step_seconds;
 }
 
-SHARDLIB_INLINE std::string Progress::fitted(const Record& record, int width) const {
+SHARDLIB_INLINE double Progress::seconds_left(const Record& record) const {
   const auto done = static_cast<double>(std::max<std::int64_t>(record.step + 1 - first_, 1));
-  const double left = (now_ - start_) / done * static_cast<double>(std::max<std::int64_t>(steps_ - record.step - 1, 0));
-  std::vector<detail::ProgressField> fields = detail::progress_fields(record, steps_, left);
+  const double between = std::max(now_ - start_ - all_seconds_, 0.0) / done;  // validations, samples, checkpoints
+  return (seconds_ + between) * static_cast<double>(std::max<std::int64_t>(steps_ - record.step - 1, 0));
+}
+
+SHARDLIB_INLINE std::string Progress::line(const Record& record) const {
+  constexpr int columns = 100;
+  return fitted(record, columns, false);
+}
+
+SHARDLIB_INLINE std::string Progress::fitted(const Record& record, int width, bool bar) const {
+  const double speed = seen_ > 0 ? tokens_ / seconds_ : record.tokens_per_second;
+  std::vector<detail::ProgressField> fields = detail::progress_fields(record, steps_, speed, seconds_left(record), bar);
   const auto room = static_cast<std::size_t>(std::max(width, 1));
   while (detail::join_fields(fields).size() > room) {
     const auto first_to_go =
@@ -121,7 +184,7 @@ SHARDLIB_INLINE void Progress::draw() {
   winsize size{};
   if (terminal_.file >= 0 && ::ioctl(terminal_.file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) width = size.ws_col;
   // The last column stays free: many terminals would go to the next line there.
-  const std::string text = fitted(last_, width - 1);
+  const std::string text = fitted(last_, width - 1, true);
   const char* const dim = terminal_.color ? "\x1b[36m" : "";
   *out_ << "\r" << dim << text << (terminal_.color ? "\x1b[0m" : "") << "\x1b[K" << std::flush;
   drawn_ = true;
@@ -133,6 +196,7 @@ SHARDLIB_INLINE void Progress::step(const Record& record) {
   const std::lock_guard lock(mutex_);
   now_ = clock_();
   last_ = record;
+  smooth(record);
   const bool last = record.step + 1 >= steps_;
   const bool stays = record.validation_loss.has_value();
   const bool plain = stays || record.step % 10 == 0 || last;
