@@ -30,6 +30,7 @@
 #include "gpt2_model.hpp"
 #include "gpt2_setup.hpp"
 #include "gpt2_state.hpp"
+#include "trainers.hpp"
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
@@ -366,6 +367,7 @@ int program(int argc, char** argv) {
   Options o;
   run::Options options("gpt2", "Trains GPT-2 or miniGPT, fully sharded and tensor parallel over a mesh of devices.");
   declare(options, o);
+  declare_others(options);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;

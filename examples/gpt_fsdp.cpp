@@ -14,6 +14,7 @@
 
 #include "gpt_fsdp.hpp"
 #include "gpt_presets.hpp"
+#include "trainers.hpp"
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
@@ -33,6 +34,7 @@ int program(int argc, char** argv) {
       "Trains a GPT on a mesh of devices: fully sharded over axes d (batch) and s (length of sequences), tensor "
       "parallel over t, replicated over r (batch), if the mesh has it.");
   declare(options, o);
+  declare_others(options);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;

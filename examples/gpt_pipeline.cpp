@@ -38,6 +38,7 @@
 #include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
 #include "pipeline_text.hpp"
+#include "trainers.hpp"
 #include "tutorial_stages.hpp"
 
 using namespace shardlib;
@@ -489,6 +490,7 @@ int program(int argc, char** argv) {
   run::Options options("gpt_pipeline",
                        "Trains a model in pipeline stages. It does not sample: shardlib-sample does, from its run.");
   declare(options, o);
+  declare_others(options);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;

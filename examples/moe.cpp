@@ -28,6 +28,7 @@
 #include "moe_hugging_face.hpp"
 #include "moe_sampling.hpp"
 #include "moe_setup.hpp"
+#include "trainers.hpp"
 
 using namespace shardlib;
 using moe::MoeMesh;
@@ -142,6 +143,7 @@ int program(int argc, char** argv) {
   Options o;
   run::Options options("moe", "Trains a GPT with mixtures of experts, which are sharded over axis e.");
   declare(options, o);
+  declare_others(options);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;

@@ -1134,6 +1134,17 @@ def full_disk(p):
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+def options_of_others(p):
+    """An option that only other trainers have is an error that names them, as their --help has it."""
+    trainers = ["gpt2", "gpt_fsdp", "gpt_pipeline", "moe"]
+    has = {t: set(re.findall(r"^  (?:--\[no-\]|--)([\w-]+)", p.run(t, ["--help"]).out, re.M)) for t in trainers}
+    for option in sorted(set.union(*has.values())):
+        knows, lacks = [t for t in trainers if option in has[t]], [t for t in trainers if option not in has[t]]
+        if lacks:
+            names = " and ".join(filter(None, [", ".join(knows[:-1]), knows[-1]]))
+            p.run(lacks[0], [f"--{option}"]).fails(2, f"unknown option --{option}: {names} know", f"{lacks[0]} does not")
+
+
 def mistakes(p):
     nowhere = os.path.join(p.folder, "nowhere", "file")
     # Options, and what the one error line must say: the option at fault and what to do.
@@ -1280,4 +1291,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, options_of_others, mistakes], __doc__))

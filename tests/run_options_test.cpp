@@ -128,6 +128,22 @@ TEST_CASE("options: one that has no effect is refused on the command line, but n
                       "Options: --nothing is not declared");
 }
 
+TEST_CASE("options: an error about an option of other programs names them", "[run]") {
+  Settings s;
+  const auto fails_of_others = [&](const std::string& word, const std::string& text) {
+    Options o = declared(s);
+    o.known_by({"gpt"}, {"--lora-rank", "--stages"}).known_by({"gpt", "moe", "mlp"}, {"--experts"});
+    expect_error<UsageError>([&] { static_cast<void>(parse(o, {word.c_str()})); }, text);
+  };
+  fails_of_others("--lora-rank=3", "unknown option --lora-rank: gpt knows it, trainer does not (see --help)");
+  fails_of_others("--no-experts", "unknown option --no-experts: gpt, moe and mlp know it, trainer does not (see --help)");
+  fails_of_others("--stesp=3", "unknown option --stesp; did you mean --steps? (see --help)");
+  const Config file("[model]\nlora_rank = 3\n"), section("[pipeline]\nstages = 3\n");
+  fails_of_others(file.option(), file.path() + ":2: unknown key 'lora_rank' in [model]: gpt knows it, trainer does not");
+  fails_of_others(section.option(),
+                  section.path() + ":2: unknown key 'stages' in [pipeline]: gpt knows it, trainer does not");
+}
+
 TEST_CASE("options: the later one wins on the command line", "[run]") {
   const Settings s = parsed({"--steps=1", "--tied", "--steps=2", "--no-tied", "--preset=small", "--preset=large"});
   CHECK(s.steps == 2);

@@ -52,6 +52,10 @@ class Options {
   /// stored configuration has all settings.
   Options& in_vain(const std::vector<std::string>& names, const std::function<std::string(const Options&)>& why);
 
+  /// Says which programs have options of these names, for the error about one that this program has not.
+  /// `options.known_by({"gpt2"}, {"--lora"})`
+  Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
+
   /// Sets the values. Returns false if --help or --version was given: then print answer() on one rank and leave.
   [[nodiscard]] bool parse(int argc, const char* const* argv);
   /// After `parse`: gives an option a value that follows from something else, such as a model's file, which `origin`
@@ -104,6 +108,8 @@ class Options {
   void refuse_vain(const Request& request) const;
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
   [[nodiscard]] std::vector<std::string> groups() const;
+  /// "gpt2 knows it, gpt_fsdp does not", for an option that this program has not; empty if none is known to have it.
+  [[nodiscard]] std::string who_knows(const std::string& name) const;
   /// Whether a file may contain any option.
   [[nodiscard]] bool has_settings() const;
 
@@ -112,6 +118,8 @@ class Options {
   std::vector<Option> options_;
   std::vector<Preset> presets_;
   std::vector<Vain> vain_;
+  std::vector<std::pair<std::string, std::vector<std::string>>>
+      elsewhere_;       ///< options, and the programs that have them
   std::string preset_;  ///< the chosen one
   bool asks_version_ = false;
   struct Argument {

@@ -37,6 +37,24 @@ inline constexpr const char* see_help = " (see --help)";
 
 }  // namespace detail
 
+SHARDLIB_INLINE Options& Options::known_by(const std::vector<std::string>& programs,
+                                           const std::vector<std::string>& names) {
+  for (const std::string& name : names) elsewhere_.emplace_back(name, programs);
+  return *this;
+}
+
+SHARDLIB_INLINE std::string Options::who_knows(const std::string& name) const {
+  const std::string positive = name.starts_with("--no-") ? "--" + name.substr(5) : name;
+  for (const auto& [option, programs] : elsewhere_) {
+    if ((option != name && option != positive) || programs.empty()) continue;
+    std::string text;
+    for (std::size_t i = 0; i < programs.size(); ++i)
+      text += (i == 0 ? "" : i + 1 == programs.size() ? " and " : ", ") + programs[i];
+    return fmt::format("{} {} it, {} does not", text, programs.size() == 1 ? "knows" : "know", program_);
+  }
+  return {};
+}
+
 SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char* const* argv) const {
   Request request;
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
@@ -46,6 +64,8 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   if (request.help || request.version) return request;
 
   const auto unknown = [&](const std::string& name) {
+    if (const std::string who = who_knows(name); !who.empty())
+      detail::bad_option("unknown option " + name + ": " + who);
     std::vector<std::string> names{"--help", "--version"};
     if (has_settings()) names.emplace_back("--config");
     if (!presets_.empty()) names.emplace_back("--preset");
@@ -116,6 +136,13 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
   std::vector<std::string> files_groups;
   for (const std::string& group : groups()) files_groups.push_back(group);
 
+  // A key of another program, perhaps in a section of its own.
+  const auto refuse_known_elsewhere = [&](const std::string& group, const toml::key& key) {
+    std::string name = "--" + std::string(key.str());
+    std::ranges::replace(name, '_', '-');
+    if (const std::string who = who_knows(name); !who.empty())
+      throw UsageError(fmt::format("{}: unknown key '{}' in {}: {}", place(key), key.str(), section_name(group), who));
+  };
   const auto read_key = [&](const std::string& group, const toml::key& key, const toml::node& node) {
     const std::string name(key.str());
     const std::size_t index = find(name, true);
@@ -123,6 +150,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
       if (index != none)
         throw UsageError(fmt::format("{}: '{}' is not a setting of a file: give {} on the command line", place(key),
                                      shardlib::detail::excerpt(name), options_[index].name));
+      refuse_known_elsewhere(group, key);
       std::vector<std::string> keys;
       for (const Option& option : options_) {
         if (option.group == group && !option.validator.command_line_only) keys.push_back(option.key);
@@ -154,6 +182,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
     const std::string name(key.str());
     if (const toml::table* section = node.as_table()) {
       if (name.empty() || std::find(files_groups.begin(), files_groups.end(), name) == files_groups.end()) {
+        for (const auto& [inner, value] : *section) refuse_known_elsewhere(name, inner);
         std::string near = nearest(name, files_groups);
         if (!near.empty()) near = "[" + near + "]";
         throw UsageError(
