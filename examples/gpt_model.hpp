@@ -12,6 +12,7 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
+#include <cstddef>
 #include <optional>
 #include <type_traits>
 

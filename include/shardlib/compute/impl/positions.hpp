@@ -9,6 +9,7 @@
 
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
