@@ -280,8 +280,11 @@ def resuming(p):
         process.send_signal(signal)
         return process.wait(timeout=TIMEOUT)
 
-    run = p.gpt(*common, f"--run={p.folder}/whole")
+    run = p.gpt(*common, f"--run={p.folder}/whole", "--step-graph")
     run.succeeds()
+    with open(f"{p.folder}/whole/step.svg") as file:
+        drawn = file.read()
+    run.check("layers/0/w_q" in drawn and "layers/1/w_q" in drawn, "--step-graph draws all layers")
     run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
     with open(f"{p.folder}/whole/config.toml") as file:
         check('mesh = "d=2,s=1,t=2"' in file.read(), "the run's configuration names the mesh")
@@ -1188,6 +1191,7 @@ def mistakes(p):
         (["--beta1=1"], ["--beta1", "from 0 to below 1", "--help"]),
         (["--beta2=1"], ["--beta2", "from 0 to below 1", "--help"]),
         (["--trace"], ["--trace", "--run DIR"]),
+        (["--step-graph"], ["--step-graph", "--run DIR"]),
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
         (["--turns={}"], ["--turns has no effect without --chat"]),
         ([f"--validation-data={p.text}"], ["--validation-data", "--validate-every"]),

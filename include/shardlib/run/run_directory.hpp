@@ -63,7 +63,7 @@ class RunDirectory {
   void sync();
 
   /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `console`, `config`, `starts`, `tokenizer`, `trace`,
-  /// `report`, `tensorboard`.
+  /// `step_graph`, `report`, `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }
   [[nodiscard]] std::string samples() const { return file("samples.jsonl"); }
@@ -72,6 +72,7 @@ class RunDirectory {
   [[nodiscard]] std::string starts() const { return file("run.json"); }
   [[nodiscard]] std::string tokenizer() const { return file("tokenizer"); }
   [[nodiscard]] std::string trace() const { return file("trace.json"); }
+  [[nodiscard]] std::string step_graph() const { return file("step.svg"); }
   [[nodiscard]] std::string report() const { return file("report.html"); }
   [[nodiscard]] std::string tensorboard() const { return file("tensorboard"); }
 

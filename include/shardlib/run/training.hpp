@@ -47,6 +47,8 @@ struct Training {
   double final_learning_rate = 0.1, decay_fraction = 0.1;  ///< the first as a fraction of the peak
   /// --run, --metrics and --graph: the paths of the run's folder, its records and its graph.
   std::string directory, metrics, graph;
+  bool draw_step = false;  ///< --step-graph: draw the step into the run's folder
+  std::string step_dot;    ///< its graph, in Graphviz' DOT, of the first rank, which dry_run makes
   std::string plan_device = "none";                             ///< --plan-device: one of `accelerators`, or none
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< figures of a device; 0 if not given
   std::string plan_bandwidth, plan_latency;  ///< figures of links, for each axis of the mesh; empty if not given

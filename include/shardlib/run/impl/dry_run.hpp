@@ -208,7 +208,7 @@ SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
       value_name("POLICY"));
 }
 
-SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
+SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer, std::string_view stage_axis, RecomputePolicy* policy,
                              GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
@@ -234,7 +234,10 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
     write_svg(dot(mesh, layer, {.fold = true}), training.graph);
     fmt::print("graph: {}\n", training.graph);
   }
-  return training.plan || !training.graph.empty();
+  const bool stops = training.plan || !training.graph.empty();
+  if (training.draw_step && !training.sample_only && !stops && speaks)
+    training.step_dot = dot(mesh, body, {.fold = true});
+  return stops;
 }
 
 }  // namespace shardlib::run

@@ -130,6 +130,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("SECONDS") | command_line_only());
   o.add("--graph", t.graph, "no training: draw one layer, forward and backward, with specs and collectives",
         value_name("FILE.svg") | ends_in(".svg") | command_line_only());
+  o.flag("--step-graph", t.draw_step, "draw a whole step into the run's folder, as step.svg", command_line_only());
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
 
   o.group("sampling");

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shardlib/io/data/token_files.hpp"
@@ -65,9 +66,9 @@ inline void check_settings(const Training& t) {
   static_cast<void>(lr_schedule(t));
   if (!t.directory.empty()) return;
   if (t.sample_only) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
-  if (t.trace || t.tensorboard)
-    throw UsageError(std::string(t.trace ? "--trace" : "--tensorboard") +
-                     " writes into the folder of a run: give --run DIR too");
+  for (const auto& [name, given] : {std::pair("--trace", t.trace), std::pair("--tensorboard", t.tensorboard),
+                                    std::pair("--step-graph", t.draw_step)})
+    if (given) throw UsageError(std::string(name) + " writes into the folder of a run: give --run DIR too");
   if (t.on_spike == "rewind")
     throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
 }
