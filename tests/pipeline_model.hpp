@@ -126,7 +126,7 @@ struct Staging {
 struct Result {
   double loss = 0, value = 0;
   Host gradients;  ///< of this rank's weights
-  pipeline::Step<Tensor<f32, "+d +p +r +s +t">, gradient_t<GptStaged::Stage, gpt::StageModel<f32>>> step;
+  pipeline::LossAndGradients<Tensor<f32, "+d +p +r +s +t">, gradient_t<GptStaged::Stage, gpt::StageModel<f32>>> step;
 };
 
 /// A step of the model in stages, as this device sees it.

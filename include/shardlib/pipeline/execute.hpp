@@ -37,16 +37,16 @@ namespace shardlib::pipeline {
 /// The result of a step: the loss as a part of the sum over the whole mesh ("+d +p +t", from the last stage), and the
 /// gradients of this rank's weights.
 template <class Loss, class G>
-struct Step {
+struct LossAndGradients {
   Loss loss;
   G gradients;
   std::vector<Interval> intervals;  ///< when this rank ran its tasks, in seconds of its own clock; see all_intervals
   double peak_in_flight = 0;        ///< the most activations that this rank kept at once, as Simulation counts them
 };
 /// The result of a step of a program whose `loss` also returns outputs, Concats or Maxes. Its gradients, intervals and
-/// peak_in_flight are those of Step.
+/// peak_in_flight are those of LossAndGradients.
 template <class Loss, class G, class Outputs>
-struct StepAndOutputs {  // flat, so that a structured binding takes it apart
+struct GradientsAndOutputs {  // flat, so that a structured binding takes it apart
   Loss loss;
   G gradients;
   std::vector<Interval> intervals;
@@ -180,8 +180,8 @@ struct results {
   using loss = Tensor<typename types::loss::value_type, core::dual_spec("", A)>;
   using outputs = typename types::outputs;
   static constexpr bool has_outputs = std::tuple_size_v<outputs> > 0;
-  using step = std::conditional_t<has_outputs, StepAndOutputs<loss, typename types::gradients, outputs>,
-                                  Step<loss, typename types::gradients>>;
+  using step = std::conditional_t<has_outputs, GradientsAndOutputs<loss, typename types::gradients, outputs>,
+                                  LossAndGradients<loss, typename types::gradients>>;
   using value = std::conditional_t<has_outputs, LossAndOutputs<loss, outputs>, loss>;
 };
 
@@ -206,8 +206,8 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 ///   loss(weights, X, place) -> Loss   what the last stage ends with, "+d +t" on the mesh of a stage
 ///
 /// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
-/// return a tuple of the loss and of outputs, Concats or Maxes: these come as StepAndOutputs::outputs. The tape of a
-/// (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others.
+/// return a tuple of the loss and of outputs, Concats or Maxes: these come as GradientsAndOutputs::outputs. The tape of
+/// a (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others.
 /// Throws UsageError for a schedule that is not for this mesh or number, and Error if the loss does not depend on a
 /// weight of this rank. `auto [loss, gradients, intervals, peak] = value_and_grad(mesh, schedule, 8, program, weights,
 /// sizes)`
