@@ -42,7 +42,7 @@ add_library(shardlib::compiled ALIAS shardlib_compiled)
 # again after a commit.
 get_filename_component(shardlib_root "${SHARDLIB_INCLUDE_ROOT}" DIRECTORY)
 find_package(Git QUIET)
-if(Git_FOUND AND EXISTS "${shardlib_root}/.git")
+if(Git_FOUND AND EXISTS "${shardlib_root}/.git" AND EXISTS "${CMAKE_CURRENT_LIST_DIR}/ShardlibCommit.cmake")
   set(source "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/commit.cpp")
   add_custom_target(
     shardlib_commit BYPRODUCTS "${source}"

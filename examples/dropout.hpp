@@ -17,7 +17,8 @@ struct Dropout {
   [[nodiscard]] Dropout at(std::uint64_t place) const { return {rate, {key.seed, key.stream * 64 + place}}; }
 };
 
-/// Of a step of a run: each of its microbatches has masks of its own.
+/// The dropout of one training step. Each microbatch has its own masks, also in a run that is resumed with the same
+/// --microbatches.
 struct StepDropout {
   double rate = 0;
   std::uint64_t seed = 0;

@@ -303,6 +303,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   auto& lora = trained.lora;
   state.weights = initial_weights(s);
   lora.weights = initial_adapters(s);
+  run::check_groups(o.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
   const auto copied = [&] {
@@ -317,7 +318,6 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   trained.lora_copies = lora_copied();
   run::Program program;
   const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
-    run::check_groups(o.groups, leaf_names(trains.weights));
     if (o.optimizer == "adafactor")
       begin_adafactor(trains);
     else

@@ -547,7 +547,7 @@ int program(int argc, char** argv) {
   if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute, is_tutorial ? nullptr : &o.gather) ||
       !o.training.graph.empty())
     return 0;
-  o.training.step_dot = planned.step_dot;
+  o.training.step_svg = planned.step_svg;
   if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule), run::launch_options(o.training));
   return 0;

@@ -83,19 +83,23 @@ release() {
   run_tests release || status=$?
   count_tests release $status
 }
-# Tests of the two builds keep one core busy each, so they run side by side. AddressSanitizer's also run over MPI without
-# shared memory, which takes other ways than threads do.
+# Tests of the two builds keep one core busy each, so those of the first run while the second is compiled. AddressSanitizer's
+# also run over MPI without shared memory, which takes other ways than threads do.
 sanitizers() {
-  local asan=0 tsan=0 other
-  built asan shardlib_tests || return 1
-  built tsan shardlib_tests || return 1
-  run_tests tsan -R '^threads$' &
-  other=$!
-  run_tests asan -R '^(threads|mpi_without_shm)$' || asan=$?
-  wait $other || tsan=$?
-  count_tests asan $asan || true
-  count_tests tsan $tsan || true
-  return $((asan + tsan))
+  local status=0 preset running=()
+  for preset in asan tsan; do
+    if ! built $preset shardlib_tests; then status=1 && continue; fi
+    local tests='^threads$'
+    if [ $preset = asan ]; then tests='^(threads|mpi_without_shm)$'; fi
+    run_tests $preset -R "$tests" &
+    running+=("$preset:$!")
+  done
+  for preset in ${running[@]+"${running[@]}"}; do
+    local result=0
+    wait "${preset#*:}" || result=$?
+    count_tests "${preset%:*}" $result || status=1
+  done
+  return $status
 }
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
 # includes, tests/includes.py has looked at in all of them.

@@ -223,7 +223,16 @@ TEST_CASE("groups on several nodes give the bits that MPI gives", "[shm]") {
       expect_equal(values_of<bf16>(rounded), std::vector<bf16>(block, bf16(260.0F)));
       comm.all_reduce(make_buffer(*device, ones), all_rounded, DType::bf16, Reduction::sum).wait();
       expect_equal(values_of<bf16>(all_rounded), std::vector<bf16>(4 * block, bf16(260.0F)));
-      // Memory of the caller's own.
+      const Buffer most = make_buffer<bf16>(*device, 4 * block);
+      const std::vector<bf16> own(4 * block, bf16(static_cast<float>(comm.rank())));
+      comm.all_reduce(make_buffer(*device, own), most, DType::bf16, Reduction::max).wait();
+      expect_equal(values_of<bf16>(most), std::vector<bf16>(4 * block, bf16(3.0F)));
+      // Memory of the caller's own, also of a sum that the ranks do not divide.
+      std::vector<i32> odd(4 * block + 1, comm.rank()), sum(odd.size());
+      comm.all_reduce(Buffer(odd.data(), odd.size() * 4, nullptr), Buffer(sum.data(), sum.size() * 4, nullptr),
+                      DType::i32, Reduction::sum)
+          .wait();
+      expect_equal(sum, std::vector<i32>(odd.size(), 6));
       std::vector<i32> mine(block, comm.rank());
       std::vector<i32> all(4 * block);
       comm.all_gather(Buffer(mine.data(), block * 4, nullptr), Buffer(all.data(), block * 16, nullptr)).wait();

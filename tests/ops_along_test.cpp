@@ -281,6 +281,10 @@ TEST_CASE("diagonal", "[ops]") {
     expect_error<Error>([&] { diagonal<"X", "Y">(x); },
                         "diagonal of `X Y`: dim `X` is 3, but `Y` only 2, so there is no diagonal element for each "
                         "index of `X`; write `diagonal<\"Y\", \"X\">` (device 0 (d=0,t=0) of mesh d=1,t=1)");
+    const auto sharded = zeros<f32, "X/t Y">(Mesh<"d t">(device), {{"X", 3}, {"Y", 2}});
+    expect(error_of([&] { diagonal<"X", "Y">(sharded); }).find("`X`; gather `X` first, and then write `diagonal<") !=
+               std::string::npos,
+           "the dim that the other diagonal leaves out must be whole");
   });
 }
 

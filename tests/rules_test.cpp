@@ -2029,10 +2029,13 @@ TEST_CASE("rules: ulysses_attention") {
       title +
           "after the exchange, causal_attention<`L`, `D`>: dim `D/t` is sharded, so each device sees only its shard of "
           "it; gather it first with `all_gather<\"L H/s D/t -> L H/s D\">` (communicates)");
-  illegal(
-      attention("L/s H -> L H", "L/s H D", "L/s H D"),
-      "all_to_all<`L/s H -> L H`>: the sharding over s leaves one dim, but no other dim gains it; take `all_gather` "
-      "to drop a sharding (communicates)");
+  illegal(attention("L/s H -> L H", "L/s H D", "L/s H D"),
+          "ulysses_attention<`L/s H -> L H`, `D`>: the exchange is an all_to_all<`L/s H -> L H`>: the sharding over s "
+          "leaves one dim, but "
+          "no other dim gains it; take `all_gather` to drop a sharding (communicates)");
+  illegal(attention("L/s H +d -> L H/s +d", "L/s H D", "L/s H D"),
+          "ulysses_attention<`L/s H +d -> L H/s +d`, `D`>: write the length and the heads before and after the "
+          "exchange, as in `L/s H -> L H/s`");
   illegal(
       attention("L/s/t H -> L/s H/t", "L/s/t H D", "L/s/t H D"),
       "ulysses_attention<`L/s/t H -> L/s H/t`, `D`>: the length, which is the first dim, is still sharded after the "

@@ -215,7 +215,7 @@ def other_inputs(folder):
     write(folder + "/a.jsonl", b"\n" + lines + b" \n" + line(" \n "))
     # Members one behind another are one text, zeros may follow, and a last line may have no end.
     write(folder + "/a.jsonl.gz", gzip.compress(lines[:70000]) + gzip.compress(lines[70000:-1]))
-    write(folder + "/a.gz", gzip.compress(MARK.join(documents)) + bytes(512))
+    write(folder + "/a.gz", gzip.compress(MARK.join(documents)) + bytes(300000))
     for name, *options in ("a.jsonl", "--field", "text"), ("a.jsonl.gz", "--field", "text"), ("a.gz",):
         succeeds(folder + "/" + name, "--out", f"{out}-{name}", "--validation-fraction", 0.2, *options)
         check(tree(f"{out}-{name}") == tree(out), f"{name} gives the bytes of the text")

@@ -85,16 +85,17 @@ class Gzip final : public Decompressor {
   ~Gzip() override { inflateEnd(&stream_); }
 
  private:
-  // Members follow each other, and zeros may fill the end. Anything else there is damage: what it was is lost.
+  // Members follow each other, and zeros may fill the end. Anything else there is damage: its content is lost.
   std::size_t inflate(char* to, std::size_t most) override {
     stream_.next_out = reinterpret_cast<Bytef*>(to);
     stream_.avail_out = static_cast<uInt>(most);
     while (stream_.avail_out > 0) {
       std::span<char> from = input();
       if (between_) {
-        use(static_cast<std::size_t>(std::ranges::find_if(from, [](char c) { return c != 0; }) - from.begin()));
-        if (!from.empty() && input().empty()) continue;
-        from = input();
+        const auto zeros =
+            static_cast<std::size_t>(std::ranges::find_if(from, [](char c) { return c != 0; }) - from.begin());
+        use(zeros);
+        if (zeros > 0) continue;  // the next block may begin with more
         if (from.empty()) break;
         inflateReset(&stream_);
         between_ = false;

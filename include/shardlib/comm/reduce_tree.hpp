@@ -87,13 +87,13 @@ inline void reduce_tree(DType dtype, Reduction op, std::span<const std::byte* co
 constexpr DType dtype_of_sum(DType d) {
   return d == DType::bf16 ? DType::f32 : d;
 }
-/// As above, into partial sums: `out` has `count` elements of dtype_of_sum(dtype).
+/// reduce_tree into sums that are not complete: `out` has `count` elements of dtype_of_sum(dtype).
 inline void begin_tree(DType dtype, Reduction op, std::span<const std::byte* const> in, std::byte* out,
                        std::size_t count) {
   if (dtype != DType::bf16) return reduce_tree(dtype, op, in, out, count);
   op == Reduction::sum ? reduce_tree<bf16, Sum, f32>(in, out, count) : reduce_tree<bf16, Max, f32>(in, out, count);
 }
-/// As above, of partial sums: `in` has elements of dtype_of_sum(dtype).
+/// reduce_tree of such sums: `in` has elements of dtype_of_sum(dtype).
 inline void end_tree(DType dtype, Reduction op, std::span<const std::byte* const> in, std::byte* out,
                      std::size_t count) {
   if (dtype != DType::bf16) return reduce_tree(dtype, op, in, out, count);

@@ -40,17 +40,21 @@ inline constexpr double tree_epsilon = all_leaves<Tree>([]<class D, Spec S>(std:
 
 }  // namespace detail
 
-/// The product of the loss's Hessian at the weights with a direction, a tree of the gradient's types. It is the central
+/// The product of the loss's Hessian at the weights with a direction, which has the types of the weights. The result
+/// has the types of the gradient. It is the central
 /// difference (g(w + e v) - g(w - e v)) / 2e of two gradients, whose error falls with e^2: `value_and_grad` does not
 /// differentiate a VJP again. e is `step` times max(1, |w|) / |v|, where 0 stands for the cube root of the dtype's
 /// epsilon (f64 6e-6, f32 5e-3). Weights are f32 or f64. Collective: f runs twice, with the same random keys.
 /// `hessian_vector_product(mesh, loss, weights, direction, batch)`
-template <Spec A, class F, class W, class... Args>
+template <Spec A, class F, class W, class V, class... Args>
 [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, double step, const F& f, const W& weights,
-                                          const W& direction, const Args&... args) {
+                                          const V& direction, const Args&... args) {
   static_assert(
       detail::leaves_of_f32_or_f64<W>,
       "hessian_vector_product: the weights are f32 or f64, because a difference of bf16 gradients has no digits");
+  static_assert(std::is_same_v<V, W>,
+                "hessian_vector_product: the direction has the types of the weights; complete the sums of a product "
+                "first, with reduce_gradients");
   const double length = detail::norm_of_leaves(mesh, direction);
   if (step == 0) step = std::cbrt(detail::tree_epsilon<W>);
   const double e = length == 0 ? 1 : step * std::max(1.0, detail::norm_of_leaves(mesh, weights)) / length;
@@ -62,9 +66,9 @@ template <Spec A, class F, class W, class... Args>
   return map_tree([e](const auto& a, const auto& b) { return (a - b) * (0.5 / e); }, ahead, behind);
 }
 /// As above, with the default step. `hessian_vector_product(mesh, loss, weights, direction, batch)`
-template <Spec A, class F, class W, class... Args>
+template <Spec A, class F, class W, class V, class... Args>
 requires(!std::is_arithmetic_v<F>)
-    [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const W& direction,
+    [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const V& direction,
                                               const Args&... args) {
   return hessian_vector_product(mesh, 0.0, f, weights, direction, args...);
 }

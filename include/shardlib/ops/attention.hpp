@@ -34,7 +34,7 @@ ValuePtr record_attention(Attention a, std::optional<double> scale, const Tensor
 
 template <dtype D, dtype E, dtype F, dtype I>
 inline constexpr bool segmented_attention_dtypes =
-    attention_dtypes<D, E, F>&& is_index<"causal_attention of segments", I>;
+    attention_dtypes<"causal_attention", D, E, F>&& is_index<"causal_attention of segments", I>;
 
 template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
@@ -62,7 +62,7 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                       std::optional<double> scale = {}, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+    -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
               detail::result_of<rules::causal_attention, Length, Dim, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale);
@@ -87,7 +87,7 @@ template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Sp
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                       std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
-    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+    -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
               detail::result_of<rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale, order);
@@ -123,7 +123,7 @@ constexpr DimName exchanged_length() {
 }
 template <dtype D, dtype E, dtype F, dtype I>
 inline constexpr bool segmented_ulysses_dtypes =
-    attention_dtypes<D, E, F>&& is_index<"ulysses_attention of segments", I>;
+    attention_dtypes<"ulysses_attention", D, E, F>&& is_index<"ulysses_attention of segments", I>;
 
 }  // namespace detail
 
@@ -134,7 +134,7 @@ inline constexpr bool segmented_ulysses_dtypes =
 template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                        std::optional<double> scale = {}, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+    -> Tensor<detail::after_t<detail::attention_dtypes<"ulysses_attention", D, E, F>, D>,
               detail::result_of<rules::ulysses_attention, Exchange, Dim, Q, K, V>> {
   const auto y = causal_attention<detail::exchanged_length<Exchange>(), Dim>(
       detail::exchanged<Exchange>(q, site), detail::exchanged<Exchange>(k, site), detail::exchanged<Exchange>(v, site),

@@ -118,9 +118,8 @@ template <dtype D, dtype Out>
 inline constexpr bool einsum_dtypes = checked<rules::einsum_dtype, dtype_v<D>, dtype_v<Out>>::ok;
 template <OpName Name, dtype D, dtype E>
 inline constexpr bool one_dtype = checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok;
-template <dtype D, dtype E, dtype F>
-inline constexpr bool attention_dtypes =
-    is_float<"causal_attention", D>&& one_dtype<"causal_attention", D, E>&& one_dtype<"causal_attention", D, F>;
+template <OpName Name, dtype D, dtype E, dtype F>
+inline constexpr bool attention_dtypes = is_float<Name, D>&& one_dtype<Name, D, E>&& one_dtype<Name, D, F>;
 
 /// A function that runs again in the backward pass must own everything that it uses.
 template <OpName Name, class F>

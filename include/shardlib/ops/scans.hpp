@@ -110,7 +110,7 @@ struct LinearScan {
   bool reverse;
   Buffer operator()(const Value& out) const;
 };
-/// Computes the cotangent of `a` if `h`, the result, is given, else the cotangent of `b`.
+/// Computes the cotangent of `a` if `result` is given, else the cotangent of `b`.
 template <class D>
 struct LinearScanBackward {
   ValuePtr a, result, ct;

@@ -153,9 +153,10 @@ constexpr Verdict ulysses(std::string_view exchange, std::string_view width, con
   const auto fail = [&](const Text& why) { return Verdict{queries, title + why}; };
   const OpParts parts = parse_op(exchange);
   if (!parts.error.empty()) return fail(parts.error);
-  if (parts.in.size() != 1 || parts.in[0].rank() != 2)
+  if (parts.in.size() != 1 || parts.in[0].rank() != 2 || !parts.in[0].partial.empty())
     return fail("write the length and the heads before and after the exchange, as in `L/s H -> L H/s`");
-  if (const Verdict moved = all_to_all(exchange, parts.in[0]); !moved.ok()) return moved;
+  if (const Verdict moved = all_to_all(exchange, parts.in[0]); !moved.ok())
+    return fail("the exchange is an " + moved.why);
   const Dim &length = parts.in[0].dims[0], &heads = parts.in[0].dims[1];
   if (!parts.out.dims[0].axes.empty())
     return fail("the length, which is the first dim, is still sharded after the exchange: " +

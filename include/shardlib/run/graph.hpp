@@ -27,9 +27,12 @@ struct GraphOptions {
                                               const std::function<void(const DevicePtr&)>& body,
                                               const GraphOptions& options = {});
 
-/// Draws DOT text as an SVG file with Graphviz' program `dot`. A browser shows it as large as its window, bright or
-/// dark, and enlarges it by the wheel. Throws UsageError if `dot` is not installed, or if
-/// `path` cannot be created or is not a regular file. Throws Error if the system cannot write it, as on a full disk.
+/// The picture of DOT text as the text of an SVG file, drawn by Graphviz' program `dot`. A browser shows it as large as
+/// its window, bright or dark, and enlarges it by the wheel. Throws UsageError if `dot` is not installed.
+/// `svg(dot(mesh, body))`
+[[nodiscard]] SHARDLIB_INLINE std::string svg(const std::string& dot);
+/// Writes that file. Throws UsageError as `svg` does, or if `path` cannot be created or is not a regular file. Throws
+/// Error if the system cannot write it, as on a full disk.
 /// `write_svg(dot(mesh, body), "graph.svg")`
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path);
 

@@ -52,7 +52,8 @@ class Options {
   /// stored configuration has all settings.
   Options& in_vain(const std::vector<std::string>& names, const std::function<std::string(const Options&)>& why);
 
-  /// Says which programs have options of these names, for the error about one that this program has not.
+  /// Says which programs have options of these names, for the error about one that this program does not
+  /// have.
   /// `options.known_by({"gpt2"}, {"--lora"})`
   Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
 
@@ -108,7 +109,8 @@ class Options {
   void refuse_vain(const Request& request) const;
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
   [[nodiscard]] std::vector<std::string> groups() const;
-  /// "gpt2 knows it, gpt_fsdp does not", for an option that this program has not; empty if none is known to have it.
+  /// "gpt2 knows it, gpt_fsdp does not", for an option that this program does not have; empty if none is known to have
+  /// it.
   [[nodiscard]] std::string who_knows(const std::string& name) const;
   /// Whether a file may contain any option.
   [[nodiscard]] bool has_settings() const;

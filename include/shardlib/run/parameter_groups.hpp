@@ -12,7 +12,7 @@
 namespace shardlib::run {
 
 /// Factors of the learning rate and of the weight decay of leaves, and the leaves that are frozen. Patterns are those
-/// of `leaf_matches`; of several that a leaf has, the last one of an option counts.
+/// of `leaf_matches`. If several patterns of an option match a leaf, the last one counts.
 struct ParameterGroups {
   std::vector<std::string> lr_mult, decay_mult;  ///< "layers/0/*=0.1"
   std::vector<std::string> freeze;               ///< "layers/0/*"

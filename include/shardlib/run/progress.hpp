@@ -30,9 +30,9 @@ struct Terminal {
 [[nodiscard]] SHARDLIB_INLINE std::string duration_text(double seconds);
 
 /// Shows training steps as they complete. Speed and time left are smoothed over about 20 steps, without the first one;
-/// the time left counts what passes between steps, too. Print other text with message(), or between pause() and the next
-/// step. It may be called from several threads. A default-constructed object prints nothing; it is for ranks that print
-/// nothing.
+/// the time left counts what passes between steps, too. Print other text with message(), or between pause() and the
+/// next step. It may be called from several threads. A default-constructed object prints nothing; it is for ranks that
+/// print nothing.
 class Progress {
  public:
   /// A clock: seconds since some fixed moment.

@@ -47,7 +47,9 @@ class RunDirectory {
 
   /// Keeps a copy of the tokenizer that `name` stands for in the folder `tokenizer`, so that samples need the run's
   /// folder alone. A copy that is whole and encodes alike stays as it is; "bytes" needs none.
-  void keep_tokenizer(const io::Tokenizer& tokenizer, const std::string& name);
+  void keep_tokenizer(const io::Tokenizer& used, const std::string& name);
+  /// Keeps the picture of a step as step.svg; nothing if it is empty.
+  void keep_step_graph(const std::string& svg);
   /// The tokenizer that `name`, the value of --tokenizer, stands for in samples of this run: the copy, if there is one
   /// and config.toml has the same name, and otherwise `name`.
   [[nodiscard]] std::string tokenizer_of(const std::string& name) const;

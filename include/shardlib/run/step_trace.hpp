@@ -70,7 +70,10 @@ class StepTrace {
       error = collect(mine);
     }
     io::agree(*device_, "", error);
+    written_ = true;
   }
+  /// Whether a step was traced, and the file is there.
+  [[nodiscard]] bool written() const { return written_; }
 
  private:
   using ProgramState = shardlib::detail::ProgramState;
@@ -157,6 +160,7 @@ class StepTrace {
   DevicePtr device_;
   std::string path_;
   std::int64_t first_, end_;
+  bool written_ = false;
   Trace trace_;
   std::int64_t begin_ns_ = 0;  ///< of the step
   std::string_view pass_;      ///< of the part that runs; empty if none does

@@ -47,9 +47,9 @@ struct Training {
   double final_learning_rate = 0.1, decay_fraction = 0.1;  ///< the first as a fraction of the peak
   /// --run, --metrics and --graph: the paths of the run's folder, its records and its graph.
   std::string directory, metrics, graph;
-  bool draw_step = false;  ///< --step-graph: draw the step into the run's folder
-  std::string step_dot;    ///< its graph, in Graphviz' DOT, of the first rank, which dry_run makes
-  std::string plan_device = "none";                             ///< --plan-device: one of `accelerators`, or none
+  bool draw_step = false;            ///< --step-graph: draw the step into the run's folder
+  std::string step_svg;              ///< the picture of the first device's step; dry_run sets it, on the first rank
+  std::string plan_device = "none";  ///< --plan-device: one of `accelerators`, or none
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< figures of a device; 0 if not given
   std::string plan_bandwidth, plan_latency;  ///< figures of links, for each axis of the mesh; empty if not given
   /// save_every, validate_every and sample_every count steps. validation_batches counts batches.
@@ -65,8 +65,9 @@ struct Training {
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
   bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
-  std::int64_t trace_steps = 5, trace_from = 1;  ///< with `trace`: how many steps, after how many of this start
-  bool chat = false;                             ///< --chat: with --sample-only, a conversation in place of samples
+  std::int64_t trace_steps = 5,
+               trace_from = 1;  ///< with `trace`: the number of traced steps, and of steps of this start before them
+  bool chat = false;            ///< --chat: with --sample-only, a conversation in place of samples
   /// --turns: how `turn_template` writes a turn of it.
   std::string turns = "User: {}\\nAssistant:";
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from

@@ -298,12 +298,11 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
     edges[1].input = l.table->slot;
     edges[0].saved.values = {plain.x, plain.table, plain.targets, result, sums.highest, sums.total};
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
+      static_cast<void>(result->data());  // first: in a replay this computes the sums, with copies of its own
       auto l = std::make_unique<const LinearCrossEntropySizes>(as_multiplied(plain));
       auto cotangents = fused_cotangents(
           {"linear_cross_entropy_backward", plain.op.spec, {}}, std::array{l->x, l->table}, wanted, due,
           [&](const Value& first, std::span<const ValuePtr> grads) {
-            // first, because in a replay this also computes the sums
-            static_cast<void>(result->data());
             add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * l->product_flops());
             with_elements(
                 *l, [&]<class T, class A>(T, A) { linear_cross_entropy_backward<T, A>(*l, sums, *cts[0], grads); });

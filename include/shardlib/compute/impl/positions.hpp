@@ -50,10 +50,12 @@ SHARDLIB_INLINE void require_diagonal(const OpInfo& op, const ValuePtr& x, int k
   const std::int64_t length = x->global.logical[kept], other = x->global.logical[dropped];
   if (length <= other) return;
   const std::string stays(x->spec->dims[kept].name), goes(x->spec->dims[dropped].name);
+  const bool sharded = !x->spec->dims[kept].axes.empty();  // diagonal<"Y", "X"> leaves a whole X out
   throw Error(op.label() + " of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() + ": dim `" + stays +
               "` is " + std::to_string(length) + ", but `" + goes + "` only " + std::to_string(other) +
-              ", so there is no diagonal element for each index of `" + stays + "`; write `diagonal<\"" + goes +
-              "\", \"" + stays + "\">` (" + x->device->describe() + ")");
+              ", so there is no diagonal element for each index of `" + stays + "`; " +
+              (sharded ? "gather `" + stays + "` first, and then " : "") + "write `diagonal<\"" + goes + "\", \"" +
+              stays + "\">` (" + x->device->describe() + ")");
 }
 
 }  // namespace shardlib::detail

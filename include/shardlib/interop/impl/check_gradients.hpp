@@ -211,9 +211,12 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
       const double down = loss(at);
       at[k] = leaves[k].value;
       const double change = up - down;
-      const double allowed = tolerance * std::max(direction.typical, std::abs(change)) +
-                             4 * epsilon * std::max(std::abs(up), std::abs(down));
-      if (!(std::abs(change - direction.along) <= allowed))
+      const double noise = 4 * epsilon * std::max(std::abs(up), std::abs(down));
+      const double wanted = tolerance * std::max(direction.typical, std::abs(change)), allowed = wanted + noise;
+      const double difference = std::abs(change - direction.along);
+      if (difference > wanted && difference <= allowed && noise > wanted)
+        too_coarse = std::max(too_coarse, noise / (2 * step));
+      if (!(difference <= allowed))
         wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at some of its " +
                  std::to_string(n) + " elements, but not at the " + std::to_string(count) +
                  " that were compared: a small move of all changes the loss by " + six_digits(change) + ", not by " +

@@ -16,7 +16,7 @@
 
 namespace shardlib::pipeline::detail {
 
-/// Hands on what the microbatches bring in their order, whatever the order in which they come.
+/// Passes on the microbatches' values in the order of the microbatches, in whatever order they arrive.
 template <class T>
 class InOrder {
  public:
@@ -78,7 +78,13 @@ class Maximum {
   explicit Maximum(ValuePtr (*larger)(const ValuePtr&, const ValuePtr&)) : larger_(larger) {}
 
   void add(int microbatch, const ValuePtr& part) {
-    in_order_.add(microbatch, part, [&](const ValuePtr& next) { most_ = most_ ? larger_(most_, next) : next; });
+    in_order_.add(microbatch, part, [&](const ValuePtr& next) {
+      if (most_ && !(most_->global.logical == next->global.logical && most_->global.padded == next->global.padded))
+        throw Error(
+            "Max: a microbatch has other sizes than those before it; all microbatches of a step have one shape (" +
+            next->device->describe() + ")");
+      most_ = most_ ? larger_(most_, next) : next;
+    });
   }
   ValuePtr take() { return std::move(most_); }
 

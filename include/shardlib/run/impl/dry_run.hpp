@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shardlib/memory/control_groups.hpp"
@@ -82,7 +83,7 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
 }
 
 /// Throws UsageError if the policy names ops that the program does not run: a dry run of a step finds it.
-inline void check_policy(const RecomputePolicy& policy, const std::vector<AxisSize>& mesh, const DeviceBody& body) {
+inline void check_policy(RecomputePolicy& policy, const std::vector<AxisSize>& mesh, const DeviceBody& body) {
   const std::vector<std::string> always{"none", "dots", "seqax", "marked", "everything"};
   if (std::ranges::find(always, policy.name) != always.end()) return;
   try {
@@ -90,7 +91,9 @@ inline void check_policy(const RecomputePolicy& policy, const std::vector<AxisSi
   } catch (const UsageError&) {
     throw;
   } catch (const Error& error) {
-    throw UsageError("--recompute " + policy.name + ": " + error.what());
+    const std::string chosen = std::exchange(policy.name, "everything");
+    static_cast<void>(plan(mesh, body));  // throws if the mistake is not the policy's
+    throw UsageError("--recompute " + chosen + ": " + error.what());
   }
 }
 
@@ -190,7 +193,7 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
   try {
     peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis));
   } catch (const Error&) {
-    gather.per_step = false;  // what is wrong with the step, `dry_run` and the run say
+    gather.per_step = false;  // `dry_run` or the run reports the mistake
     return;
   }
   gather.per_step = static_cast<double>(peak) <= 0.9 * *bytes;
@@ -236,7 +239,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   }
   const bool stops = training.plan || !training.graph.empty();
   if (training.draw_step && !training.sample_only && !stops && speaks)
-    training.step_dot = dot(mesh, body, {.fold = true});
+    training.step_svg = svg(dot(mesh, body, {.fold = true}));
   return stops;
 }
 

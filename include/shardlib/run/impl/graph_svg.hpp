@@ -4,9 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/run/graph.hpp"
@@ -92,32 +96,41 @@ inline std::string fitted(std::string svg) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
-  // `dot` reads and writes files beside it, so that a failure leaves no half picture.
-  struct Beside {
-    std::string text, svg;
-    ~Beside() {
-      std::remove(text.c_str());
-      std::remove(svg.c_str());
+SHARDLIB_INLINE std::string svg(const std::string& dot) {
+  // `dot` reads and writes files, which go away with their folder.
+  std::string folder = (std::filesystem::temp_directory_path() / "shardlib-XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr)
+    throw UsageError("cannot draw a graph: no temporary folder '" + folder + "' can be made: " + std::strerror(errno));
+  struct Removed {
+    const std::string& folder;
+    ~Removed() {
+      std::error_code none;
+      std::filesystem::remove_all(folder, none);
     }
-  };
-  const Beside beside{path + ".dot", path + ".new"};
-  io::write_file(beside.text, io::as_bytes(dot));
+  } const removed{folder};
+  const std::string text = folder + "/graph.dot", picture = folder + "/graph.svg";
+  io::write_file(text, io::as_bytes(dot));
   const pid_t child = fork();
   if (child == 0) {
-    execlp("dot", "dot", "-Tsvg", "-o", beside.svg.c_str(), beside.text.c_str(), static_cast<char*>(nullptr));
+    execlp("dot", "dot", "-Tsvg", "-o", picture.c_str(), text.c_str(), static_cast<char*>(nullptr));
     _exit(127);
   }
   int status = -1;
   const bool ran = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status);
-  if (ran && WEXITSTATUS(status) == 0) {
-    const auto drawn = io::read_file(beside.svg);
-    const std::string svg = detail::fitted({reinterpret_cast<const char*>(drawn.data()), drawn.size()});
-    return io::replace_file(path, io::as_bytes(svg));
-  }
   if (ran && WEXITSTATUS(status) == 127)
-    throw UsageError("the graph '" + path + "' needs the program `dot`: install the package graphviz");
-  throw UsageError("cannot draw the graph '" + path + "': `dot -Tsvg` has failed");
+    throw UsageError("a graph needs the program `dot`: install the package graphviz");
+  if (!ran || WEXITSTATUS(status) != 0) throw UsageError("cannot draw a graph: `dot -Tsvg` has failed");
+  const auto drawn = io::read_file(picture);
+  return detail::fitted({reinterpret_cast<const char*>(drawn.data()), drawn.size()});
+}
+
+SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
+  try {
+    const io::OutputFile tried(path);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  io::replace_file(path, io::as_bytes(svg(dot)));
 }
 
 }  // namespace shardlib::run

@@ -45,6 +45,7 @@ SHARDLIB_INLINE Options& Options::known_by(const std::vector<std::string>& progr
 
 SHARDLIB_INLINE std::string Options::who_knows(const std::string& name) const {
   const std::string positive = name.starts_with("--no-") ? "--" + name.substr(5) : name;
+  if (find(positive, false) != none) return {};
   for (const auto& [option, programs] : elsewhere_) {
     if ((option != name && option != positive) || programs.empty()) continue;
     std::string text;

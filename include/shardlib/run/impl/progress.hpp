@@ -35,8 +35,9 @@ inline int terminal_of_mpirun(int file) {
     const std::size_t begin = text.find('('), end = text.rfind(')');  // a name may hold brackets
     if (begin == std::string::npos || end == std::string::npos || end < begin) return -1;
     const std::string_view name = std::string_view(text).substr(begin + 1, end - begin - 1);
-    if (name == "mpirun" || name == "mpiexec" || name == "orterun" || name == "prterun") {
-      const int there = ::open(fmt::format("/proc/{}/fd/{}", process, file).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    if (name.starts_with("mpirun") || name.starts_with("mpiexec") || name == "orterun" || name == "prterun") {
+      const std::string output = fmt::format("/proc/{}/fd/{}", process, file);
+      const int there = ::open(output.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
       if (there >= 0 && ::isatty(there) != 0) return there;
       if (there >= 0) ::close(there);
       return -1;
@@ -59,8 +60,11 @@ SHARDLIB_INLINE Terminal terminal_of(int file) {
   Terminal terminal;
   if (::isatty(file) == 0) return terminal;
   // Open MPI gives its ranks terminals of its own, whatever its output is. A file would fill with escape codes.
-  static const int mpiruns = set("OMPI_COMM_WORLD_RANK").empty() ? -1 : detail::terminal_of_mpirun(STDOUT_FILENO);
-  if (!set("OMPI_COMM_WORLD_RANK").empty()) file = mpiruns;
+  if (!set("OMPI_COMM_WORLD_RANK").empty()) {
+    static const int outputs = detail::terminal_of_mpirun(STDOUT_FILENO);
+    static const int errors = detail::terminal_of_mpirun(STDERR_FILENO);
+    file = file == STDERR_FILENO ? errors : outputs;
+  }
   if (file < 0) return terminal;
   terminal.live = set("TERM") != "dumb";
   terminal.color = terminal.live && set("NO_COLOR").empty();

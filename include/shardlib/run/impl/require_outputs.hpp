@@ -1,4 +1,4 @@
-// Tries the outputs that options name before the first step, and draws the step.
+// Tries the outputs that options name, before the first step.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "shardlib/io/file.hpp"
-#include "shardlib/run/graph.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/training.hpp"
@@ -17,7 +16,6 @@
 namespace shardlib::run::detail {
 
 /// Throws UsageError before the first step if an output that an option names cannot be written.
-/// Draws the graph of a step.
 inline void require_outputs(const Training& training, const RunDirectory& directory) {
   if (!training.metrics.empty()) const JsonLines tried(training.metrics, JsonLines::Mode::append, "check --metrics");
   if (!directory.exists()) return;
@@ -33,7 +31,6 @@ inline void require_outputs(const Training& training, const RunDirectory& direct
   for (const std::string& path :
        {directory.checkpoints() + "/LATEST", directory.samples(), directory.console(), directory.report()})
     io::require_writable(path, "--run");
-  if (!training.step_dot.empty()) write_svg(training.step_dot, directory.step_graph());
   if (training.trace) io::require_writable(directory.trace(), "--trace");
   if (training.tensorboard) io::require_writable(directory.tensorboard() + "/events", "--tensorboard");
 }

@@ -156,21 +156,25 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
   return notes;
 }
 
-SHARDLIB_INLINE void RunDirectory::keep_tokenizer(const io::Tokenizer& tokenizer, const std::string& name) {
+SHARDLIB_INLINE void RunDirectory::keep_tokenizer(const io::Tokenizer& used, const std::string& name) {
   if (!writer_) return;
-  const bool bytes = tokenizer.fingerprint() == "bytes";
-  if (io::file_exists(this->tokenizer())) {
-    if (bytes) return io::remove_folder(this->tokenizer());
+  const bool bytes = used.fingerprint() == "bytes";
+  if (io::file_exists(tokenizer())) {
+    if (bytes) return io::remove_folder(tokenizer());
     try {
-      if (io::load_tokenizer(this->tokenizer())->fingerprint() == tokenizer.fingerprint()) return;
+      if (io::load_tokenizer(tokenizer())->fingerprint() == used.fingerprint()) return;
     } catch (const Error&) {  // a damaged copy is written again
     }
   }
-  if (!bytes) io::copy_tokenizer(name, this->tokenizer());
+  if (!bytes) io::copy_tokenizer(name, tokenizer());
+}
+
+SHARDLIB_INLINE void RunDirectory::keep_step_graph(const std::string& svg) {
+  if (writer_ && !svg.empty()) io::replace_file(step_graph(), io::as_bytes(svg));
 }
 
 SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) const {
-  if (path_.empty() || !io::file_exists(tokenizer()) || !io::file_exists(config())) return name;
+  if (name == "bytes" || path_.empty() || !io::file_exists(tokenizer()) || !io::file_exists(config())) return name;
   const ConfigEntry trained{"data.tokenizer", detail::TomlText()(&name)};
   const std::vector<ConfigEntry> entries = config_entries_of_file(config());
   return std::ranges::find(entries, trained) == entries.end() ? name : tokenizer();

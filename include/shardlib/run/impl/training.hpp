@@ -107,7 +107,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          "end the run at the first op whose result has a NaN, and name the op; every op rereads its result");
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of --trace-steps steps");
   o.add("--trace-steps", t.trace_steps, "number of traced steps", size());
-  o.add("--trace-from", t.trace_from, "steps before the trace begins, from where this start goes on", size(0));
+  o.add("--trace-from", t.trace_from, "number of steps of this start before the trace begins", size(0));
   o.flag("--plan", t.plan, "no training: print what a step takes on a mesh of hypothetical devices",
          command_line_only());
   Validator plan_devices = one_of({"none"});

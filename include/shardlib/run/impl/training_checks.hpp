@@ -36,6 +36,9 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
+  o.in_vain({"--step-graph"}, [&t](const Options&) {
+    return t.plan || t.sample_only || !t.graph.empty() ? "in a call that does not train: leave it out" : "";
+  });
   needs({"--turns"}, "--chat", [&t] { return t.chat; });
   needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",

@@ -80,6 +80,7 @@ class TrainingLoop {
     try {
       run_to_end();
     } catch (const std::exception& error) {
+      if (progress_) progress_->finish();  // the line of the last step comes first
       if (speaks_) log_console(fmt::format("error: {}\n", error.what()));
       throw;
     }
@@ -110,6 +111,7 @@ class TrainingLoop {
       for (const std::string& sentence : directory_.note_start(first, device_->axes(), program_.dtype)) say(sentence);
       io::together(*device_, "", [this] {
         if (data_.tokenizer) directory_.keep_tokenizer(*data_.tokenizer, training_.tokenizer);
+        directory_.keep_step_graph(training_.step_svg);
       });
     }
     if (found && changes_run) say(fmt::format("going on from step {} of {}", first, training_.steps));
@@ -141,10 +143,10 @@ class TrainingLoop {
     if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
       saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, shared_records(), found.has_value());
-    if (first < training_.steps) read_from(first);
     if (first == 0 && training_.steps > 0 && training_.sample_every > 0) answers_.sample(-1);
-    device_->pool()->trim();        // initialisation has left free ranges that no step may use
-    device_->pool()->reset_peak();  // a resumed run has held two states
+    if (first < training_.steps) read_from(first);  // starts the clock of the time left
+    device_->pool()->trim();                        // initialisation has left free ranges that no step may use
+    device_->pool()->reset_peak();                  // a resumed run has held two states
     // By default without a run's first step, which is not typical: memory comes from the system.
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + training_.trace_from, training_.steps - 1),
@@ -192,7 +194,7 @@ class TrainingLoop {
     if (first < training_.steps && program_.finish) program_.finish();
     if (trace_ && first < training_.steps) {
       trace_->finish();
-      say("trace: " + directory_.trace());
+      if (trace_->written()) say("trace: " + directory_.trace());
     }
     if (first >= training_.steps) {
       if (directory_.exists() && !found) {
@@ -211,6 +213,7 @@ class TrainingLoop {
       say("report: " + directory_.report());
     answers_.evaluate();
   }
+
   /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
   void cut_metrics(std::int64_t step) {
     if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);

@@ -46,8 +46,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
   if (device->has_ended())
     fail(
         "its operands, or its mesh, are of a `launch` that has returned; compute in the function that `launch` runs, "
-        "and "
-        "keep what `fetch` or `item` returns");
+        "and keep what `fetch` or `item` returns");
   // The product of all sizes must fit the index types, even if some dim is empty.
   std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
   for (const std::int64_t extent : global.padded) {

@@ -206,21 +206,27 @@ SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::
   const detail::TokenizerFiles files = detail::find_tokenizer(name_or_path);
   const std::string partial = detail::temporary_name(folder);
   make_new_folder(partial);
-  const auto copy = [&](const std::string& from, const std::string& name) {
-    write_file(partial + "/" + name, read_file(from), true);
-  };
-  if (!files.json.empty()) {
-    copy(files.json, "tokenizer.json");
-    // It says which token ends a text.
-    const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
-    if (file_exists(config)) copy(config, "tokenizer_config.json");
+  try {
+    const auto copy = [&](const std::string& from, const std::string& name) {
+      write_file(partial + "/" + name, read_file(from), true);
+    };
+    if (!files.json.empty()) {
+      copy(files.json, "tokenizer.json");
+      // It says which token ends a text.
+      const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
+      if (file_exists(config)) copy(config, "tokenizer_config.json");
+    }
+    for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
+      const std::string name = std::filesystem::path(path).filename().string();
+      if (!path.empty()) copy(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
+    }
+    sync_path(partial);
+    replace_folder(partial, folder);
+  } catch (...) {  // a full disk needs the space
+    std::error_code none;
+    std::filesystem::remove_all(partial, none);
+    throw;
   }
-  for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
-    const std::string name = std::filesystem::path(path).filename().string();
-    if (!path.empty()) copy(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
-  }
-  sync_path(partial);
-  replace_folder(partial, folder);
 }
 
 }  // namespace shardlib::io
