@@ -181,7 +181,7 @@ def training(p):
             run.out,
             re.M,
         )
-        run.check(progress == ["1", "11", "21", "31", "41", "50"], "progress lines")
+        run.check(progress == ["0", "10", "20", "30", "40", "49"], "progress lines")
     rates = [s["learning_rate"] for s in one]
     check(abs(rates[0] - 0.002) < 1e-9 and abs(max(rates) - 0.01) < 1e-9 and abs(rates[-1] - 0.001) < 1e-9,
           "learning rates: warmup, peak, a tenth at the end", str(rates))
