@@ -1,4 +1,4 @@
-// Every kernel, for a CUDA device: scripts/test-cuda.sh compiles it, and nothing runs it.
+// Every kernel, for a CUDA device: scripts/test-cuda.sh compiles it, and nothing runs it. kernel_names.cpp compiles its names.
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -79,12 +79,12 @@ using Map = MapLoops<F, D...>;
   KERNEL(body::Fill<T, body::Uniform>)                                     \
   KERNEL(body::Fill<T, body::Normal>)                                      \
   KERNEL(body::Fill<T, body::TruncatedNormal>)                             \
-  KERNEL(body::Rows<T, 1, body::Softmax>)                                  \
-  KERNEL(body::Rows<T, 2, body::SoftmaxBackward>)                          \
-  KERNEL(body::Rows<T, 1, body::Norm<false>>)                              \
-  KERNEL(body::Rows<T, 1, body::Norm<true>>)                               \
-  KERNEL(body::Rows<T, 2, body::NormBackward<false>>)                      \
-  KERNEL(body::Rows<T, 2, body::NormBackward<true>>)                       \
+  KERNEL(body::RowKernel<T, 1, body::Softmax>)                                  \
+  KERNEL(body::RowKernel<T, 2, body::SoftmaxBackward>)                          \
+  KERNEL(body::RowKernel<T, 1, body::Norm<false>>)                              \
+  KERNEL(body::RowKernel<T, 1, body::Norm<true>>)                               \
+  KERNEL(body::RowKernel<T, 2, body::NormBackward<false>>)                      \
+  KERNEL(body::RowKernel<T, 2, body::NormBackward<true>>)                       \
   HELD(T, 16)                                                              \
   HELD(T, 32)                                                              \
   KERNEL(body::SumExp<T>)                                                  \
