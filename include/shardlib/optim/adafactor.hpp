@@ -139,6 +139,7 @@ struct Adafactor {
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
+    detail::require_factors<Decays>();
     const double kept = 1 - std::pow(static_cast<double>(step + 1), -decay_power);
     const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& rows,
                                                            auto& cols, const Tensor<G, T>& g, auto&... copy) {

@@ -1,7 +1,6 @@
 // Factors of the learning rate and of the weight decay for the leaves of a tree, by patterns of their names.
 #pragma once
 
-#include <concepts>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -40,17 +39,20 @@ struct LeafRules {
 };
 
 namespace detail {
+/// Call it before the loop over the leaves, so that the sentence stands near the top of the compiler's output.
+template <class F>
+constexpr void require_factors() {
+  using Result = std::remove_cvref_t<std::invoke_result_t<const F&, std::string_view>>;
+  static_assert(std::is_same_v<Result, bool> || std::is_same_v<Result, LeafFactors>,
+                "decays(name) of an optimizer returns a bool, or LeafFactors: LeafFactors{.decay = 0.1} for a factor");
+}
 /// The factors of a leaf from the result of decays(name): LeafFactors, or whether it decays.
 template <class F>
 [[nodiscard]] LeafFactors leaf_factors(const F& decays, std::string_view name) {
-  if constexpr (std::same_as<std::remove_cvref_t<decltype(decays(name))>, LeafFactors>) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(decays(name))>, LeafFactors>)
     return decays(name);
-  } else {
-    static_assert(
-        std::same_as<std::remove_cvref_t<decltype(decays(name))>, bool>,
-        "decays(name) of an optimizer returns a bool, or LeafFactors: LeafFactors{.decay = 0.1} for a factor");
+  else
     return {.decay = decays(name) ? 1.0 : 0.0};
-  }
 }
 }  // namespace detail
 

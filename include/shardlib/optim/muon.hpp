@@ -74,6 +74,7 @@ struct Muon {
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
+    detail::require_factors<Decays>();
     const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& mu, auto& nu,
                                                            const Tensor<G, T>& g, auto&... copy) {
       const LeafFactors leaf = detail::leaf_factors(decays, name);

@@ -159,6 +159,7 @@ template <class Tree>
 /// freezes do not count. `global_norm(mesh, grads)`
 template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
+  detail::require_factors<Decays>();
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
   Tensor<f32, everywhere> total;
   for_each_leaf(
@@ -206,6 +207,7 @@ void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g,
 /// numbers. A frozen leaf stays as it is.
 template <OpName Optimizer, std::size_t N, class Decays, class F, class... Trees>
 void update_leaves(const Decays& decays, const F& numbers_of, Trees&... trees) {
+  require_factors<Decays>();
   static_assert(sizeof...(Trees) <= N + 3, "an optimizer writes one tree of copies at most");
   const auto one = [&](std::string_view name, auto& p, const auto& g, auto&... rest) {
     const LeafFactors leaf = leaf_factors(decays, name);
