@@ -212,7 +212,7 @@ def stopping(trainer):
         process = subprocess.Popen([*trainer.script("--ranks", "2"), *trainer.command(name, "--steps=1000000")],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in process.stdout:
-            if line.startswith("step   101/"):
+            if line.startswith("step   100/"):
                 break
         process.send_signal(number)
         text = process.stdout.read()
