@@ -37,6 +37,11 @@ struct GradientCheck {
 
 namespace detail {
 
+/// The distance from 1 to the next number of the dtype.
+constexpr double epsilon_of(DType dtype) {
+  return dtype == DType::f64 ? 0x1p-52 : dtype == DType::bf16 ? 0x1p-7 : 0x1p-23;
+}
+
 struct LeafGradient {
   std::string name;
   ValuePtr value, gradient;

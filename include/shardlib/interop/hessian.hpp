@@ -3,15 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/compute/elementwise.hpp"
+#include "shardlib/interop/check_gradients.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib {
@@ -32,11 +33,13 @@ inline constexpr bool leaves_of_f32_or_f64 = all_leaves<Tree>([]<class D, Spec S
 });
 /// The epsilon of the leaf with the fewest digits.
 template <class Tree>
-inline constexpr double tree_epsilon = all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
-  return std::is_same_v<D, f64>;
-})
-                                           ? std::numeric_limits<double>::epsilon()
-                                           : static_cast<double>(std::numeric_limits<float>::epsilon());
+double epsilon_of_leaves(const Tree& tree) {
+  double epsilon = 0;
+  for_each_leaf([&]<class D, Spec S>(std::string_view,
+                                     const Tensor<D, S>&) { epsilon = std::max(epsilon, epsilon_of(dtype_v<D>)); },
+                tree);
+  return epsilon;
+}
 
 }  // namespace detail
 
@@ -56,7 +59,7 @@ template <Spec A, class F, class W, class V, class... Args>
                 "hessian_vector_product: the direction has the types of the weights; complete the sums of a product "
                 "first, with reduce_gradients");
   const double length = detail::norm_of_leaves(mesh, direction);
-  if (step == 0) step = std::cbrt(detail::tree_epsilon<W>);
+  if (step == 0) step = std::cbrt(detail::epsilon_of_leaves(weights));
   const double e = length == 0 ? 1 : step * std::max(1.0, detail::norm_of_leaves(mesh, weights)) / length;
   const auto gradient_at = [&](double at) {
     const W moved = map_tree([at](const auto& w, const auto& v) { return w + v * at; }, weights, direction);

@@ -16,14 +16,11 @@
 
 namespace shardlib::detail {
 
-/// The number as the dtype stores it, and the distance from 1 to the next number.
+/// The number as the dtype stores it.
 inline double rounded_to(DType dtype, double number) {
   return visit_dtype(dtype, [&]<class T>(T) {
     return static_cast<double>(static_cast<scalar_of<T>>(static_cast<T>(static_cast<scalar_of<T>>(number))));
   });
-}
-inline double epsilon_of(DType dtype) {
-  return dtype == DType::f64 ? 0x1p-52 : dtype == DType::bf16 ? 0x1p-7 : 0x1p-23;
 }
 
 inline std::string six_digits(double number) {
@@ -82,13 +79,9 @@ inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
 inline ValuePtr with_numbers(const Value& x, const WholeArray& whole, const std::vector<double>& numbers) {
   auto changed = detached(x);
   const Buffer shard = x.device->host_pool()->allocate(x.bytes());
-  Shape index = x.local;  // of an element of the shard, then of the whole array
   for (std::int64_t i = 0; i < x.count(); ++i) {
-    std::int64_t rest = i;
-    for (int d = index.size(); d-- > 0;) {
-      index[d] = rest % x.local[d] + first_index(x, d);
-      rest /= x.local[d];
-    }
+    Shape index = index_of(i, x.local);
+    for (int d = 0; d < index.size(); ++d) index[d] += first_index(x, d);
     visit_dtype(x.dtype, [&]<class T>(T) {
       shard.as<T>()[i] =
           static_cast<T>(static_cast<scalar_of<T>>(numbers[static_cast<std::size_t>(whole.offset(index))]));
