@@ -39,8 +39,7 @@ struct Stages {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     ModelConfig of_microbatch = config;
     of_microbatch.dropout = dropout.of(at.microbatch);
-    std::size_t number = 0;  // in the model
-    for (int stage = 0; stage < at.stage; ++stage) number += layer_map.layers_of_stage(stage);
+    std::size_t number = layer_map.layers_before_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
       x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, batch(at).segments, w.layers.at(i),
                                                                                of_microbatch.of_layer(number++));

@@ -43,6 +43,8 @@ class LayerMap {
   [[nodiscard]] std::size_t layers_of_stage(int stage) const {
     return static_cast<std::size_t>(counts_.at(static_cast<std::size_t>(stage)));
   }
+  /// The number of the model's layers before the stage.
+  [[nodiscard]] SHARDLIB_INLINE std::size_t layers_before_stage(int stage) const;
   /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
   [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
   /// The index of the stage's first layer among the layers of its rank.

@@ -42,10 +42,15 @@ SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, const std::vector<i
   for (int stage = 0; stage < stages; ++stage) owners_.push_back(schedule.rank_of(stage));
 }
 
+SHARDLIB_INLINE std::size_t LayerMap::layers_before_stage(int stage) const {
+  return std::accumulate(counts_.begin(), counts_.begin() + stage, std::size_t{0},
+                         [](std::size_t sum, int count) { return sum + static_cast<std::size_t>(count); });
+}
+
 SHARDLIB_INLINE std::vector<int> LayerMap::of_rank(int rank) const {
   std::vector<int> layers;
   for (const int stage : stages_.at(static_cast<std::size_t>(rank))) {
-    const int first = std::accumulate(counts_.begin(), counts_.begin() + stage, 0);
+    const auto first = static_cast<int>(layers_before_stage(stage));
     for (int i = 0; i < counts_[static_cast<std::size_t>(stage)]; ++i) layers.push_back(first + i);
   }
   return layers;
