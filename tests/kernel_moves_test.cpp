@@ -172,6 +172,28 @@ TEST_CASE("kernel teams: lookups and their transposes have the same bits for any
   check(f64{}, i32{});
 }
 
+TEST_CASE("kernel teams: the ids of several dims are joined alike by any number of lanes", "[simulated]") {
+  const Sizes64 shape{7, 700}, of_first{1, 0}, of_second{700, 1}, table{0, 0};
+  const k::Lookup first{shape, table, of_first, DType::i32, 20, 30, 10, 60};
+  const k::Lookup second{shape, table, of_second, DType::u32, 1, 20, 0, 40};
+  const auto a = random_integers<i32>(7, 0, 59, 9);
+  const auto b = random_integers<u32>(4900, 0, 39, 10);
+  const auto joined = [&](const Exec& exec, const i32* i, const u32* j, u32* ids) {
+    k::join_ids(exec, first, i, "i", ids);
+    k::join_ids(exec, second, j, "j", ids);
+  };
+  same_everywhere(joined, a, b, std::vector<u32>(4900));
+  std::vector<u32> expected, found(4900);
+  for (std::size_t i = 0; i < 4900; ++i) {
+    const bool here = a[i / 700] >= 10 && a[i / 700] < 40 && b[i] < 20;
+    expected.push_back(here ? static_cast<u32>(a[i / 700] - 10) * 20 + b[i] : std::numeric_limits<u32>::max());
+  }
+  auto i = a;
+  auto j = b;
+  Place(false).run(joined, i, j, found);
+  CHECK(found == expected);
+}
+
 TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[simulated]") {
   const auto check = []<class T>(T) {
     using A = accumulator_t<T>;

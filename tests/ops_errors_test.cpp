@@ -331,6 +331,12 @@ TEST_CASE("indices outside the table", "[ops][errors]") {
                           "index_unreduced<`[V/t] M, B -> B M +t`>: gather: id " + std::to_string(id) +
                               " is outside the table's size 8; check the data against the vocabulary size" + here);
     look_up(0);
+    const Tensor<i32, "B"> i(place(device, DType::i32, ids, {{"B"}, {3}, {1, 7, 2}}));
+    expect_error<Error>(
+        [&] { static_cast<void>(index_unreduced<"[V/t] [M], B, B -> B +t">(table, i, i)); },
+        "index_unreduced<`[V/t] [M], B, B -> B +t`>: index tensor 2: id 7 is outside the table's size 2; "
+        "check the data against the vocabulary size" +
+            here);
   });
   SUCCEED();
 }

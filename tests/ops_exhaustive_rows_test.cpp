@@ -236,11 +236,11 @@ TEST_CASE("index_unreduced over every pair of specs", "[ops][exhaustive][slow]")
     named("index_unreduced " + text_of(*c.table) + ", " + arrow(text_of(*c.indices), text_of(*c.out)), [&] {
       const auto table = place(device, DType::f32, *c.table, e.table, 1);
       const auto indices = place(device, DType::i32, *c.indices, e.indices, 2);
-      const int row = c.table->find("V");
+      const detail::Indices along{{{c.table->find("V"), indices}}, 1};
       const auto y = compute("index_unreduced", table, *c.out, [&](const detail::Value& out) {
-        const detail::LookupLoops loops(*table, row, *indices, out.local, *out.spec);
+        const detail::LookupLoops loops(*table, along, out.local, *out.spec);
         Buffer result = detail::allocate(out);
-        kernels::gather(out.device->exec(), dtype_c<f32>, loops.lookup, table->data().data(), indices->data().data(),
+        kernels::gather(out.device->exec(), dtype_c<f32>, loops.lookup, table->data().data(), loops.ids(),
                         result.data());
         return result;
       });
@@ -249,9 +249,9 @@ TEST_CASE("index_unreduced over every pair of specs", "[ops][exhaustive][slow]")
       const TensorSpec& due = dual_of(*c.table, axes);
       const auto ct = place(device, DType::f32, dual_of(*c.out, axes), e.ct, 3);
       const auto gradient = compute("scatter_add", table, due, [&](const detail::Value& out) {
-        const detail::LookupLoops loops(out, row, *indices, ct->local, *c.out);
+        const detail::LookupLoops loops(out, along, ct->local, *c.out);
         Buffer result = detail::allocate(out);
-        kernels::scatter_add(out.device->exec(), dtype_c<f32>, loops.lookup, ct->data().data(), indices->data().data(),
+        kernels::scatter_add(out.device->exec(), dtype_c<f32>, loops.lookup, ct->data().data(), loops.ids(),
                              result.data(), out.count());
         return result;
       });

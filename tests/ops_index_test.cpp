@@ -10,24 +10,38 @@ using namespace shardlib::test;
 
 namespace {
 
-/// Rows of the table by index; out of the tensor's own dims.
-Reference lookup(const std::string& dim) {
-  return [dim](const std::vector<Global>& x, Global& y) {
-    const Shape table = strides_along(x[0], y.names), ids = strides_along(x[1], y.names),
-                to = strides_along(y, y.names);
-    const auto row = static_cast<std::size_t>(strides_along(x[0], {dim})[0]);
-    for_each_index(y.shape, [&](const Shape& i) {
-      const auto at = static_cast<std::size_t>(x[1].data[offset(ids, i)]);
-      y.data[offset(to, i)] = x[0].data[offset(table, i) + at * row];
-    });
+/// The position of element i of an array with the dims `names` in a table: its own dims, and along each of `dims` what
+/// the index of x[1] and on says.
+struct Rows {
+  Shape steps, along;
+  std::vector<Shape> ids;
+
+  Rows(const std::vector<Global>& x, const Global& table, const Names& names, const Names& dims)
+      : steps(strides_along(table, names)), along(strides_along(table, dims)) {
+    for (std::size_t k = 1; k < x.size(); ++k) ids.push_back(strides_along(x[k], names));
+  }
+  std::size_t operator()(const std::vector<Global>& x, const Shape& i) const {
+    std::size_t at = offset(steps, i);
+    for (std::size_t k = 0; k < ids.size(); ++k)
+      at += static_cast<std::size_t>(along[k]) * static_cast<std::size_t>(x[k + 1].data[offset(ids[k], i)]);
+    return at;
+  }
+};
+
+/// Rows of the table by index along the dims.
+Reference lookup(const Names& dims) {
+  return [dims](const std::vector<Global>& x, Global& y) {
+    const Rows rows(x, x[0], y.names, dims);
+    const Shape to = strides_along(y, y.names);
+    for_each_index(y.shape, [&](const Shape& i) { y.data[offset(to, i)] = x[0].data[rows(x, i)]; });
   };
 }
 
-#define INDEX(dtype, itype, table, bracketed, ids, out)                                                               \
-  make_case<Tensor<dtype, table>, Tensor<itype, ids>>(                                                                \
-      "index " bracketed ", " ids " -> " out,                                                                         \
-      [](const auto& x, const auto& i) { return index_unreduced<bracketed ", " ids " -> " out>(x, i); }, lookup("V"), \
-      {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
+#define INDEX(dtype, itype, table, bracketed, ids, out)                                                  \
+  make_case<Tensor<dtype, table>, Tensor<itype, ids>>(                                                   \
+      "index " bracketed ", " ids " -> " out,                                                            \
+      [](const auto& x, const auto& i) { return index_unreduced<bracketed ", " ids " -> " out>(x, i); }, \
+      lookup({"V"}), {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
 
 TEST_CASE("index_unreduced", "[ops]") {
   check_cases({
@@ -45,15 +59,14 @@ TEST_CASE("index_unreduced", "[ops]") {
   });
 }
 
-/// Rows added along V by index, summed over the dims that the result lacks.
-void added(const std::vector<Global>& x, Global& y) {
-  const Shape ids = strides_along(x[1], x[0].names), from = strides_along(x[0], x[0].names),
-              to = strides_along(y, x[0].names);
-  const auto row = static_cast<std::size_t>(strides_along(y, {"V"})[0]);
-  std::fill(y.data.begin(), y.data.end(), 0.0);
-  for_each_index(x[0].shape, [&](const Shape& i) {
-    y.data[offset(to, i) + static_cast<std::size_t>(x[1].data[offset(ids, i)]) * row] += x[0].data[offset(from, i)];
-  });
+/// Rows added by index along the dims, summed over the dims that the result lacks.
+Reference added(const Names& dims) {
+  return [dims](const std::vector<Global>& x, Global& y) {
+    const Rows rows(x, y, x[0].names, dims);
+    const Shape from = strides_along(x[0], x[0].names);
+    std::fill(y.data.begin(), y.data.end(), 0.0);
+    for_each_index(x[0].shape, [&](const Shape& i) { y.data[rows(x, i)] += x[0].data[offset(from, i)]; });
+  };
 }
 
 TEST_CASE("scatter_add", "[ops]") {
@@ -61,7 +74,7 @@ TEST_CASE("scatter_add", "[ops]") {
   make_case<Tensor<dtype, rows>, Tensor<itype, ids>>(                                                               \
       "scatter_add " rows ", " ids " -> " bracketed,                                                                \
       [](const auto& x, const auto& i) { return scatter_add<rows ", " ids " -> " bracketed>(x, i, {sized("V")}); }, \
-      added, {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
+      added({"V"}), {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
   check_cases({
       SCATTER(f32, i32, "B/d L M", "B/d L", "[V] M +d"),
       SCATTER(f32, i32, "B/d L M", "B/d L", "[V/t] M +d"),
@@ -69,6 +82,42 @@ TEST_CASE("scatter_add", "[ops]") {
       SCATTER(f64, i32, "L M/t +d", "L", "[V] +d +t"),
       SCATTER(bf16, i32, "K M/t", "K", "[V] M/t"),
   });
+#undef SCATTER
+}
+
+TEST_CASE("index_unreduced and scatter_add along several dims", "[ops]") {
+  const Options options{.law = Law::joint, .draws = {Draw::odd, Draw::index, Draw::index, Draw::index}};
+#define LOOK_UP(op, table, i, j)                                                                             \
+  make_case<Tensor<f32, table>, Tensor<i32, i>, Tensor<u32, j>>(                                             \
+      "index " op, [](const auto& x, const auto& a, const auto& b) { return index_unreduced<op>(x, a, b); }, \
+      lookup({"V", "M"}), options)
+#define SCATTER(dtype, op, rows, ids)                                 \
+  make_case<Tensor<dtype, rows>, Tensor<i32, ids>, Tensor<u32, "K">>( \
+      "scatter_add " op,                                              \
+      [](const auto& x, const auto& a, const auto& b) {               \
+        return scatter_add<op>(x, a, b, {sized("V"), sized("M")});    \
+      },                                                              \
+      added({"V", "M"}), options)
+  check_cases({
+      LOOK_UP("[V/t] [M/d] C, L, L K -> L K C +d +t", "V/t M/d C", "L", "L K"),
+      LOOK_UP("[V] C/t [M], L/d, L/d -> C/t L/d", "V C/t M", "L/d", "L/d"),
+      LOOK_UP("B/d [V] [M/t], B/d L,  -> L B/d +t", "B/d V M/t", "B/d L", ""),
+      SCATTER(f32, "L/d K C, L/d, K -> [V] [M/t] C +d", "L/d K C", "L/d"),
+      SCATTER(bf16, "L K C/t, L K, K -> C/t [V] [M/d]", "L K C/t", "L K"),
+      make_case<Tensor<f64, "V/t M B C">, Tensor<i32, "L/d">, Tensor<i32, "L/d">, Tensor<i32, "">>(
+          "index along three dims",
+          [](const auto& x, const auto& a, const auto& b, const auto& c) {
+            return index_unreduced<"[V/t] [M] [B] C, L/d, L/d,  -> L/d C +t">(x, a, b, c);
+          },
+          lookup({"V", "M", "B"}), options),
+      make_case<Tensor<f64, "L/d">, Tensor<i32, "L/d">, Tensor<i32, "L/d">, Tensor<i32, "">>(
+          "scatter_add along three dims",
+          [](const auto& x, const auto& a, const auto& b, const auto& c) {
+            return scatter_add<"L/d, L/d, L/d,  -> [V/t] [M] [B] +d">(x, a, b, c, {sized("V"), sized("M"), sized("B")});
+          },
+          added({"V", "M", "B"}), options),
+  });
+#undef LOOK_UP
 #undef SCATTER
 }
 

@@ -409,8 +409,10 @@ TEST_CASE("rules: index") {
   illegal(
       rules::index("V M, B -> B M", "V M", "B"),
       "index_unreduced<`V M, B -> B M`>: no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
-  illegal(rules::index("[V] [M], B -> B", "V M", "B"),
-          "index_unreduced<`[V] [M], B -> B`>: two dims stand in brackets: exactly one dim of the table is looked up");
+  illegal(
+      rules::index("[V] [M], B -> B", "V M", "B"),
+      "index_unreduced<`[V] [M], B -> B`>: the number of dims in brackets is 2, and that of index tensors 1; each dim "
+      "in brackets has an index tensor, in the same order: `[V] [W] M, B, B -> B M`");
   illegal(rules::index("[V] M, [B] -> B M", "V M", "B"),
           "index_unreduced<`[V] M, [B] -> B M`>: brackets belong to the table, the first operand");
   illegal(rules::index("[V] M, B -> [B] M", "V M", "B"),
@@ -449,6 +451,36 @@ TEST_CASE("rules: index") {
   illegal(
       rules::index("[V] 2, B -> B 2", "V 2", "B"),
       "index_unreduced<`[V] 2, B -> B 2`>: integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");
+}
+
+TEST_CASE("rules: index and scatter_add along several dims") {
+  legal(rules::index2("[V/t] [W/d] M, B, B L -> B L M +d +t", "V/t W/d M", "B", "B L"), "B L M +d +t");
+  legal(rules::index2("B/d [V] M [W/t], B/d,  -> B/d M +t", "B/d V M W/t", "B/d", ""), "B/d M +t");
+  legal(rules::index3("[V] [W] [X], B/d, B/d, B/d -> B/d", "V W X", "B/d", "B/d", "B/d"), "B/d");
+  legal(rules::scatter_add2("B/d M, B/d, B/d -> [V] [W/t] M +d", "B/d M", "B/d", "B/d"), "V W/t M +d");
+  legal(rules::scatter_add3("B, B, B,  -> [V/t] [W] [X]", "B", "B", "B", ""), "V/t W X");
+  const auto look_up = [](const std::string& op, const char* table, const char* i, const char* j,
+                          const std::string& why) {
+    illegal(rules::index2(op, table, i, j), "index_unreduced<`" + op + "`>: " + why);
+  };
+  look_up("[V] M, B, B -> B M", "V M", "B", "B",
+          "the number of dims in brackets is 1, and that of index tensors 2; each dim in brackets has an index tensor, "
+          "in the same order: `[V] [W] M, B, B -> B M`");
+  look_up("[V] [W], B -> B", "V W", "B", "B", "the op spec has 2 operands, the call has 3");
+  look_up("[V] [W], B, L -> B L", "V W", "B", "B",
+          "the second index tensor is `B`, but the op spec expects `L`: dim 1 is `B`, not `L`; if both names mean one "
+          "size, `rename<\"B -> L\">` (free), or correct the op spec");
+  look_up("[V] [W/t], B, L/t -> B L +t", "V W/t", "B", "L/t",
+          "the indices are sharded over t (dim `L/t`), over which the looked-up dim `W/t` is sharded too: each device "
+          "would look up only its own indices in its own rows; `all_gather` one of them (communicates)");
+  look_up("[V/t] [W/d], B, B -> B +t", "V/t W/d", "B", "B",
+          "the result is partial over d (looking up in `W/d` sees only the shard of this device), so its spec must say "
+          "`+d`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  look_up("[V] [W], B/d, L/d -> B/d L", "V W", "B/d", "L/d",
+          "the second operand is sharded over d (dim `B/d`) and the third operand sharded over d (dim `L/d`), so only "
+          "diagonal shards would be computed; `all_gather` one of them (communicates)");
+  illegal(rules::scatter_add2("B, B, L -> [V] [W]", "B", "B", "L"),
+          "scatter_add<`B, B, L -> [V] [W]`>: dim `L` of the indices is missing in the rows");
 }
 
 TEST_CASE("rules: + and -") {
@@ -727,7 +759,9 @@ TEST_CASE("rules: narrow, pad, scatter_add") {
     illegal(rules::scatter_add(op, rows, ids), "scatter_add<`" + op + "`>: " + why);
   };
   scatter("L M, L -> V M", "L M", "L", "no dim of the result stands in brackets: write `[V] M` to add rows along V");
-  scatter("L M, L -> [V] [M]", "L M", "L", "two dims stand in brackets: an index counts along exactly one dim");
+  scatter("L M, L -> [V] [M]", "L M", "L",
+          "the number of dims in brackets is 2, and that of index tensors 1; each dim in brackets has an index tensor, "
+          "in the same order: `B M, B, B -> [V] [W] M`");
   scatter("[L] M, L -> [V] M", "L M", "L", "brackets belong to the result");
   scatter("L V, L -> [V]", "L V", "L", "the dim in brackets, `V`, is also a dim of an operand");
   scatter("M, L -> [V] M", "M", "L", "dim `L` of the indices is missing in the rows");
@@ -1941,6 +1975,24 @@ TEST_CASE("law: the cotangent of a looked-up table is scattered to the table's d
       }
     }
   CHECK(legal == 206);
+  legal = 0;
+  for (const auto& table : test::specs_of_any({{"V", "W"}}))
+    for (const auto& i : test::specs_of_any({{"B"}}))
+      for (const auto& j : test::specs_of_any({{"B"}}))
+        for (const auto& z : test::specs_of_any({{"B"}})) {
+          const TensorSpec rows = parse_tensor(table).spec;
+          const std::string v = str(to_string(rows.dims[0])), w = str(to_string(rows.dims[1]));
+          const std::string sums = table.substr(v.size() + 1 + w.size());
+          const std::string op = "[" + v + "] [" + w + "]" + sums + ", " + i + ", " + j + " -> " + z;
+          if (!rules::index2(op, table, i, j).ok()) continue;
+          ++legal;
+          INFO("index " << op);
+          const std::string of_v = i + " " + v, of_w = j + " " + w;
+          CHECK(str(rules::einsum3(dual(z) + ", " + of_v + ", " + of_w + " -> " + dual(table), dual(z), of_v, of_w)
+                        .why) == "");
+        }
+  // On an axis: all replicated, the table partial, or V, W or B sharded; on two axes also one dim in either order.
+  CHECK(legal == 5 * 5 + 3);
 }
 
 TEST_CASE("law: the cotangent of logits is their dual") {

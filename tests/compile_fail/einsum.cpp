@@ -180,3 +180,10 @@ auto nothing_to_sum_of_three(const Tensor<f32, "A B">& x, const Tensor<f32, "B C
   return einsum<"A B, B C, C -> A">(x, y, z);
 }
 #endif
+
+// expect: the number of dims in brackets is 2, and that of index tensors 1; each dim in brackets has an index tensor, in
+#if SECTION == 25
+auto one_index_of_two(const Tensor<f32, "V W/t M">& table, const Tensor<i32, "B">& ids) {
+  return index_unreduced<"[V] [W/t] M, B -> B M +t">(table, ids);
+}
+#endif

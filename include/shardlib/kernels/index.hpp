@@ -1,4 +1,5 @@
-// Lookup of table rows by integer indices, and its transpose. The table may be a shard of a larger one.
+// Lookup of table rows by integer indices, along one dim or several, and its transpose. The table may be a shard of a
+// larger one.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,14 @@ struct Lookup {
   std::int64_t rows = 0;           ///< size of that dim in this shard
   std::int64_t first_row = 0;      ///< global id of this shard's row 0
   std::int64_t global_rows = 0;    ///< global size of the dim; other ids are an error
+  bool joined = false;             ///< the ids are those of join_ids, which has checked them
 };
+
+/// Joins the ids of one more dim to the ids of a lookup along several dims, which are zeros at first: adds the number
+/// of the row times `row_stride`, or sets the largest u32 where another shard has the row. `indices` is what the ids
+/// are called in an error. *Throws* Error on an id outside the dim.
+template <class I>
+void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* indices, u32* joined);
 
 /// The lookup. An id of another shard gives 0. *Throws* Error on an id outside the dim.
 template <class AnyDType>

@@ -1,5 +1,5 @@
-// Rows by index, along a dim that may be sharded: index_unreduced looks them up, scatter_add adds to them. Elements by
-// index, along an unsharded dim: take_along.
+// Rows by index, along one dim or several, which may be sharded: index_unreduced looks them up, scatter_add adds to
+// them. Elements by index, along an unsharded dim: take_along.
 #pragma once
 
 #include <cstddef>
@@ -12,29 +12,39 @@
 namespace shardlib {
 namespace detail {
 
-constexpr int bracketed_dim(const TensorSpec& x) {
+/// The positions of the bracketed dims.
+using Brackets = Small<int, 3>;
+constexpr Brackets bracketed_dims(const TensorSpec& x) {
+  Brackets dims;
   for (int i = 0; i < x.rank(); ++i)
-    if (x.dims[i].bracketed) return i;
-  return -1;
+    if (x.dims[i].bracketed && !dims.full()) dims.push_back(i);
+  return dims;
 }
-/// The position of the bracketed dim among the table's dims.
-template <OpSpec O>
-constexpr int looked_up_dim() {
-  return bracketed_dim(parse_op(O).in[0]);
+/// An index tensor, and the dim of the table along which it counts.
+struct IndexAlong {
+  int dim = -1;
+  ValuePtr ids;
+};
+using Indices = Small<IndexAlong, 3>;
+template <class... I>
+Indices indices_along(const Brackets& dims, const I&... ids) {
+  Indices all;
+  (all.push_back({dims[all.size()], ids.value()}), ...);
+  return all;
 }
 
 template <class D>
 struct Lookup {
-  ValuePtr table, indices;
-  int row;  ///< the looked-up dim
+  ValuePtr table;
+  Indices indices;
   Buffer operator()(const Value& out) const;
 };
 /// Adds rows of the result's cotangent to rows of the table's cotangent, where all other rows are zero. `ct_spec` is
 /// the spec of the result's cotangent.
 template <class D>
 struct ScatterAdd {
-  ValuePtr ct, indices;
-  int row;
+  ValuePtr ct;
+  Indices indices;
   const TensorSpec* ct_spec;
   Buffer operator()(const Value& out) const;
 };
@@ -44,42 +54,53 @@ struct ScatterAddTo : ScatterAdd<D> {
 };
 
 /// The equivalent einsum: the result's cotangent times one-hot rows gives the table's cotangent.
-template <OpSpec O, Spec Ct, Spec Indices, Spec Due>
+template <OpSpec O, Spec Ct, Spec Due, Spec... Indices>
 constexpr OpSpec scatter_op() {
   const OpParts op = parse_op(O);
-  Dim row = op.in[0].dims[looked_up_dim<O>()];
-  row.bracketed = false;
-  TensorSpec one_hot = parse_tensor(Indices).spec;
-  one_hot.dims.push_back(row);
-  return op_spec_of(Ct, to_string(one_hot), Due);
+  const Brackets dims = bracketed_dims(op.in[0]);
+  OpParts scatter;
+  scatter.in.push_back(parse_tensor(Ct).spec);
+  for (TensorSpec one_hot : {parse_tensor(Indices).spec...}) {
+    one_hot.dims.push_back(op.in[0].dims[dims[scatter.in.size() - 1]]);
+    one_hot.dims[one_hot.rank() - 1].bracketed = false;
+    scatter.in.push_back(one_hot);
+  }
+  scatter.out = parse_tensor(Due).spec;
+  return OpSpec(to_string(scatter).view());
 }
 
-template <OpSpec O, class Table, class Indices, class Out>
-inline constexpr auto lookup_vjp = [](const auto& ct, const auto& ids, const GlobalSizes& global) {
-  using Ct = std::remove_cvref_t<decltype(ct)>;
-  using D = typename Table::value_type;
-  using Due = Dual<Table, axes_of<Table::spec, Indices::spec, Out::spec>()>;
-  static constexpr OpSpec scatter = scatter_op<O, Ct::spec, Indices::spec, Due::spec>();
-  static constexpr OpParts parts = parse_op(scatter);
-  static_assert(rules::detail_::einsum(parts).empty(),
-                "the transpose of index_unreduced is the einsum with one-hot rows");
-  // If the table is also an operand of an einsum, its cotangent is dense already: add the rows to that.
-  const ScatterAdd<D> add{ct.value(), ids.value(), looked_up_dim<O>(), &parsed<Out::spec>};
-  return record_addend<Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global, add, ScatterAddTo<D>{add});
+template <OpSpec O, class Table, class Out, class... I>
+struct LookupVjp {
+  template <class Ct>
+  auto operator()(const Ct& ct, const I&... ids, const GlobalSizes& global) const {
+    using D = typename Table::value_type;
+    using Due = Dual<Table, axes_of<Table::spec, I::spec..., Out::spec>()>;
+    static constexpr OpSpec scatter = scatter_op<O, Ct::spec, Due::spec, I::spec...>();
+    static constexpr OpParts parts = parse_op(scatter);
+    static_assert(rules::detail_::einsum(parts).empty(),
+                  "the transpose of index_unreduced is the einsum with one-hot rows");
+    // If the table is also an operand of an einsum, its cotangent is dense already: add the rows to that.
+    constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
+    const ScatterAdd<D> add{ct.value(), indices_along(dims, ids...), &parsed<Out::spec>};
+    return record_addend<Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global, add, ScatterAddTo<D>{add});
+  }
 };
 
 /// The op, recorded under the name of the op that the user called.
-template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
-auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& indices) {
-  using Out = Tensor<D, result_of<rules::index, O, S, T>>;
-  const Lookup<D> kernel{table.value(), indices.value(), looked_up_dim<O>()};
-  const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, table.value(), indices.value());
+template <OpSpec O, class Out, class Table, class... I>
+Out lookup(const OpInfo& op, const Table& table, const I&... ids) {
+  using D = typename Table::value_type;
+  constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
+  const Lookup<D> kernel{table.value(), indices_along(dims, ids...)};
+  const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, table.value(), ids.value()...);
   if constexpr (floating<D>)
     return record<"index_unreduced", Out>(op, table.device(), sizes, kernel,
-                                          vjp(table, save(indices), lookup_vjp<O, Tensor<D, S>, Tensor<I, T>, Out>));
+                                          vjp(table, save(ids...), LookupVjp<O, Table, Out, I...>{}));
   else
     return record<"index_unreduced", Out>(op, table.device(), sizes, kernel);
 }
+template <OpName Name, class... I>
+inline constexpr bool are_indices = (is_index<Name, I> && ...);
 
 }  // namespace detail
 
@@ -89,7 +110,26 @@ auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& ind
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>> {
-  return detail::lookup<O>(detail::Calling{"index_unreduced", O, site}, table, indices);
+  return detail::lookup<O, Tensor<D, detail::result_of<rules::index, O, S, T>>>(
+      detail::Calling{"index_unreduced", O, site}, table, indices);
+}
+/// As above, along two or three dims at once: each dim in brackets has an index tensor, in the same order. The index
+/// tensors may have different dims. `index_unreduced<"[V/t] [W/d] M, B, B L -> B L M +d +t">(table, v, w)`
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U>
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& i, const Tensor<J, U>& j,
+                     Site site = Site::current())
+    -> Tensor<detail::after_t<detail::are_indices<"index_unreduced", I, J>, D>,
+              detail::result_of<rules::index2, O, S, T, U>> {
+  return detail::lookup<O, Tensor<D, detail::result_of<rules::index2, O, S, T, U>>>(
+      detail::Calling{"index_unreduced", O, site}, table, i, j);
+}
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U, dtype K, Spec V>
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& i, const Tensor<J, U>& j, const Tensor<K, V>& k,
+                     Site site = Site::current())
+    -> Tensor<detail::after_t<detail::are_indices<"index_unreduced", I, J, K>, D>,
+              detail::result_of<rules::index3, O, S, T, U, V>> {
+  return detail::lookup<O, Tensor<D, detail::result_of<rules::index3, O, S, T, U, V>>>(
+      detail::Calling{"index_unreduced", O, site}, table, i, j, k);
 }
 template <dtype D, Spec S, dtype E, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<E, T>& indices)
@@ -97,15 +137,27 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<E, T>& indices)
 
 namespace detail {
 /// Looks up the row of the cotangent that each row of the operand was added to.
-template <class Due>
+template <class Due, class... I>
 struct ScatterAddVjp {
-  int row;
-  template <class Ct, class I>
-  auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
+  Brackets dims;
+  template <class Ct>
+  auto operator()(const Ct& ct, const I&... ids, const GlobalSizes& global) const {
     return record<"index_unreduced", Due>(OpInfo{"index_unreduced", Due::spec, {}}, ct.device(), global,
-                                          Lookup<typename Ct::value_type>{ct.value(), indices.value(), row});
+                                          Lookup<typename Ct::value_type>{ct.value(), indices_along(dims, ids...)});
   }
 };
+template <OpSpec O, class Out, class Rows, class... I>
+Out scatter(const OpInfo& op, const Sizes& sizes, const Rows& rows, const I&... ids) {
+  using Due = Dual<Rows, axes_of<Rows::spec, I::spec..., Out::spec>()>;
+  constexpr Brackets dims = bracketed_dims(parse_op(O).out);
+  static_cast<void>(sizes_by_name(op, parsed<Rows::spec>, rows.value(), ids.value()...));
+  return record<"scatter_add", Out>(
+      op, rows.device(), sizes_by_name(op, parsed<Out::spec>, rows.value(), sizes),
+      ScatterAdd<typename Rows::value_type>{rows.value(), indices_along(dims, ids...), &parsed<Rows::spec>},
+      vjp(rows, save(ids...), ScatterAddVjp<Due, I...>{dims}));
+}
+template <class D, class... I>
+inline constexpr bool are_scattered = is_float<"scatter_add", D>&& are_indices<"scatter_add", I...>;
 }  // namespace detail
 
 /// Adds rows by index along the bracketed dim of the result, whose size is given; where no row is added it is 0. The
@@ -113,17 +165,26 @@ struct ScatterAddVjp {
 /// `scatter_add<"B/d L M, B/d L -> [V] M +d">(rows, ids, {{"V", 8}})`
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes sizes, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"scatter_add", D> && detail::is_index<"scatter_add", I>, D>,
-              detail::result_of<rules::scatter_add, O, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::scatter_add, O, S, T>>;
-  using Due = Dual<Tensor<D, S>, detail::axes_of<S, T, Out::spec>()>;
-  constexpr int row = detail::bracketed_dim(parse_op(O).out);
-  const detail::Calling op{"scatter_add", O, site};
-  static_cast<void>(detail::sizes_by_name(op, detail::parsed<S>, rows.value(), indices.value()));
-  return detail::record<"scatter_add", Out>(
-      op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
-      detail::ScatterAdd<D>{rows.value(), indices.value(), row, &detail::parsed<S>},
-      detail::vjp(rows, detail::save(indices), detail::ScatterAddVjp<Due>{row}));
+    -> Tensor<detail::after_t<detail::are_scattered<D, I>, D>, detail::result_of<rules::scatter_add, O, S, T>> {
+  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add, O, S, T>>>(
+      detail::Calling{"scatter_add", O, site}, sizes, rows, indices);
+}
+/// As above, along two or three dims at once: each dim in brackets has an index tensor, in the same order.
+/// `scatter_add<"B/d M, B/d, B/d -> [V] [W] M +d">(rows, v, w, {{"V", 8}, {"W", 4}})`
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U>
+auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J, U>& j, Sizes sizes,
+                 Site site = Site::current())
+    -> Tensor<detail::after_t<detail::are_scattered<D, I, J>, D>, detail::result_of<rules::scatter_add2, O, S, T, U>> {
+  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add2, O, S, T, U>>>(
+      detail::Calling{"scatter_add", O, site}, sizes, rows, i, j);
+}
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U, dtype K, Spec V>
+auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J, U>& j, const Tensor<K, V>& k,
+                 Sizes sizes, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::are_scattered<D, I, J, K>, D>,
+              detail::result_of<rules::scatter_add3, O, S, T, U, V>> {
+  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add3, O, S, T, U, V>>>(
+      detail::Calling{"scatter_add", O, site}, sizes, rows, i, j, k);
 }
 
 namespace detail {
@@ -135,14 +196,14 @@ struct PickVjp {
   auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
     return record<"scatter_add", Dual<X, axes_of<X::spec, Indices>()>>(
         OpInfo{"scatter_add", Ct::spec, {}}, ct.device(), global,
-        ScatterAdd<typename X::value_type>{ct.value(), indices.value(), dim, &parsed<Ct::spec>});
+        ScatterAdd<typename X::value_type>{ct.value(), {{{dim, indices.value()}}, 1}, &parsed<Ct::spec>});
   }
 };
 /// The elements of `x` at the indices along dim number `dim`.
 template <OpName Name, class Out, class X, class I>
 Out pick(const OpInfo& op, const X& x, const I& indices, int dim) {
   using D = typename X::value_type;
-  const Lookup<D> kernel{x.value(), indices.value(), dim};
+  const Lookup<D> kernel{x.value(), {{{dim, indices.value()}}, 1}};
   const GlobalSizes sizes = sizes_by_name(op, parsed<I::spec>, x.value(), indices.value());
   if constexpr (floating<D>)
     return record<Name, Out>(op, x.device(), sizes, kernel, vjp(x, save(indices), PickVjp<X, I::spec>{dim}));

@@ -112,7 +112,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
   const Tensor<D, S> x(detail::without_gradient(logits.value()));
   const auto highest = all_reduce_max<specs.reduce>(x, site);
   const auto part = detail::sum_exp<specs.sum>(x, highest);
-  const auto target = detail::lookup<specs.pick>(op, x, targets);
+  const auto target = detail::lookup<specs.pick, Out>(op, x, targets);
   const auto log_sum_exp = [&](const auto& total) {
     return detail::map_as<"map", std::remove_cvref_t<decltype(total)>>(op, detail::LogSumExp{}, total, highest);
   };

@@ -160,7 +160,8 @@ auto diagonal(const Tensor<D, S>& x, Site site = Site::current())
   detail::require_diagonal(op, x.value(), kept, dropped);
   const Tensor<i32, along> positions(
       detail::create_iota(op, x.device(), detail::parsed<along>, {x.size(Kept), x.padded_size(Kept)}));
-  return detail::lookup<detail::diagonal_op<Kept, Dropped, S>()>(op, x, positions);
+  using Out = Tensor<D, detail::result_of<rules::diagonal, Kept, Dropped, S>>;
+  return detail::lookup<detail::diagonal_op<Kept, Dropped, S>(), Out>(op, x, positions);
 }
 
 }  // namespace shardlib

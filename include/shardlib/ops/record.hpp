@@ -87,6 +87,8 @@ GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePt
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y);
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
                           const ValuePtr& z);
+GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
+                          const ValuePtr& z, const ValuePtr& u);
 /// As above, with `given` for the names that the operand lacks.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const Sizes& given);
 

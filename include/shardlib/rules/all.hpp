@@ -11,6 +11,7 @@
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/einsum_many.hpp"
 #include "shardlib/rules/grad.hpp"
+#include "shardlib/rules/index.hpp"
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loss.hpp"

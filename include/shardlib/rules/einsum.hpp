@@ -1,4 +1,4 @@
-// Typing rules of einsum_unreduced and index_unreduced, and the op specs of their transposes.
+// Typing rules of einsum_unreduced and einsum of one and of two operands, which other ops follow.
 #pragma once
 
 #include "shardlib/rules/common.hpp"
@@ -230,98 +230,6 @@ constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
   if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
   if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
   return call.accept();
-}
-
-/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: looks up rows of the table. Rows in other devices' shards are 0.
-constexpr Verdict index(std::string_view op, const TensorSpec& table, const TensorSpec& indices) {
-  const OpCall call = parse_call("index_unreduced", op, 2);
-  if (!call.why.empty()) return call.fail();
-  OpParts parts = call.op;
-  int bracket = -1;
-  for (int i = 0; i < parts.in[0].rank(); ++i) {
-    if (!parts.in[0].dims[i].bracketed) continue;
-    if (bracket >= 0) return call.fail("two dims stand in brackets: exactly one dim of the table is looked up");
-    bracket = i;
-    parts.in[0].dims[i].bracketed = false;
-  }
-  for (const TensorSpec* spec : {&parts.in[1], &parts.out})
-    for (const Dim& dim : spec->dims)
-      if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
-  if (bracket < 0) return call.fail("no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
-  if (const Text why = check_operand(table, parts.in[0], "the table"); !why.empty()) return call.fail(why);
-  if (const Text why = check_operand(indices, parts.in[1], "the index tensor"); !why.empty()) return call.fail(why);
-  if (const Text why = detail_::integer_dims(parts); !why.empty()) return call.fail(why);
-  const Dim v = parts.in[0].dims[bracket];
-  if (!parts.in[1].partial.empty())
-    return call.fail("the indices " + quoted(indices) + " are partial over " + parts.in[1].partial[0] +
-                     ", and a summand is not an index; " + reduce_first(parts.in[1]));
-  if (parts.in[1].has(v.name))
-    return call.fail("the looked-up dim " + quoted(v.name) + " is also a dim of the indices");
-  if (parts.out.has(v.name)) return call.fail("the looked-up dim " + quoted(v.name) + " must not be in the result");
-  for (auto axis : v.axes)
-    if (parts.in[1].placement(axis).kind != Placement::replicated)
-      return call.fail("the indices are " + describe(parts.in[1], axis) + ", over which the looked-up dim " +
-                       quoted(to_string(v)) +
-                       " is sharded too: each device would look up only its own indices in "
-                       "its own rows; `all_gather` one of them (communicates)");
-  for (int i = 0; i < parts.in[0].rank(); ++i)
-    if (i != bracket && !parts.out.has(parts.in[0].dims[i].name))
-      return call.fail("dim " + quoted(parts.in[0].dims[i].name) + " of the table is missing in the result");
-  for (const Dim& dim : call.op.in[1].dims)
-    if (!parts.out.has(dim.name))
-      return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the result");
-  for (const Dim& dim : parts.in[0].dims)
-    if (const int at = parts.in[1].find(dim.name); at >= 0 && !(parts.in[1].dims[at].axes == dim.axes))
-      return call.fail(shards_differ(parts.in[0], dim, parts.in[1], parts.in[1].dims[at]));
-  if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
-  // An index stands for a one-hot row over the looked-up dim, so the lookup follows the einsum rules.
-  parts.in[1].dims.push_back(v);
-  if (const Text why = detail_::einsum(parts, {"the table", "the indices", "looking up in"}); !why.empty())
-    return call.fail(why);
-  return call.accept();
-}
-
-/// scatter_add<"B/d L M, B/d L -> [V] M +d">: adds rows along V by index, the transpose of index_unreduced.
-constexpr Verdict scatter_add(std::string_view op, const TensorSpec& rows, const TensorSpec& indices) {
-  const OpCall call = parse_call("scatter_add", op, 2);
-  if (!call.why.empty()) return call.fail();
-  OpParts parts = call.op;
-  int bracket = -1;
-  for (int i = 0; i < parts.out.rank(); ++i) {
-    if (!parts.out.dims[i].bracketed) continue;
-    if (bracket >= 0) return call.fail("two dims stand in brackets: an index counts along exactly one dim");
-    bracket = i;
-    parts.out.dims[i].bracketed = false;
-  }
-  for (const TensorSpec& spec : parts.in)
-    for (const Dim& dim : spec.dims)
-      if (dim.bracketed) return {{}, call.title + ": brackets belong to the result"};
-  if (bracket < 0) return call.fail("no dim of the result stands in brackets: write `[V] M` to add rows along V");
-  if (const Text why = check_operand(rows, parts.in[0], "the tensor of rows"); !why.empty()) return call.fail(why);
-  if (const Text why = check_operand(indices, parts.in[1], "the index tensor"); !why.empty()) return call.fail(why);
-  if (const Text why = detail_::integer_dims(parts); !why.empty()) return call.fail(why);
-  if (!parts.in[1].partial.empty())
-    return call.fail("the indices " + quoted(indices) + " are partial over " + parts.in[1].partial[0] +
-                     ", and a summand is not an index; " + reduce_first(parts.in[1]));
-  const Dim v = parts.out.dims[bracket];
-  for (const TensorSpec& spec : parts.in) {
-    if (spec.has(v.name)) return call.fail("the dim in brackets, " + quoted(v.name) + ", is also a dim of an operand");
-    for (auto axis : v.axes)
-      if (spec.placement(axis).kind != Placement::replicated)
-        return call.fail("an operand is " + describe(spec, axis) + ", over which the dim in brackets " +
-                         quoted(to_string(v)) +
-                         " is sharded too: each device would add only its own rows to its own shard; change the "
-                         "sharding of one of them (communicates)");
-  }
-  for (const Dim& dim : parts.in[1].dims)
-    if (!parts.in[0].has(dim.name))
-      return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the rows");
-  if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
-  // An index stands for a one-hot row over the dim in brackets, as in index_unreduced.
-  parts.in[1].dims.push_back(v);
-  if (const Text why = detail_::einsum(parts, {"the rows", "the indices", "adding"}); !why.empty())
-    return call.fail(why);
-  return {parts.out, {}};
 }
 
 }  // namespace shardlib::rules

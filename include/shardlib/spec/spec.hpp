@@ -5,7 +5,7 @@
 //                |  integer                       "2": exact size, never sharded
 //   partial     :=  '+' axis                      "+t": partial over t; the sum over t is not yet complete
 //   op spec     :=  tensor (',' tensor)* '->' tensor
-//   index spec  :=  one dim of the table in brackets: "[V/t] M, B/d L -> B/d L M +t"
+//   index spec  :=  dims of the table in brackets: "[V/t] M, B/d L -> B/d L M +t"
 //
 // The order of '/' matters, the order of '+' does not. An axis occurs at most once in a tensor spec.
 #pragma once
@@ -32,7 +32,7 @@ struct Dim {
   std::string_view name;           ///< the digits, for an integer dim
   std::int64_t integer = -1;       ///< the exact size of an integer dim, else -1
   Axes axes = detail::none<Axes>;  ///< the axes that shard it, major first
-  bool bracketed = false;          ///< true for `[V/t]`, the dim that index_unreduced looks up
+  bool bracketed = false;          ///< true for `[V/t]`, a dim that index_unreduced looks up
 
   constexpr bool is_integer() const { return integer >= 0; }
   friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }

@@ -26,6 +26,28 @@ struct TableRows {
   }
 };
 
+/// Adds the rows of one dim's ids to the joined ids of several dims. `loops` walk the joined ids and these.
+template <class I>
+struct JoinIds {
+  static constexpr std::int64_t grain = 4096;
+  RowLoops<2> loops;
+  TableRows rows;
+  const I* ids;
+  u32* joined;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    loops.for_elements(
+        team, item,
+        [steps = loops.inner.strides, rows = rows, ids = ids, joined = joined](const auto& at, std::int64_t i) {
+          constexpr u32 elsewhere = std::numeric_limits<u32>::max();
+          const std::int64_t row = rows.find(ids[at[1] + i * steps[1]]);
+          u32& sum = joined[at[0] + i * steps[0]];
+          sum = row < 0 || sum == elsewhere ? elsewhere : sum + static_cast<u32>(row);
+        });
+  }
+};
+
 /// Looks rows up. `loops` walk the result, the table and the indices.
 template <class U, class I>
 struct Gather {

@@ -64,7 +64,7 @@ template <class F>
 void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
   if (product(l.shape) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
-    if (!exec.dry) check_ids(exec, l, ids, op);
+    if (!exec.dry && !l.joined) check_ids(exec, l, ids, op);
     f(ids);
   };
   if (l.index_dtype == DType::i32) return run(static_cast<const i32*>(indices));
@@ -139,6 +139,19 @@ void scatter_sorted(const Exec& exec, const Lookup& l, const T* cotangent, const
 }
 
 }  // namespace detail
+
+template <class I>
+void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* indices, u32* joined) {
+  if (product(lookup.shape) == 0) return;
+  if (!exec.dry) detail::check_ids(exec, lookup, ids, indices);
+  using Kernel = body::JoinIds<I>;
+  Nest<2> nest;
+  const Dims out = row_major(lookup.shape);
+  for (std::size_t d = 0; d < lookup.shape.size(); ++d)
+    nest.push(lookup.shape[d], {out[static_cast<int>(d)], lookup.index_strides[d]});
+  const body::RowLoops<2> loops(nest, Kernel::grain);
+  exec.for_items(loops.items(), 0, Kernel{loops, detail::table_rows(lookup), ids, joined});
+}
 
 template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out) {

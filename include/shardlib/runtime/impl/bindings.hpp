@@ -117,6 +117,12 @@ SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& ou
   names.bind(*z);
   return names.sizes(out);
 }
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
+                                          const ValuePtr& z, const ValuePtr& u) {
+  Bindings names(op, x->device);
+  for (const ValuePtr* operand : {&x, &y, &z, &u}) names.bind(**operand);
+  return names.sizes(out);
+}
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,
                                           const Sizes& given) {
   Bindings names(op, x->device);
