@@ -68,9 +68,11 @@ auto ring_attention(const Operands& x, const Segments& segments, double scale, S
   // A position sees itself, so that the first block, the device's own, makes `highest` finite.
   const auto none = sum<"B R/s C H D -> B R/s C H">(q) * 0.0;
   Seen seen{stop_gradient(none - std::numeric_limits<double>::infinity()), none, q * 0.0};
-  for (int step = 0; step < mesh.size("s"); ++step) {
-    if (step > 0) keys = map_tree([](const auto& part) { return shift<over<"s">>(part, 1); }, keys);
+  for (std::int64_t left = mesh.size("s") - 1; left >= 0; --left) {
+    // The next block travels while the device attends to this one.
+    const Keys next = left > 0 ? map_tree([](const auto& part) { return shift<over<"s">>(part, 1); }, keys) : keys;
     seen = explicit_activation_checkpointing(attend)(seen, q, positions, texts, keys);
+    keys = next;
   }
   return merge<"R/s C -> L/s">(seen.values / seen.total);
 }

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "op_case.hpp"
+#include "shardlib/comm/dry.hpp"
+#include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -201,6 +203,136 @@ TEST_CASE("shift", "[ops]") {
     }
     check_cases(std::move(cases), {text});
   }
+}
+
+// ---- transfers of shift that are under way --------------------------------------------------------------------------
+
+using Ring = Mesh<"d">;
+using Block = Tensor<f32, "A/d B">;
+
+Block block(const Ring& mesh) {
+  return random_normal<f32, "A/d B">(mesh, {{"A", 2 * mesh.size("d")}, {"B", 3}}, {7, 0});
+}
+/// The shards that were random_normal's, `by` places further.
+bool moved(const Block& y, const Block& x, int by) {
+  const auto whole = all_gather<"A/d B -> A B">(x);
+  const auto n = static_cast<int>(y.span().size()), devices = static_cast<int>(Ring(x.device()).size("d"));
+  const int from = (Ring(x.device()).axis_index("d") + devices - by) % devices;
+  return std::memcmp(y.span().data(), whole.span().data() + from * n, y.span().size_bytes()) == 0;
+}
+std::size_t under_way(const DevicePtr& device) {
+  return detail::program_state(device).pending.size();
+}
+
+/// Each block meets each device. The next one leaves before the device computes with the present one.
+Tensor<f32, "+d"> around(const Block& x) {
+  const auto devices = Ring(x.device()).size("d");
+  const auto one = [](const Block& here, const Block& sum) { return sum + tanh(here) * (sum + 1.0); };
+  Block here = x, sum = x * 0.0;
+  for (std::int64_t step = 0; step < devices; ++step) {
+    const Block next = step + 1 < devices ? shift<over<"d">>(here, 1) : here;
+    sum = explicit_activation_checkpointing(one)(here, sum);
+    here = next;
+  }
+  return shardlib::sum<"A/d B -> +d">(sum);
+}
+
+TEST_CASE("a shift has started when it returns, and its result waits for it", "[ops][shift]") {
+  on_mesh("d=2", [](const DevicePtr& device) {
+    const Ring mesh(device);
+    const Block x = block(mesh);
+    const auto total = [&] { return item(all_reduce<"+d -> ">(sum<"A/d B -> +d">(x))); };
+    // The first device waits in the sum for the second one, which calls shift only after the sum. So the first one's
+    // shift must not wait for the second one's.
+    const bool first = mesh.axis_index("d") == 0;
+    if (!first) total();
+    const Block y = shift<over<"d">>(x, 1);
+    const auto& counts = detail::program_state(device).counts;
+    expect(counts.at("shift").calls == 1 && counts.at("shift").bytes == 24, "it counts when it starts");
+    expect(under_way(device) == 1, "it waits for the transfer");
+    if (first) total();
+    expect(moved(y, x, 1) && under_way(device) == 0, "the result");
+    // One from before a function is differentiated, which the function reads.
+    const Block before = shift<over<"d">>(x, 1);
+    const auto squares = [](const Block& w, const Block& b) { return sum<"A/d B -> +d">(w * b); };
+    expect(moved(value_and_grad(mesh, squares, x, before).second, x, 1), "the gradient");
+    total();
+    expect(under_way(device) == 0, "the function has read it");
+    // What the program drops, by itself or by an error, is received all the same.
+    static_cast<void>(shift<over<"d">>(x, 1));
+    const auto failing = [&](const Block& w) -> Tensor<f32, "+d"> {
+      const Block dropped = shift<over<"d">>(w, 1);
+      throw Error("enough " + std::to_string(dropped.value()->count()));
+    };
+    expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, failing, x)); }, "enough 6");
+    const Block other = shift<over<"d">>(x * 2.0, -1);
+    expect(moved(other, x * 2.0, -1), "the result of the next one");
+    total();
+    for (int i = 0; i < 100'000 && under_way(device) > 0; ++i) static_cast<void>(x * 2.0);
+    expect(under_way(device) == 0, "a transfer stays under way after its result was dropped");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("transfers of shift run beside the ops that do not read them, forward and backward", "[ops][shift]") {
+  const auto step = [](const DevicePtr& device) {
+    return value_and_grad(Ring(device), around, block(Ring(device))).second;
+  };
+  const auto traffic = [&](const DevicePtr& device) {
+    auto& counts = detail::program_state(device).counts;
+    counts.clear();
+    static_cast<void>(step(device));
+    return "shift " + std::to_string(counts["shift"].calls) + " calls " + std::to_string(counts["shift"].bytes) +
+           " bytes";
+  };
+  const auto dry = DevicePtr::make(parse_mesh("d=4"), 0, std::make_shared<DryWorld>());
+  const std::string planned = traffic(dry);
+  dry->clear_local();
+  expect(planned == "shift 6 calls 144 bytes", planned);
+  on_mesh("d=4", [&](const DevicePtr& device) {
+    const detail::ProgramState& state = detail::program_state(device);
+    std::vector<std::size_t> forward, backward;
+    {
+      const detail::Observing watch(device, [&](const detail::OpReport& ran) {
+        if (std::string_view(ran.op.name) == "tanh")
+          (ran.recomputed ? backward : forward).push_back(state.pending.size());
+      });
+      static_cast<void>(step(device));
+    }
+    // A cotangent is added to that of the same block when both are there, which is one step later.
+    expect_equal(forward, {1, 1, 1, 0});
+    expect_equal(backward, {0, 0, 1, 1});
+    expect(traffic(device) == planned, "a dry run counts " + planned);
+    // In a replay each shift waits where its result is read.
+    const auto again = [](const Block& x) { return explicit_activation_checkpointing(around)(x); };
+    const Block gradient = step(device), replayed = value_and_grad(Ring(device), again, block(Ring(device))).second;
+    expect(std::memcmp(gradient.span().data(), replayed.span().data(), gradient.span().size_bytes()) == 0, "bits");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("errors while a shift is under way", "[ops][shift]") {
+  if (under_mpi()) return;  // the job would end
+  REQUIRE_THROWS_WITH(on_mesh("d=2",
+                              [](const DevicePtr& device) {
+                                const Block x = block(Ring(device)), y = shift<over<"d">>(x, 1);
+                                if (device->rank() == 0) throw Error("enough");
+                                static_cast<void>(item(all_reduce<"+d -> ">(sum<"A/d B -> +d">(y))));
+                              }),
+                      "enough");
+  int line = 0;
+  const std::string absent = error_of([&] {
+    on_mesh("d=2", [&](const DevicePtr& device) {
+      const Block x = block(Ring(device));
+      if (device->rank() == 0) return;
+      line = __LINE__ + 1;
+      const Block y = shift<over<"d">>(x, 1);
+      static_cast<void>(y * 2.0);
+    });
+  });
+  CHECK(absent == "shift<`A/d B`> at " + std::string(__FILE__) + ":" + std::to_string(line) +
+                      ": recv: device 0 (rank 0 of 2) has returned without taking part: every device of a group must "
+                      "make the same calls (device 1 (d=1) of mesh d=2)");
 }
 
 /// Numbers of many magnitudes, so that every order of summation gives other bits.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -29,6 +30,20 @@ class Accumulator {
       sum_ = std::move(ct);
       return;
     }
+    // What is still under way is added at the end, as is all that comes after it, because the order decides the bits.
+    const bool under_way = ct->storage->compute && !ct->storage->add_to;
+    under_way || !later_.empty() ? later_.push_back(std::move(ct)) : add_now(ct);
+  }
+  ValuePtr take() {
+    for (const ValuePtr& ct : std::exchange(later_, {})) add_now(ct);
+    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
+    auto narrow = fresh(*sum_, dtype_);
+    convert(*sum_, *narrow);
+    return narrow;
+  }
+
+ private:
+  void add_now(const ValuePtr& ct) {
     if (!program_state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;
     shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
@@ -40,14 +55,6 @@ class Accumulator {
       return sum_->storage->buffer;
     });
   }
-  ValuePtr take() {
-    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
-    auto narrow = fresh(*sum_, dtype_);
-    convert(*sum_, *narrow);
-    return narrow;
-  }
-
- private:
   void add_to_sum(const ValuePtr& ct) {
     if (!owned_) dtype_ = sum_->dtype;
     const bool adds_itself = ct->storage->add_to && sum_->dtype == dtype_;
@@ -69,6 +76,7 @@ class Accumulator {
     return value;
   }
   ValuePtr sum_;
+  std::vector<ValuePtr> later_;  ///< not yet in the sum
   DType dtype_ = DType::f32;
   bool owned_ = false;
 };

@@ -153,6 +153,11 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// einsums and collectives can therefore ignore padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
+/// Runs an op whose result comes later: `start` starts it, and returns the kernel that waits for the result, which runs
+/// when something reads that. The op counts at its start. Its errors are as those of `run`, and the observer receives
+/// it, with what it has read at its start, when it completes.
+[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Kernel()>& start);
+
 /// Defers the value until something reads it.
 [[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
 
@@ -163,6 +168,12 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// kernel writes `beside` it for the backward pass.
 [[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel,
                                             std::span<const ValuePtr> beside = {});
+
+/// The result of an op, on the tape but not computed.
+[[nodiscard, gnu::cold]] SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device,
+                                                                     DType dtype, const TensorSpec& spec,
+                                                                     const GlobalSizes& global,
+                                                                     std::span<EdgeSource> sources);
 
 /// The type-erased part of `record`, shared by all ops.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype,

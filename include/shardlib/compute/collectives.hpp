@@ -38,6 +38,14 @@ Buffer max_over_devices(const Value& in, const Value& out) {
   return max_of_shards(in, out, max_kernel<D>(in, out));
 }
 
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,
+                                                           EdgeSource source);
+
+template <class Out, class X, class V>
+Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp) {
+  return Out(record_shift_erased(op, x.value(), shift, erased<"shift", Out>(vjp)));
+}
+
 }  // namespace detail
 }  // namespace shardlib
 

@@ -130,8 +130,10 @@ namespace detail {
 struct Shift {
   std::string_view axis;
   int by;
-  Buffer operator()(const Value& in, const Value& out) const;
 };
+/// Starts the shift. The first read of its result waits for that.
+template <class Out, class X, class V>
+Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp);
 template <AxisName Axis>
 struct ShiftVjp {
   int by;
@@ -142,8 +144,9 @@ struct ShiftVjp {
 };
 }  // namespace detail
 
-/// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. If the axis shards a dim,
-/// that dim may not be padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
+/// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. The transfer runs beside the
+/// ops that follow, and the first one that reads the result waits for it. If the axis shards a dim, that dim may not be
+/// padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
@@ -152,8 +155,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
       detail::require_unpadded(op, x.value(), i,
                                "a shift would bring its padding between the shards; choose a size that needs none");
-  return detail::record_unary<"shift", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Shift{Axis, by},
-                                                     detail::vjp(x, detail::ShiftVjp<Axis>{by}));
+  return detail::record_shift<Tensor<D, S>>(op, x, {Axis, by}, detail::vjp(x, detail::ShiftVjp<Axis>{by}));
 }
 /// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>

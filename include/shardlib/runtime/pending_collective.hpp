@@ -22,9 +22,11 @@ struct PendingCollective : Counted {
 
   ValuePtr operand;   ///< for a gather, or while ProgramState::keep_shards is set
   ValuePtr gathered;  ///< for a gather: receives the result at the first read
-  /// For the sum of a gradient: likewise. It lives as long as its deferred function, which holds a handle to this.
-  Storage* gradient = nullptr;
-  /// The operand of a sum, held until `request` is complete, so that memory use does not depend on when peers read it.
+  /// For the sum of a gradient, or a shift: likewise. It lives as long as its deferred function, which holds a handle
+  /// to this.
+  Storage* deferred = nullptr;
+  /// The operand of a sum or a shift, held until `request` is complete, so that memory use does not depend on when
+  /// peers read it.
   Buffer sent;
 
   PendingCollective(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)

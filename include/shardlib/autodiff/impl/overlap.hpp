@@ -4,6 +4,7 @@
 #include "shardlib/autodiff/overlap.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -18,9 +19,16 @@ namespace shardlib::detail {
 
 SHARDLIB_INLINE void make_progress(ProgramState& state) {
   // The program waits for the oldest one first.
-  for (const auto& pending : state.pending) {
-    if (!pending->done) pending->done = pending->request.test();
-    if (!pending->done) return;
+  for (std::size_t i = 0; i < state.pending.size();) {
+    PendingCollective& pending = *state.pending[i];
+    if (!pending.done) pending.done = pending.request.test();
+    if (!pending.done) return;
+    if (pending.gathered || state.pending[i].use_count() > 1) {
+      ++i;
+    } else {  // the program has dropped the result
+      pending.request.wait();
+      state.pending.erase(state.pending.begin() + static_cast<std::ptrdiff_t>(i));
+    }
   }
 }
 
@@ -34,19 +42,20 @@ SHARDLIB_INLINE Handle<PendingCollective> find_pending(const Value& in, const Va
   return nullptr;
 }
 
-/// Completes the gathers, or the sums of gradients, that started before hook number `hook`. Every rank must do so.
+/// Completes the gathers, or the sums of gradients and the shifts, that started before hook number `hook`. Every rank
+/// must do so.
 inline void materialize_due(ProgramState& state, bool gathers, std::uint64_t hook) {
   for (;;) {
     const auto due = std::ranges::find_if(
         state.pending, [&](const auto& pending) { return bool(pending->gathered) == gathers && pending->hook < hook; });
     if (due == state.pending.end()) return;
     const auto pending = *due;
-    // The read of the result removes it from the list. Nothing reads the sum of a gradient whose deferred function, and
-    // its handle, are gone.
+    // The read of the result removes it from the list. Nothing reads a sum or a shift whose deferred function, and its
+    // handle, are gone.
     if (gathers)
       pending->gathered->storage->materialize();
     else if (pending.use_count() > 2)
-      pending->gradient->materialize();
+      pending->deferred->materialize();
     if (std::erase(state.pending, pending) != 0) pending->request.wait();
   }
 }

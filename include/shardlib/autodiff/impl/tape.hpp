@@ -117,17 +117,11 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   out->slot = {std::move(node), 0};
 }
 
-SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
-  make_progress(program_state(out.device));
-  count(out);
+/// Calls f, and adds the op's name and the device to its errors.
+template <class F>
+Buffer with_op_in_errors(const Value& out, const F& f) {
   try {
-    return observed(out, [&] {
-      Buffer result = kernel(out);
-      // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
-      // already.
-      if (out.global.is_padded() && result.unique()) zero_padding(out, result);
-      return result;
-    });
+    return f();
   } catch (const Error& error) {
     const std::string where = " (" + out.device->describe() + ")";
     // In a replay, the operands' ops run inside this one and have already added their names.
@@ -138,6 +132,43 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
     if (reason.starts_with(named)) reason.remove_prefix(named.size());
     throw Error(out.made_by.describe() + ": " + std::string(reason) + where);
   }
+}
+
+SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
+  make_progress(program_state(out.device));
+  count(out);
+  return with_op_in_errors(out, [&] {
+    return observed(out, [&] {
+      Buffer result = kernel(out);
+      // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
+      // already.
+      if (out.global.is_padded() && result.unique()) zero_padding(out, result);
+      return result;
+    });
+  });
+}
+
+SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Kernel()>& start) {
+  ProgramState& s = program_state(out->device);
+  make_progress(s);
+  count(*out);
+  OpWork outer = std::exchange(s.work, {});
+  Kernel finish;
+  static_cast<void>(with_op_in_errors(*out, [&] {
+    finish = start();
+    return Buffer();
+  }));
+  auto shape = detached(*out);
+  shape->storage = Handle<Storage>::make();  // the storage must not own itself
+  out->storage->compute = [finish = std::move(finish), shape = std::move(shape),
+                           work = std::exchange(s.work, std::move(outer))] {
+    return with_op_in_errors(*shape, [&] {
+      return observed(*shape, [&] {
+        program_state(shape->device).work = work;
+        return finish(*shape);
+      });
+    });
+  };
 }
 
 SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
@@ -168,8 +199,9 @@ SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span
   if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });
 }
 
-SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
-                                       const GlobalSizes& global, Kernel&& kernel, std::span<EdgeSource> sources) {
+SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                            const TensorSpec& spec, const GlobalSizes& global,
+                                            std::span<EdgeSource> sources) {
   auto out = make_value(op, device, dtype, spec, global);
   bind_names(op, *out);
   std::vector<Node::Edge> edges;
@@ -182,6 +214,12 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device
     if (source.of_result) edge.saved.values.push_back(detached(*out));
   }
   attach(out, std::move(edges));
+  return out;
+}
+
+SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
+                                       const GlobalSizes& global, Kernel&& kernel, std::span<EdgeSource> sources) {
+  auto out = make_recorded(op, device, dtype, spec, global, sources);
   evaluate(out, std::move(kernel));
   return out;
 }

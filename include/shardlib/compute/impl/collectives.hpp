@@ -189,29 +189,29 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
   return part;
 }
 
-SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
+/// Starts a collective that sends `sent` and receives `received`, the shard of `out`, whose first read waits for it.
+inline Kernel begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
+                          const std::function<Request()>& start) {
   ProgramState& s = program_state(out->device);
-  if (s.mode != ProgramState::Mode::start) return;
-  const Difference d = resharded(*out->device, *in->spec, *out->spec);
-  auto& group = out->device->group(d.axes);
-  if (group.size() == 1) return out->storage->materialize();
-  // The observer receives an op and its reads when the op completes.
-  auto outer = std::exchange(s.work.reads, {});
-  const auto rows = rows_in_place(group, *in, d.cuts);
-  const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
-  auto reads = std::exchange(s.work.reads, std::move(outer));
-  const auto pending = Handle<PendingCollective>::make(
-      begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }),
-      std::make_shared<Buffer>(part), s.hooks);
-  pending->gradient = out->storage.get();
+  const auto pending = Handle<PendingCollective>::make(begin(*out, start), std::make_shared<Buffer>(received), s.hooks);
+  pending->deferred = out->storage.get();
   pending->sent = sent;
   if (s.keep_shards) pending->operand = in;
   s.pending.push_back(pending);
-  defer(out, [pending, d, reads = std::move(reads)](const Value& shape) {
-    ProgramState& now = program_state(shape.device);
-    now.work.reads.insert(now.work.reads.end(), reads.begin(), reads.end());
-    add_traffic(shape, shape.bytes() * static_cast<std::size_t>(shape.device->group(d.axes).size() - 1), d.axes);
-    return finish(pending, shape);
+  return [pending](const Value& shape) { return finish(pending, shape); };
+}
+
+SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
+  if (program_state(out->device).mode != ProgramState::Mode::start) return;
+  const Difference d = resharded(*out->device, *in->spec, *out->spec);
+  auto& group = out->device->group(d.axes);
+  if (group.size() == 1) return out->storage->materialize();
+  run_async(out, [&] {
+    add_traffic(*out, out->bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
+    const auto rows = rows_in_place(group, *in, d.cuts);
+    const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
+    return begin_async(in, out, sent, part,
+                       [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); });
   });
 }
 
@@ -316,17 +316,41 @@ SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer s
   return reduce(local, out, in_mesh_order(*out.device, axes), Reduction::max);
 }
 
-SHARDLIB_INLINE Buffer Shift::operator()(const Value& in, const Value& out) const {
-  auto& group = out.device->group({axis});
-  const int n = group.size();
-  const int step = ((by % n) + n) % n;
-  if (step == 0) return in.data();
-  add_traffic(out, in.bytes(), {axis});
-  Buffer received = allocate(out);
-  const Buffer mine = in.data();
-  const int to = (group.rank() + step) % n, from = (group.rank() - step + n) % n;
-  complete(out, [&] { return group.send_recv(mine, to, received, from); });
+/// The places along the ring, not negative.
+inline int places(const Shift& shift, const Communicator& ring) {
+  return ((shift.by % ring.size()) + ring.size()) % ring.size();
+}
+inline Request send_on(Communicator& ring, const Shift& shift, const Buffer& sent, const Buffer& received) {
+  const int n = ring.size(), by = places(shift, ring);
+  return ring.send_recv(sent, (ring.rank() + by) % n, received, (ring.rank() - by + n) % n);
+}
+
+/// The shift of a replay, which happens where something reads the result.
+inline Buffer shifted(const Shift& shift, const Value& in, const Value& out) {
+  auto& ring = out.device->group({shift.axis});
+  if (places(shift, ring) == 0) return in.data();
+  add_traffic(out, in.bytes(), {shift.axis});
+  const Buffer received = allocate(out), sent = in.data();
+  complete(out, [&] { return send_on(ring, shift, sent, received); });
   return received;
+}
+
+SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,
+                                             EdgeSource source) {
+  auto out = make_recorded(op, x->device, x->dtype, *x->spec, x->global, {&source, 1});
+  auto& ring = x->device->group({shift.axis});
+  const ProgramState::Mode mode = program_state(x->device).mode;
+  const bool computes = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
+  if (computes && places(shift, ring) != 0 && !keeps(*out)) {
+    run_async(out, [&] {
+      add_traffic(*out, x->bytes(), {shift.axis});
+      const Buffer received = allocate(*out), sent = x->data();
+      return begin_async(x, out, sent, received, [&] { return send_on(ring, shift, sent, received); });
+    });
+  } else {
+    evaluate(out, [x, shift](const Value& shape) { return shifted(shift, *x, shape); });
+  }
+  return out;
 }
 
 }  // namespace shardlib::detail
