@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "op_case.hpp"
+#include "shardlib/interop/eigen.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;

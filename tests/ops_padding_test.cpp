@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <shardlib/interop/eigen.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include "../examples/gpt_model.hpp"

@@ -1,7 +1,7 @@
 // shardlib: typed sharding, explicit communication, autodiff. The parts are in reading order; tests/rooms.py lists
 // the folders in the order in which they may include each other. This header does not include shardlib/pipeline.hpp
-// (stages and schedules), shardlib/io (text, tokens, checkpoints) and shardlib/run (a trainer's options, metrics,
-// reports).
+// (stages and schedules), shardlib/interop/eigen.hpp (as_eigen), shardlib/io (text, tokens, checkpoints) and
+// shardlib/run (a trainer's options, metrics, reports).
 #pragma once
 
 #include "shardlib/support/version.hpp"  // SHARDLIB_VERSION
@@ -54,7 +54,7 @@
 #include "shardlib/runtime/value.hpp"   // the run-time value of a tensor
 
 // Other parts of a program.
-#include "shardlib/interop/arrays.hpp"           // Eigen, Kokkos, the user's memory
+#include "shardlib/interop/arrays.hpp"           // Kokkos, the user's memory
 #include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
 #include "shardlib/interop/find_nan.hpp"         // the op that makes the first NaN
 #include "shardlib/interop/format.hpp"           // fmt, visualize_sharding

@@ -1,7 +1,6 @@
-// Tensors as other libraries' arrays, without copies: Eigen::Map, Kokkos::View, and tensors over the user's memory.
+// Tensors as other libraries' arrays, without copies: Kokkos::View, and tensors over the user's memory.
+// eigen.hpp has Eigen::Map.
 #pragma once
-
-#include <Eigen/Core>
 
 #include <array>
 #include <cstdint>
@@ -31,19 +30,8 @@ struct pointers<T, 0> {
 
 }  // namespace detail
 
-// All of these views include the padding of a shard.
-
-/// This device's shard as a row-major Eigen matrix: columns are the last dim, rows all other dims. `as_eigen(x)`
-template <dtype D, Spec S>
-auto as_eigen(const Tensor<D, S>& x) {
-  using Matrix = Eigen::Matrix<D, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  const auto local = x.local_shape();
-  const Eigen::Index columns = local.empty() ? 1 : local.back();
-  const Eigen::Index rows = columns == 0 ? 0 : static_cast<Eigen::Index>(x.span().size()) / columns;
-  return Eigen::Map<const Matrix>(x.span().data(), rows, columns);
-}
-
-/// This device's shard as an unmanaged Kokkos::View of the spec's rank (at most 8), LayoutRight. `as_kokkos(x)`
+/// This device's shard as an unmanaged Kokkos::View of the spec's rank (at most 8), LayoutRight. Padding is part
+/// of the shard. `as_kokkos(x)`
 template <dtype D, Spec S>
 auto as_kokkos(const Tensor<D, S>& x) {
   constexpr int rank = detail::parsed<S>.rank();

@@ -3,7 +3,9 @@
 
 #if defined(__HIPCC__)  // Random123 marks its functions for nvcc alone
 #define R123_CUDA_DEVICE __host__ __device__
-#define R123_USE_SSE 0
+#endif
+#if !defined(R123_USE_SSE)
+#define R123_USE_SSE 0  // Philox does not use it, and its header of all intrinsics is long
 #endif
 #include <Random123/philox.h>
 
