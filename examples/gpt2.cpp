@@ -34,23 +34,14 @@
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-// The training state, and copies of its weights in the dtype of computation for the layers; in f32 the same tensors.
-// With --lora the model does not change and has no moments.
+// The model, and the adapters of --lora. With these the model does not change and has no moments.
 template <dtype C>
 struct Trained {
-  TrainState<gpt2::Model<f32>> state;
-  gpt2::Model<C> copies;
-  TrainState<gpt2::Adapters<f32>> lora;
-  gpt2::Adapters<C> lora_copies;
+  run::Trained<gpt2::Model<f32>, gpt2::Model<C>> base;
+  run::Trained<gpt2::Adapters<f32>, gpt2::Adapters<C>> lora;
 
-  // The model for validation and sampling: the averages, if there are any. They are kept until the next step.
-  [[nodiscard]] gpt2::Model<C> model() {
-    if (averages.empty())
-      averages = {gpt2::adapted(state.ema.empty() ? copies : cast_tree<gpt2::Model<C>>(state.ema[0]),
-                                lora.ema.empty() ? lora_copies : cast_tree<gpt2::Adapters<C>>(lora.ema[0]))};
-    return averages[0];
-  }
-  Array<"averages", gpt2::Model<C>> averages;
+  // The model for validation and sampling: the averages, if there are any.
+  [[nodiscard]] gpt2::Model<C> model() { return gpt2::adapted(base.model(), lora.model()); }
 };
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
@@ -58,45 +49,12 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
 }
 
 // Clipping by the global norm, --optimizer, and the average of --ema.
-template <class W, class Copies, class Grads>
-run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
+template <class W, class C, class Grads>
+run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
-  const run::Training& t = s.o.training;
   const auto factors = [&](std::string_view leaf) { return factors_of(s.o, leaf); };
-  const double norm = global_norm(s.mesh, grads, factors);
-  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
-  if (!step.accepts(result)) return result;
-  const double scale = run::clip_factor(norm, t.clip);
-  // The moments are moved, not copied, so that they are written in place.
-  const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
-    typename O::template Moments<W> all{std::exchange(moments, {})...};
-    optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, factors, copies);
-    return all;
-  };
-  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  if (!state.rows.empty()) {
-    update_adafactor(s.o, state, cast_tree<W>(grads), step.learning_rate, scale, step.number);
-    copies = {};  // freed first
-    copies = cast_tree<Copies>(state.weights);
-  } else if (state.nu.empty()) {
-    const SGD sgd{.momentum = t.beta1, .weight_decay = t.weight_decay};
-    W& mu = state.mu[0];
-    mu = s.o.optimizer == "sgd" ? by(sgd, mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, mu).mu;
-  } else {
-    const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = [](std::string_view name) {
-                      return name.ends_with("/w_up") || name.ends_with("/w_down");
-                    }};
-    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu[0], state.nu[0]) : by(adamw, state.mu[0], state.nu[0]);
-    state.mu[0] = std::move(mu);
-    state.nu[0] = std::move(nu);
-  }
-  const double kept = s.o.ema;
-  for (W& average : state.ema)
-    for_each_leaf(
-        [&](std::string_view leaf, auto& mean, const auto& w) {
-          if (factors(leaf).rate != 0) mean = mean * kept + w * (1 - kept);
-        },
-        average, state.weights);
+  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), global_norm(s.mesh, grads, factors)};
+  if (step.accepts(result)) run::update(trained, s.o.optimizer, s.o.training, step, grads, result.grad_norm, factors);
   return result;
 }
 
@@ -128,16 +86,14 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
 template <dtype C>
 run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
   if (s.o.lora > 0) {
-    const auto then = [&](const auto& loss, const auto& grads) {
-      return update(s, trained.lora, trained.lora_copies, loss, grads, step);
-    };
-    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora_copies, trained.copies);
+    const auto then = [&](const auto& loss, const auto& grads) { return update(s, trained.lora, loss, grads, step); };
+    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora.copies,
+                                            trained.base.copies);
   }
-  const auto finish = [&](const auto& loss, const auto& grads) {
-    return update(s, trained.state, trained.copies, loss, grads, step);
-  };
-  if (!s.o.gather.per_step) return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, trained.copies);
-  auto whole = gather_weights<gpt2::Model<C, true>>(trained.copies);
+  const auto finish = [&](const auto& loss, const auto& grads) { return update(s, trained.base, loss, grads, step); };
+  const gpt2::Model<C>& copies = trained.base.copies;
+  if (!s.o.gather.per_step) return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, copies);
+  auto whole = gather_weights<gpt2::Model<C, true>>(copies);
   const auto scatter = [&](const auto& loss, auto& sums) {
     whole = {};
     return finish(loss, scatter_gradients<gpt2::Model<C>>(std::exchange(sums, {})));
@@ -220,26 +176,7 @@ void declare(run::Options& options, Options& o) {
   options.flag("--prefetch", o.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
   run::declare(options, o.gather);
-  options.add(
-      "--optimizer", o.optimizer,
-      "the optimizer; --beta1 is the momentum of sgd and muon, muon's matrices are w_up and w_down, and adafactor "
-      "keeps rows and columns of moments",
-      run::one_of({"adamw", "adafactor", "lion", "muon", "sgd"}));
-  const auto unused = [&](const char* option, const std::vector<std::string>& by) {
-    options.in_vain({option}, [&o, by](const run::Options&) {
-      return std::ranges::find(by, o.optimizer) == by.end()
-                 ? ""
-                 : fmt::format("with --optimizer {}: leave it out, or choose another optimizer", o.optimizer);
-    });
-  };
-  unused("--beta1", {"adafactor"});
-  unused("--beta2", {"adafactor", "sgd"});
-  unused("--adam-epsilon", {"adafactor", "lion", "sgd"});
-  options.add("--ema", o.ema,
-              "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
-              "(0: the weights)",
-              run::between(0, 0.999999));
-  run::declare(options, o.groups);
+  run::declare(options, o.optimizer);
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
@@ -298,41 +235,27 @@ template <dtype C>
 void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const Options& o = s.o;
   Trained<C> trained;
-  const bool two = o.optimizer == "adamw" || o.optimizer == "muon";
-  auto& state = trained.state;
-  auto& lora = trained.lora;
+  auto& state = trained.base.state;
+  auto& lora = trained.lora.state;
   state.weights = initial_weights(s);
   lora.weights = initial_adapters(s);
-  run::check_groups(o.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
+  run::check_groups(o.optimizer.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
-  const auto copied = [&] {
-    trained.averages.clear();
-    return cast_tree<gpt2::Model<C>>(state.weights);
-  };
-  const auto lora_copied = [&] {
-    trained.averages.clear();
-    return cast_tree<gpt2::Adapters<C>>(lora.weights);
-  };
-  trained.copies = copied();
-  trained.lora_copies = lora_copied();
+  trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
   run::Program program;
-  const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
-    if (o.optimizer == "adafactor")
-      begin_adafactor(trains);
-    else
-      trains.mu = {zeros_like(trains.weights)};
-    if (two) trains.nu = {zeros_like(trains.weights)};
-    if (o.ema > 0) trains.ema = {trains.weights};
-    const std::int64_t bytes = run::shard_bytes(trains.weights);
-    program.optimizer_bytes = run::shard_bytes(trains) - bytes;
-    program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training, stored_name), copies, copy);
+  const auto keep = [&](auto& trains) {
+    run::begin(trains, o.optimizer);
+    const std::int64_t bytes = run::shard_bytes(trains.state.weights);
+    program.optimizer_bytes = run::shard_bytes(trains.state) - bytes;
+    // "nu.0.embed" keeps its number, as in checkpoints of before.
+    program.checkpoints = run::checkpoints_of(s.mesh, trains, o.training, run::stored_names({"mu"}));
     return bytes;
   };
-  const std::int64_t trained_bytes =
-      o.lora > 0 ? keep(lora, trained.lora_copies, lora_copied) : keep(state, trained.copies, copied);
+  const std::int64_t trained_bytes = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
   program.step = [&](const run::Step& step) {
-    trained.averages.clear();
+    trained.base.free_average();
+    trained.lora.free_average();
     return train_step(s, trained, step);
   };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
@@ -391,7 +314,7 @@ int program(int argc, char** argv) {
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
     throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
-  if (o.lora > 0 && o.optimizer == "muon")
+  if (o.lora > 0 && o.optimizer.name == "muon")
     throw UsageError(
         "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
   if (!o.save.empty() && o.training.directory.empty())

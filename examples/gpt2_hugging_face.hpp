@@ -162,7 +162,7 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
 inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters,
                          const std::string& config) {
   Device& device = *s.mesh.device();
-  if (s.o.lora == 0 && s.o.ema == 0)
+  if (s.o.lora == 0 && s.o.optimizer.ema == 0)
     return run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config);
   for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
     gpt2::Layer<f32>& w = weights.layers[i];

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/parameter_groups.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -22,14 +22,13 @@ using Mesh2 = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", attention = "fused", optimizer = "adamw", load, save,
-              logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", attention = "fused", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   RecomputePolicy recompute{"seqax"};
   run::GatherPolicy gather;
-  run::ParameterGroups groups;
+  run::OptimizerOptions optimizer;
   bool tied = true, prefetch = false;
-  double dropout = 0, epsilon = 1e-5, lora_alpha = 16, ema = 0;
+  double dropout = 0, epsilon = 1e-5, lora_alpha = 16;
   std::int64_t lora = 0;
 };
 

@@ -127,6 +127,8 @@ inline void check_allowed(const Training& training, const std::string& configura
 /// empty: not known.
 inline std::string value_if_absent(const Training& training, const std::string& name) {
   if (name == "shuffle") return "\"yes\"";
+  if (name == "optimizer") return "\"adamw\"";
+  if (name == "ema") return "0.0";
   if (name == "lr_mult" || name == "decay_mult" || name == "freeze") return "[]";
   const auto at = training.model_settings.find(name);
   return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';

@@ -1,0 +1,181 @@
+// What a trainer trains: weights, the moments of the optimizer that --optimizer names, the average of --ema, and copies
+// of the weights in the dtype of computation.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/io/formats/safetensors_tree.hpp"
+#include "shardlib/optim/adafactor.hpp"
+#include "shardlib/optim/leaf_rules.hpp"
+#include "shardlib/optim/muon.hpp"
+#include "shardlib/optim/optimizers.hpp"
+#include "shardlib/run/checkpoints.hpp"
+#include "shardlib/run/options.hpp"
+#include "shardlib/run/parameter_groups.hpp"
+#include "shardlib/run/state_bytes.hpp"
+#include "shardlib/run/training.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib::run {
+
+/// The options --optimizer, which is `name`, and --ema, and those of parameter groups.
+struct OptimizerOptions {
+  std::string name = "adamw";
+  double ema = 0;          ///< what the average keeps of itself in a step; 0: no average
+  ParameterGroups groups;  ///< --lr-mult, --decay-mult and --freeze
+};
+
+/// Declares these options, and says which others have no effect with an optimizer. `declare(options, optimizer)`
+SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o);
+
+/// Whether Muon orthogonalises the leaf, if it is a matrix: the weights of feed-forward layers.
+/// `is_muon_matrix("layers/0/w_up")`
+[[nodiscard]] SHARDLIB_INLINE bool is_muon_matrix(std::string_view leaf);
+
+/// The content of a trainer's checkpoints. AdamW and Muon have `mu` and `nu`, Lion and SGD `mu`. Adafactor has `rows`
+/// and `cols` of each leaf in their place. With --ema there is one average of the weights.
+template <class W>
+struct TrainState {
+  W weights;
+  Array<"mu", W> mu;
+  Array<"nu", W> nu;
+  Array<"rows", Factors<true, W>> rows;
+  Array<"cols", Factors<false, W>> cols;
+  Array<"ema", W> ema;
+};
+
+/// Names in checkpoints: the one tree of each of these moments without its number, "mu.embed" in place of "mu.0.embed".
+/// `stored_names({"mu", "nu"})`
+[[nodiscard]] SHARDLIB_INLINE io::Rename stored_names(const std::vector<std::string>& moments = {"mu", "nu"});
+
+/// A table of weights as one of a checkpoint of a TrainState: it has the average if there is one, else the weights.
+/// `table_of_state(o.optimizer, table)`
+[[nodiscard]] SHARDLIB_INLINE io::StoredTable table_of_state(const OptimizerOptions& o, const io::StoredTable& weights);
+
+/// The training state, and copies of its weights in the dtype of computation, which a step reads: in f32 the same
+/// tensors. `Trained<Model<f32>, Model<bf16>> trained; trained.state.weights = initial_weights(mesh);`
+template <class W, class C>
+struct Trained {
+  TrainState<W> state;
+  C copies;
+
+  /// The model for validation and samples: the average if there is one, else `copies`. A copy of the average is kept
+  /// until `free_average`.
+  [[nodiscard]] const C& model() {
+    if (state.ema.empty()) return copies;
+    if (average_.empty()) average_.push_back(cast_tree<C>(state.ema[0]));
+    return average_[0];
+  }
+  /// Frees what `model` keeps. Call it at the begin of a step.
+  void free_average() { average_.clear(); }
+
+ private:
+  std::vector<C> average_;
+};
+
+/// The parts of `begin` and `update` for Adafactor. A program may compile its many ops apart, once for all dtypes of
+/// computation. `extern template struct run::AdafactorSteps<Model<f32>>;`
+template <class W>
+struct AdafactorSteps {
+  static void begin(TrainState<W>& state);
+  static void update(TrainState<W>& state, const Adafactor& adafactor, const W& grads, double learning_rate,
+                     double scale, std::int64_t step, const std::function<LeafFactors(std::string_view)>& factors);
+};
+template <class W>
+void AdafactorSteps<W>::begin(TrainState<W>& state) {
+  auto [rows, cols] = Adafactor::init(state.weights);
+  state.rows = {std::move(rows)};
+  state.cols = {std::move(cols)};
+}
+template <class W>
+void AdafactorSteps<W>::update(TrainState<W>& state, const Adafactor& adafactor, const W& grads, double learning_rate,
+                               double scale, std::int64_t step,
+                               const std::function<LeafFactors(std::string_view)>& factors) {
+  Adafactor::Moments<W> moments{std::move(state.rows[0]), std::move(state.cols[0])};
+  adafactor.update(state.weights, moments, grads, learning_rate, scale, step, factors);
+  state.rows[0] = std::move(moments.rows);
+  state.cols[0] = std::move(moments.cols);
+}
+
+/// Makes what the weights need for training: moments, the average, copies. Weights that are to stay need no moments:
+/// `trained.copies = cast_tree<Model<bf16>>(trained.state.weights)` is enough. `begin(trained, o.optimizer)`
+template <class W, class C>
+void begin(Trained<W, C>& trained, const OptimizerOptions& o) {
+  TrainState<W>& state = trained.state;
+  if (o.name == "adafactor")
+    AdafactorSteps<W>::begin(state);
+  else
+    state.mu = {zeros_like(state.weights)};
+  if (o.name == "adamw" || o.name == "muon") state.nu = {zeros_like(state.weights)};
+  if (o.ema > 0) state.ema = {state.weights};
+  trained.copies = cast_tree<C>(state.weights);
+}
+
+/// A step of the optimizer with gradients of the global norm `norm`, which are clipped, then the average. `factors(leaf
+/// name)` are a leaf's LeafFactors. `update(trained, o.optimizer, o.training, step, grads, norm, o.optimizer.groups)`
+template <class W, class C, class Grads, class F>
+void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step, const Grads& grads,
+            double norm, const F& factors) {
+  TrainState<W>& state = trained.state;
+  const double scale = clip_factor(norm, t.clip);
+  // The moments are moved, not copied, so that they are written in place.
+  const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
+    typename O::template Moments<W> all{std::exchange(moments, {})...};
+    optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, factors, trained.copies);
+    return all;
+  };
+  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
+  if (o.name == "adafactor") {
+    AdafactorSteps<W>::update(state, Adafactor{.weight_decay = t.weight_decay}, cast_tree<W>(grads), step.learning_rate,
+                              scale, step.number, factors);
+    trained.copies = {};  // freed first
+    trained.copies = cast_tree<C>(state.weights);
+  } else if (o.name == "sgd") {
+    state.mu[0] = by(SGD{.momentum = t.beta1, .weight_decay = t.weight_decay}, state.mu[0]).mu;
+  } else if (o.name == "lion") {
+    state.mu[0] = by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu[0]).mu;
+  } else {
+    const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = is_muon_matrix};
+    auto [mu, nu] = o.name == "muon" ? by(muon, state.mu[0], state.nu[0]) : by(adamw, state.mu[0], state.nu[0]);
+    state.mu[0] = std::move(mu);
+    state.nu[0] = std::move(nu);
+  }
+  for (W& average : state.ema)
+    for_each_leaf(
+        [&](std::string_view leaf, auto& mean, const auto& w) {
+          if (factors(leaf).rate != 0) mean = mean * o.ema + w * (1 - o.ema);
+        },
+        average, state.weights);
+}
+
+/// How `train` saves and loads the state; a load renews the copies. `trained` must outlive the result.
+/// `checkpoints_of(mesh, trained, training)`
+template <Spec A, class W, class C>
+[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Trained<W, C>& trained, const Training& training,
+                                         const io::Rename& rename = stored_names()) {
+  const auto renew = [&trained] {
+    trained.free_average();
+    return cast_tree<C>(trained.state.weights);
+  };
+  return renewing(checkpoints_of(mesh, trained.state, training, rename), trained.copies, renew);
+}
+
+/// Notes the parameters and the bytes of what is trained. `note_state(program, training, trained)`
+template <class W, class C>
+void note_state(Program& program, const Training& training, const Trained<W, C>& trained) {
+  note_state(program, training, trained.state.weights, trained.copies);
+  program.optimizer_bytes = shard_bytes(trained.state) - program.weight_bytes;
+}
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/impl/trained.hpp"
+#endif
