@@ -23,6 +23,7 @@ void declare(run::Options& options, Options& o) {
   o.training.model_settings = {{"init", "depth-scaled"}};                // as programs of before --init drew
   gpt::declare(options, o);
   run::declare(options, o.gather);
+  run::declare(options, o.optimizer);
   gpt::declare(options, o.files, "Llama, Mistral or Qwen");
   declare_presets(options);
 }

@@ -1,9 +1,9 @@
-// The training step of gpt_fsdp.cpp: gradients and AdamW, in the dtype of computation C.
+// The training step of gpt_fsdp.cpp: gradients and their update, in the dtype of computation C.
 #pragma once
 
-#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cstdint>
@@ -20,6 +20,7 @@ using GptMesh = Mesh<"r d s t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  run::OptimizerOptions optimizer;
   run::GatherPolicy gather;
   gpt::HuggingFace files;
 };
@@ -36,36 +37,25 @@ inline gpt::Model<f32> initial_weights(const GptMesh& mesh, const Options& o) {
 
 // ---- the step -------------------------------------------------------------------------------------------------------
 
-struct TrainState {
-  gpt::Model<f32> weights, mu, nu;
-};
-
 using Loss = Tensor<f32, "+d +r +s +t">;
 
-// The training state, and copies of its weights in the dtype of computation for the layers; in f32 the same tensors.
+// Weights and moments, and copies of the weights in the dtype of computation for the layers; in f32 the same tensors.
 template <dtype C>
-struct Trained {
-  TrainState state;
-  gpt::Model<C> copies;
-};
+using Trained = run::Trained<gpt::Model<f32>, gpt::Model<C>>;
 
 // Gradients of weights at rest: of "M/d/s F/t" it is "M/d/s F/t +r", the sum over r still pending.
 template <dtype C>
 using Gradients = gradient_t<GptMesh, gpt::Model<C>>;
 
-// The sums over r, once per step; clipping by the global norm; AdamW. Metrics are reduced outside the differentiated
-// function. AdamW communicates nothing: weights, reduced gradients and moments are sharded alike.
+// The sums over r, once per step; clipping by the global norm; --optimizer. Metrics are reduced outside the
+// differentiated function. AdamW communicates nothing: weights, reduced gradients and moments are sharded alike.
 template <dtype C, class Grads>
-run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Training& t, const run::Step& step,
+run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step,
                        const Loss& loss, Grads pending) {
   const auto grads = reduce_gradients(mesh, std::move(pending));
-  const double norm = global_norm(mesh, grads);
+  const double norm = global_norm(mesh, grads, o.optimizer.groups);
   const run::StepResult result{item(all_reduce<"+d +r +s +t -> ">(loss)), norm};
-  if (!step.accepts(result)) return result;
-  auto& [weights, mu, nu] = trained.state;
-  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  adamw.update(weights, mu, nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number, LeafRules(),
-               trained.copies);
+  if (step.accepts(result)) run::update(trained, o.optimizer, o.training, step, grads, norm, o.optimizer.groups);
   return result;
 }
 
@@ -107,9 +97,8 @@ auto gathered_once(const GptMesh& mesh, const gpt::Model<C>& weights, const Opti
 
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  const auto by = [&](auto found) {
-    return update(mesh, trained, o.training, step, found.first, std::move(found.second));
-  };
+  trained.free_average();
+  const auto by = [&](auto found) { return update(mesh, trained, o, step, found.first, std::move(found.second)); };
   if (o.gather.per_step) return by(gathered_once(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return by(accumulated(mesh, trained.copies, o, step));
   return by(differentiated(mesh, trained.copies, o, step, 0));
@@ -120,29 +109,28 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
 template <dtype C>
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const GptMesh mesh(device);
-  Trained<C> trained{{initial_weights(mesh, o), {}, {}}, {}};
-  auto& [state, copies] = trained;
-  gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, state.weights);
-  state.mu = zeros_like(state.weights);
-  state.nu = zeros_like(state.weights);
-  const auto copied = [&s = state] { return cast_tree<gpt::Model<C>>(s.weights); };
-  copies = copied();
+  Trained<C> trained;
+  gpt::Model<f32>& weights = trained.state.weights;
+  weights = initial_weights(mesh, o);
+  run::check_groups(o.optimizer.groups, leaf_names(weights));
+  gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, weights);
+  run::begin(trained, o.optimizer);
   run::Program program;
-  program.checkpoints = run::renewing(run::checkpoints_of(mesh, state, o.training), copies, copied);
+  program.checkpoints = run::checkpoints_of(mesh, trained, o.training);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
-    return item(all_reduce<"+d +r +s +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
+    return item(all_reduce<"+d +r +s +t -> ">(gpt::loss<C>(trained.model(), batch, o.config)));
   };
-  program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
-  run::note_state(program, o.training, state.weights, copies, state.mu, state.nu);
+  program.decode = gpt::decoder(mesh, trained, o, o.training.seq);
+  run::note_state(program, o.training, trained);
   if (o.gather.per_step)
-    run::note_gathered(program, state.weights, copies, std::int64_t{mesh.size("d")} * mesh.size("s"));
+    run::note_gathered(program, weights, trained.copies, std::int64_t{mesh.size("d")} * mesh.size("s"));
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   program.dtype = o.dtype;
   run::train(device, o.training, data, toml, program);
-  gpt::write_outputs(device, o, o.files, o.training, data, program);
+  gpt::write_outputs(device, o, o.files, o.optimizer, o.training, data, program);
 }
 
 // CMake compiles these in gpt_fsdp_parts.cpp and gpt_fsdp_per_step.cpp, at the same time. Without the macro
@@ -152,5 +140,6 @@ extern template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const
     -> std::pair<Loss, Gradients<f32>>;
 extern template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
     -> std::pair<Loss, Gradients<bf16>>;
+extern template struct run::AdafactorSteps<gpt::Model<f32>>;
 extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

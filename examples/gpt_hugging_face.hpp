@@ -7,6 +7,7 @@
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/sampling.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 
 #include <algorithm>
@@ -83,10 +84,12 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
                      rope_scaling_json(o.config.rope), o.tied, kept);
 }
 
-// --export and --logits, behind the run.
+// --export and --logits, behind the run. With --ema the average is exported.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const HuggingFace& files,
-                          const run::Training& training, const run::Data& data, const run::Program& program) {
-  write_outputs(device, files, training, data, program, stored_table(o.tied), [&] {
+                          const run::OptimizerOptions& optimizer, const run::Training& training, const run::Data& data,
+                          const run::Program& program) {
+  const io::StoredTable table = run::table_of_state(optimizer, stored_table(o.tied));
+  write_outputs(device, files, training, data, program, table, [&] {
     const Architecture& of = *std::ranges::find_if(
         architectures, [&](const Architecture& one) { return one.qkv_bias == o.qkv_bias && one.qk_norm == o.qk_norm; });
     return config_json(o, kept_json(files, of, training, data));

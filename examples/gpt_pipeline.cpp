@@ -15,13 +15,13 @@
 #include <shardlib/io/file.hpp>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/pipeline/timeline.hpp>
-#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/graph.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
@@ -45,6 +45,7 @@ using namespace shardlib;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  run::OptimizerOptions optimizer;
   run::GatherPolicy gather;
   std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
@@ -94,6 +95,13 @@ class Gpt : Layout<"p r d s t"> {
   using Activation = gpt::Residual;
   using Layout::Layout;
 
+  // Of the whole model, whose layers are all like those of this rank.
+  [[nodiscard]] std::vector<std::string> leaf_names(const Weights& w) const {
+    gpt::Model<f32> whole;
+    whole.unembed.resize(o.tied ? 0 : 1);
+    whole.layers.assign(static_cast<std::size_t>(o.layers), w.layers.at(0));
+    return shardlib::leaf_names(whole);
+  }
   // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
   [[nodiscard]] Weights initial_weights() const {
     const gpt::Initializer first{mesh.stage(), o, o.training.seed};
@@ -166,6 +174,11 @@ class Tutorial : Layout<"p d t"> {
     return {dim("M", o.d_model), dim("H", o.n_q_per_kv * o.n_kv), {"D", o.d_head}, dim("F", o.d_ff)};
   }
 
+  // Of the whole model.
+  [[nodiscard]] std::vector<std::string> leaf_names(Weights w) const {
+    w.layers.resize(static_cast<std::size_t>(o.layers));
+    return shardlib::leaf_names(w);
+  }
   // Flax's first values: kernels by LeCun's rule, truncated and brought back to that variance; biases 0, scales 1.
   [[nodiscard]] Weights initial_weights() const {
     const Mesh<"d t">& stage = mesh.stage();
@@ -224,6 +237,10 @@ class Tutorial : Layout<"p d t"> {
   [[nodiscard]] Sizes model_sizes() const { return sizes_of(o, mesh.stage().size()); }
 };
 
+// gpt_pipeline_adafactor.cpp compiles Adafactor beside the rest, and once for both dtypes.
+extern template struct run::AdafactorSteps<gpt::StageModel<f32>>;
+extern template struct run::AdafactorSteps<tutorial::StageModel<f32>>;
+
 // ---- a training step ------------------------------------------------------------------------------------------------
 
 template <class Model>
@@ -232,43 +249,37 @@ class Trainer {
   using Staged = typename Model::Staged;
   Trainer(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o)
       : model(mesh, schedule, o), mesh_(mesh), schedule_(schedule), o_(o) {
-    state.weights = model.initial_weights();
-    state.mu = zeros_like(state.weights);
-    state.nu = zeros_like(state.weights);
-    copies = copied();
+    trained.state.weights = model.initial_weights();
+    run::check_groups(o.optimizer.groups, model.leaf_names(trained.state.weights));
+    run::begin(trained, o.optimizer);
   }
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
   const Model model;
-  struct TrainState {
-    typename Model::Weights weights, mu, nu;
-  };
-  TrainState state;
-  typename Model::Copies copies;  // of the weights, in the dtype of computation: in f32 the same tensors
+  run::Trained<typename Model::Weights, typename Model::Copies> trained;
 
-  [[nodiscard]] auto copied() const { return cast_tree<typename Model::Copies>(state.weights); }
-
-  // Clipping by the norm over all ranks, AdamW on each rank's own weights.
+  // Clipping by the norm over all ranks, --optimizer on each rank's own weights. Patterns of leaves are of their names
+  // in the whole model.
   run::StepResult step(const run::Step& step) {
-    const run::Training& t = o_.training;
+    trained.free_average();
+    const auto factors = [&, name = model.names_in_model()](std::string_view leaf) {
+      return o_.optimizer.groups(name(std::string(leaf)));
+    };
     auto [loss, pending] = differentiated(step);
     auto grads = reduce_gradients(mesh_.stage(), std::move(pending));
     model.sum_shared(grads);
-    const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
+    const double norm = pipeline::global_norm(
+        mesh_, grads, [&](std::string_view leaf) { return model.counts(leaf) && factors(leaf).rate != 0; });
     const run::StepResult result{Model::total(loss), norm};
-    if (!step.accepts(result)) return result;
-    const AdamW optimizer{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-    optimizer.update(
-        state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
-        [](std::string_view) { return true; }, copies);
+    if (step.accepts(result)) run::update(trained, o_.optimizer, o_.training, step, grads, norm, factors);
     return result;
   }
 
-  [[nodiscard]] double validate(const io::TokenBatch& rows) const {
+  [[nodiscard]] double validate(const io::TokenBatch& rows) {
     const auto microbatches = static_cast<int>(o_.training.microbatches);
     const auto batches = model.batches(io::split_rows(rows, microbatches));
-    return Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), copies,
+    return Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), trained.model(),
                                         model.activation_sizes(batches[0].inputs.size("B"))));
   }
 
@@ -300,13 +311,13 @@ class Trainer {
     };
     if constexpr (!std::is_void_v<typename Model::Whole>)
       if (o_.gather.per_step) {
-        auto whole = gather_weights<typename Model::Whole>(copies);
+        auto whole = gather_weights<typename Model::Whole>(trained.copies);
         auto [loss, sums] = by(model.template program<true>(batches, dropout), whole);
         whole = {};
         using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
         return std::pair{std::move(loss), scatter_gradients<Gradients>(std::exchange(sums, {}))};
       }
-    return by(model.program(batches, dropout), copies);
+    return by(model.program(batches, dropout), trained.copies);
   }
 
   const Staged& mesh_;
@@ -351,6 +362,7 @@ void declare(run::Options& options, Options& o) {
               run::value_name("FILE.svg") | run::ends_in(".svg") | run::command_line_only());
   gpt::declare(options, o);
   run::declare(options, o.gather);
+  run::declare(options, o.optimizer);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
               run::one_of({"gpt", "jaxpp-tutorial"}));
   options.preset("jaxpp-tutorial",
@@ -428,20 +440,19 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
-  program.checkpoints =
-      run::renewing(run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.model.names_in_model()),
-                    trainer.copies, [&] { return trainer.copied(); });
+  auto& trained = trainer.trained;
+  program.checkpoints = run::checkpoints_of(mesh.whole(), trained, o.training,
+                                            [stored = run::stored_names(), in_model = trainer.model.names_in_model()](
+                                                const std::string& leaf) { return stored(in_model(leaf)); });
   program.step = [&](const run::Step& step) { return trainer.step(step); };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
+  run::note_state(program, o.training, trained);
   program.parameters = trainer.model.parameters();
-  program.weight_bytes = run::shard_bytes(trainer.state.weights);
-  program.copy_bytes = o.dtype == "f32" ? 0 : run::shard_bytes(trainer.copies);
-  program.gradient_bytes = run::shard_bytes(trainer.copies);
-  program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
+  program.gradient_bytes = run::shard_bytes(trained.copies);
   if (o.gather.per_step) {
     const auto& axes = mesh.whole().device()->axes();
-    run::note_gathered(program, trainer.state.weights, trainer.copies, axis_size(axes, "d") * axis_size(axes, "s"));
+    run::note_gathered(program, trained.state.weights, trained.copies, axis_size(axes, "d") * axis_size(axes, "s"));
   }
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
@@ -469,7 +480,7 @@ std::string shown(const std::vector<AxisSize>& axes, const Options& o, const pip
       const Trainer<Model> trainer(mesh, schedule, o);
       if (!text.empty()) text += '\n';
       text += pipeline_text::placement_text(schedule, mesh.rank(), chosen_layers(o, schedule).of_rank(mesh.rank()),
-                                            model.names_in_model(), trainer.state, trainer.copies);
+                                            model.names_in_model(), trainer.trained);
     }
   }
   return text;

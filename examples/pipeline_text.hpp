@@ -11,6 +11,7 @@
 #include <shardlib/pipeline/program.hpp>
 #include <shardlib/pipeline/simulate.hpp>
 #include <shardlib/run/plan.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
@@ -120,9 +121,10 @@ std::string weights_text(const Weights& weights, const std::vector<int>& held, c
 }
 
 // Who holds what at rest: the weights in full, and the bytes of what lies as they do.
-template <class State, class Copies>
+template <class W, class C>
 std::string placement_text(const pipeline::Schedule& schedule, int rank, const std::vector<int>& held,
-                           const io::Rename& name_in_model, const State& state, const Copies& copies) {
+                           const io::Rename& name_in_model, const run::Trained<W, C>& trained) {
+  const run::TrainState<W>& state = trained.state;
   const auto stages = schedule.stages_of(rank);
   std::string text = fmt::format("rank {}: stage{} {}, layer{} {}\n", rank, stages.size() == 1 ? "" : "s",
                                  fmt::join(stages, " "), held.size() == 1 ? "" : "s", fmt::join(held, " "));
@@ -131,11 +133,13 @@ std::string placement_text(const pipeline::Schedule& schedule, int rank, const s
     text += fmt::format("  {:<40}{:>12}\n", what, run::detail::short_bytes(bytes));
   };
   total("all weights", run::shard_bytes(state.weights));
-  if constexpr (!std::is_same_v<std::decay_t<decltype(state.weights)>, Copies>)
-    total("copies for computation, sharded alike", run::shard_bytes(copies));
-  total("gradients, sharded alike", run::shard_bytes(copies));
-  total("the optimizer's mu, sharded alike", run::shard_bytes(state.mu));
-  total("the optimizer's nu, sharded alike", run::shard_bytes(state.nu));
+  if constexpr (!std::is_same_v<W, C>) total("copies for computation, sharded alike", run::shard_bytes(trained.copies));
+  total("gradients, sharded alike", run::shard_bytes(trained.copies));
+  for (const W& mu : state.mu) total("the optimizer's mu, sharded alike", run::shard_bytes(mu));
+  for (const W& nu : state.nu) total("the optimizer's nu, sharded alike", run::shard_bytes(nu));
+  for (const auto& rows : state.rows) total("the optimizer's rows", run::shard_bytes(rows));
+  for (const auto& cols : state.cols) total("the optimizer's cols", run::shard_bytes(cols));
+  for (const W& ema : state.ema) total("the average, sharded alike", run::shard_bytes(ema));
   return text;
 }
 

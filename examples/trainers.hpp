@@ -6,13 +6,12 @@
 // tests/programs.py compares it with the texts of --help.
 inline void declare_others(shardlib::run::Options& options) {
   options.known_by({"gpt2"}, {"--heads", "--context", "--norm", "--activation", "--epsilon", "--attention",
-                              "--prefetch", "--optimizer", "--ema", "--lora", "--lora-alpha"});
+                              "--prefetch", "--lora", "--lora-alpha"});
   options.known_by({"gpt_fsdp", "gpt_pipeline", "moe"},
                    {"--n-q-per-kv", "--n-kv", "--d-head", "--norm-epsilon", "--rope-base", "--rope-factor",
                     "--rope-context", "--rope-low", "--rope-high", "--qkv-bias", "--qk-norm"});
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
-  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout"});
-  options.known_by({"gpt2", "moe"}, {"--lr-mult", "--decay-mult", "--freeze"});
+  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout", "--optimizer", "--ema"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});
   options.known_by({"gpt_pipeline"}, {"--schedule", "--stages", "--stage-layers", "--show-schedule", "--show-placement",
                                       "--timeline", "--model"});

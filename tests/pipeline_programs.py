@@ -183,6 +183,48 @@ def checkpoints(p):
     check(abs(two[0] - two[1]) < CLOSE * two[1], f"validation losses {two}")
 
 
+def leaves(folder):
+    """The files of each array of the newest checkpoint."""
+    checkpoint = os.path.join(folder, "checkpoints", max(name for name in os.listdir(f"{folder}/checkpoints") if name.startswith("step-")))
+    found = {}
+    for place, _, names in os.walk(checkpoint):
+        for name in sorted(names):
+            with open(os.path.join(place, name), "rb") as file:
+                found.setdefault(os.path.relpath(place, checkpoint).split("/")[0], []).append(file.read())
+    return found
+
+
+def optimizers(p):
+    """--optimizer, --ema and groups of leaves train as in gpt_fsdp, with the same arrays in checkpoints."""
+    averaged = ["--ema=0.5", f"--validation-data={p.text}", "--validate-every=4"]
+    for options in [["--optimizer=lion", "--learning-rate=0.003", *averaged], ["--optimizer=muon", "--freeze=layers/7/*", "--freeze=final_norm"],
+                    ["--optimizer=adafactor", "--tied", "--lr-mult=layers/*/w_up=0.1", "--clip=0.5"]]:
+        one = curve(p, "--mesh=d=1,t=1", *options, program="gpt_fsdp")[1]
+        folder = f"{p.folder}/by-{options[0][12:]}"
+        done, steps = curve(p, "--mesh=p=2,d=2,t=1", *options)
+        if not done.check(len(steps) == len(one) == 4, "one object a step"):
+            continue
+        done.check(apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
+        done.check(abs(steps[-1]["grad_norm"] / one[-1]["grad_norm"] - 1) < 1e-4, "gradient norms as gpt_fsdp's")
+        if "--ema=0.5" in options:
+            losses = [run[-1]["validation_loss"] for run in (steps, one)]
+            done.check(abs(losses[0] - losses[1]) < CLOSE * losses[1], f"validation by the average {losses}")
+        run(p, "--mesh=p=2,d=2,t=1", *options, f"--run={folder}", "--steps=2").succeeds()
+        early = leaves(folder)
+        run(p, "--mesh=p=2,d=2,t=1", *options, f"--run={folder}").succeeds()
+        late, resumed = leaves(folder), records(f"{folder}/metrics.jsonl")
+        done.check(numbers(resumed) == numbers(steps), "the second part goes on")
+        if "--freeze=layers/7/*" in options:
+            moved = {name for name in late if late[name] != early[name]}
+            still = {"weights.final_norm", "mu.final_norm", "nu.final_norm"}
+            done.check(still < late.keys() and not still & moved and "weights.layers.w_up" in moved, f"a frozen leaf stays {sorted(moved)}")
+        done, rest = run(p, "--mesh=d=2,t=1", *options, f"--run={folder}", "--steps=5", program="gpt_fsdp"), records(f"{folder}/metrics.jsonl")
+        done.check("going on from step 4 of 5" in done.out and len(rest) == 5, "gpt_fsdp goes on")
+        done = p.run("shardlib-sample", [folder, "--max-tokens=4"])
+        done.succeeds()
+    run(p, "--mesh=p=2", "--freeze=layers/8/*").fails(2, "--freeze 'layers/8/*' is the name of no leaf", "layers/*/w_up", "final_norm")
+
+
 def pictures(p):
     shown = run(p, "--mesh=p=2", "--microbatches=4", "--schedule=interleaved-1f1b", "--stages=4", "--show-schedule")
     shown.succeeds()
@@ -354,4 +396,4 @@ def tutorial(p):
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, dtypes, gathers, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, dtypes, gathers, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))
