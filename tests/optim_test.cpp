@@ -173,6 +173,43 @@ TEST_CASE("Muon against f64 on whole arrays: wide and tall matrices, AdamW for o
   check_steps(Muon{.adamw = {}, .matrix = none}, adamw_step);
 }
 
+struct Stack {
+  Tensor<f32, "X/d A/t B"> w;
+};
+struct Matrix {
+  Tensor<f32, "A/t B"> w;
+};
+
+TEST_CASE("Muon updates a stack of matrices as it updates each of them", "[optim]") {
+  for (const char* text : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(text, [](const DevicePtr& device) {
+      const Mesh<"d t"> mesh(device);
+      const auto random = [&](std::uint64_t seed) {
+        return Stack{random_normal<f32, "X/d A/t B">(mesh, {{"X", 4}, {"A", 6}, {"B", 4}}, {seed, 0})};
+      };
+      const auto all = [](std::string_view) { return true; };
+      const auto parts = [](const Stack& s) { return unstack<"X">(all_gather<"X/d A/t B -> X A/t B">(s.w)); };
+      const Muon muon{.matrix = all, .stack = all};
+      Stack stack = random(1);
+      const auto before = parts(stack);
+      auto moments = muon.init(stack);
+      for (const std::uint64_t step : {0U, 1U})
+        muon.update(stack, moments, random(2 + step), rate, 0.5, static_cast<std::int64_t>(step), all);
+      const auto after = parts(stack);
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        Matrix matrix{before[i]};
+        auto of_matrix = muon.init(matrix);
+        for (const std::uint64_t step : {0U, 1U})
+          muon.update(matrix, of_matrix, Matrix{parts(random(2 + step))[i]}, rate, 0.5, static_cast<std::int64_t>(step),
+                      all);
+        const double gap = item(all_reduce_max<"A/t -> ">(max<"A/t B -> A/t">(abs(after[i] - matrix.w))));
+        const double moved = item(all_reduce_max<"A/t -> ">(max<"A/t B -> A/t">(abs(after[i] - before[i]))));
+        expect(gap < 1e-6 && moved > 1e-3, "matrix " + show(i) + " differs by " + show(gap));
+      }
+    });
+  SUCCEED();
+}
+
 TEST_CASE("Adafactor against f64 on whole arrays, with padding too", "[optim]") {
   const auto mean_square = [](const std::vector<double>& x) {
     double squares = 0;
