@@ -290,11 +290,7 @@ int program(int argc, char** argv) {
   Options o;
   run::Options options("gpt2", "Trains GPT-2 or miniGPT, fully sharded and tensor parallel over a mesh of devices.");
   declare(options, o);
-  declare_others(options);
-  if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!parse(options, argc, argv)) return 0;
   read_config(options, o);
   run::imply_tokenizer(options, o.load);
   const auto mesh = run::chosen_mesh(o.training, "d t");

@@ -9,7 +9,6 @@
 //
 // gpt_fsdp.hpp and gpt_model.hpp are the whole training step; gpt_setup.hpp has the model's options and first values.
 // Data, checkpoints and reports are the library's (run/training.hpp).
-#include <fmt/format.h>
 #include <shardlib/run/sequence_order.hpp>
 
 #include "gpt_fsdp.hpp"
@@ -35,11 +34,7 @@ int program(int argc, char** argv) {
       "Trains a GPT on a mesh of devices: fully sharded over axes d (batch) and s (length of sequences), tensor "
       "parallel over t, replicated over r (batch), if the mesh has it.");
   declare(options, o);
-  declare_others(options);
-  if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!parse(options, argc, argv)) return 0;
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "r d s t", "r");
   run::batch_must_divide(mesh, o.training);
@@ -49,17 +44,9 @@ int program(int argc, char** argv) {
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);
   gpt::note_padding(mesh, o);
-  const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const DevicePtr& device) {
-      (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
-    };
-  };
-  run::choose_gather(o.gather, o.training, mesh, body(o));
-  run::announce(options, o.training);
-  Options single = o;  // --graph draws one layer
-  single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
-    launch(mesh, body(o), run::launch_options(o.training));
+  train_or_plan(options, o, mesh, [&](const DevicePtr& device, const Options& used) {
+    (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
+  });
   return 0;
 }
 

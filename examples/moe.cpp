@@ -143,11 +143,7 @@ int program(int argc, char** argv) {
   Options o;
   run::Options options("moe", "Trains a GPT with mixtures of experts, which are sharded over axis e.");
   declare(options, o);
-  declare_others(options);
-  if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!parse(options, argc, argv)) return 0;
   moe::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "d e t");
   run::batch_must_divide(mesh, o.training);
@@ -171,15 +167,8 @@ int program(int argc, char** argv) {
   run::note_padding(mesh, moe::sizes_of(o, mesh),
                     {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--n-kv"}, {"F", "--d-ff"}, {"G", "--shared"}});
   gpt::check_files(o.files, o.training, data);
-  const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const DevicePtr& device) { train(device, used, data, options.to_toml()); };
-  };
-  run::choose_gather(o.gather, o.training, mesh, body(o));
-  run::announce(options, o.training);
-  Options single = o;  // --graph draws one layer
-  single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
-    launch(mesh, body(o), run::launch_options(o.training));
+  train_or_plan(options, o, mesh,
+                [&](const DevicePtr& device, const Options& used) { train(device, used, data, options.to_toml()); });
   return 0;
 }
 

@@ -1,8 +1,17 @@
-// The options that only some of the trainers have: the others name these programs in the error about such an option.
+// How the trainers start.
 #pragma once
 
-#include <shardlib/run/options.hpp>
+#include <fmt/format.h>
 
+#include <shardlib/device/launch.hpp>
+#include <shardlib/device/mesh_axes.hpp>
+#include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/options.hpp>
+#include <shardlib/run/training.hpp>
+
+#include <vector>
+
+// The options that only some of the trainers have: the others name these programs in the error about such an option.
 // tests/programs.py compares it with the texts of --help.
 inline void declare_others(shardlib::run::Options& options) {
   options.known_by({"gpt2"}, {"--heads", "--context", "--norm", "--activation", "--epsilon", "--attention",
@@ -17,4 +26,27 @@ inline void declare_others(shardlib::run::Options& options) {
                                       "--timeline", "--model"});
   options.known_by({"moe"}, {"--experts", "--experts-per-token", "--norm-topk-prob", "--shared", "--shared-gate",
                              "--capacity", "--balance", "--router-z"});
+}
+
+// Reads the command line. It prints what --help and the like ask for, and then returns false: nothing is to be trained.
+inline bool parse(shardlib::run::Options& options, int argc, char** argv) {
+  declare_others(options);
+  if (options.parse(argc, argv)) return true;
+  if (shardlib::world_rank() == 0) fmt::print("{}", options.answer());
+  return false;
+}
+
+// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for.
+template <class Options, class F>
+void train_or_plan(const shardlib::run::Options& options, Options& o, const std::vector<shardlib::AxisSize>& mesh,
+                   const F& train) {
+  const auto body = [&](const Options& used) -> shardlib::DeviceBody {
+    return [&](const shardlib::DevicePtr& device) { train(device, used); };
+  };
+  shardlib::run::choose_gather(o.gather, o.training, mesh, body(o));
+  shardlib::run::announce(options, o.training);
+  Options single = o;  // --graph draws one layer
+  single.layers = 1;
+  if (!shardlib::run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
+    shardlib::launch(mesh, body(o), shardlib::run::launch_options(o.training));
 }
