@@ -10,12 +10,10 @@
 // docs/mixture-of-experts.md says what moves.
 #include <fmt/format.h>
 
-#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/parameter_groups.hpp>
 #include <shardlib/run/rope_options.hpp>
-#include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -35,7 +33,7 @@ using moe::MoeMesh;
 
 struct Options : moe::ModelOptions {
   run::GatherPolicy gather;
-  run::ParameterGroups groups;
+  run::OptimizerOptions optimizer;
   run::Training training;
   gpt::HuggingFace files;
 };
@@ -47,14 +45,13 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   moe::declare(options, o);
   run::declare(options, o.gather);
-  run::declare(options, o.groups);
+  run::declare(options, o.optimizer);
   gpt::declare(options, o.files, "Mixtral or Qwen-MoE");
   moe::declare_presets(options);
 }
 
-struct TrainState {
-  moe::Model weights, mu, nu;
-};
+// The model computes with the weights themselves.
+using Trained = run::Trained<moe::Model, moe::Model>;
 
 // The mean of the microbatches' numbers, and the sums of their gradients. Gradients of whole weights are pending:
 // "M H/t D +d +e".
@@ -91,34 +88,34 @@ Found<false> gathered_once(const MoeMesh& mesh, const moe::Model& weights, const
   return {result, scatter_gradients<moe::Model>(std::exchange(sums, {}))};
 }
 
-run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options& o, const run::Step& step) {
+run::StepResult train_step(const MoeMesh& mesh, Trained& trained, const Options& o, const run::Step& step) {
+  trained.free_average();
+  const moe::Model& weights = trained.copies;
   auto [result, grads] =
-      o.gather.per_step ? gathered_once(mesh, state.weights, o, step) : accumulated(mesh, state.weights, o, step);
-  result.grad_norm = global_norm(mesh, grads, o.groups);
-  if (!step.accepts(result)) return result;
-  const run::Training& t = o.training;
-  AdamW{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay}.update(
-      state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(result.grad_norm, t.clip),
-      step.number, o.groups);
+      o.gather.per_step ? gathered_once(mesh, weights, o, step) : accumulated(mesh, weights, o, step);
+  const run::ParameterGroups& groups = o.optimizer.groups;
+  result.grad_norm = global_norm(mesh, grads, groups);
+  if (step.accepts(result)) run::update(trained, o.optimizer, o.training, step, grads, result.grad_norm, groups);
   return result;
 }
 
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const MoeMesh mesh(device);
-  TrainState state{moe::initial_weights(mesh, o, o.training.seed), {}, {}};
-  run::check_groups(o.groups, leaf_names(state.weights));
-  gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, state.weights);
-  state.mu = zeros_like(state.weights);
-  state.nu = zeros_like(state.weights);
+  Trained trained;
+  moe::Model& weights = trained.state.weights;
+  weights = moe::initial_weights(mesh, o, o.training.seed);
+  run::check_groups(o.optimizer.groups, leaf_names(weights));
+  gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, weights);
+  run::begin(trained, o.optimizer);
   run::Program program;
-  program.checkpoints = run::checkpoints_of(mesh, state, o.training);
-  program.step = [&](const run::Step& step) { return train_step(mesh, state, o, step); };
+  program.checkpoints = run::checkpoints_of(mesh, trained, o.training);
+  program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
-    return item(all_reduce<"+d +e +t -> ">(moe::loss(state.weights, batch, o.config, 1).second.cross_entropy));
+    return item(all_reduce<"+d +e +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));
   };
-  program.decode = moe::decoder(mesh, state.weights, o.config, moe::sizes_of(o, mesh), o.training.seq);
-  run::note_state(program, o.training, state.weights, state.weights, state.mu, state.nu);
+  program.decode = moe::decoder(mesh, trained, o.config, moe::sizes_of(o, mesh), o.training.seq);
+  run::note_state(program, o.training, trained);
   if (o.gather.per_step) {
     std::int64_t whole = 0;
     for_each_leaf(
@@ -126,7 +123,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
           const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<"X/e M/d F/t", false>>;
           whole += static_cast<std::int64_t>(w.value()->bytes()) * mesh.size("d") * (expert ? 1 : mesh.size("e"));
         },
-        state.weights);
+        weights);
     program.copy_bytes = whole;
     program.gradient_bytes = whole;
   }
@@ -136,7 +133,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
                                                           o.layers, o.n_q_per_kv * o.n_kv * o.d_head, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
-  moe::write_outputs(device, o, o.files, o.training, data, program);
+  moe::write_outputs(device, o, o.files, o.optimizer, o.training, data, program);
 }
 
 int program(int argc, char** argv) {

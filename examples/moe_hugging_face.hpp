@@ -7,6 +7,7 @@
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/sampling.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 
 #include <map>
@@ -136,11 +137,13 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
                      run::json_float(o.config.rope.base), gpt::rope_scaling_json(o.config.rope), kept);
 }
 
-// --export and --logits, behind the run.
+// --export and --logits, behind the run. With --ema the average is exported.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const gpt::HuggingFace& files,
-                          const run::Training& training, const run::Data& data, const run::Program& program) {
+                          const run::OptimizerOptions& optimizer, const run::Training& training, const run::Data& data,
+                          const run::Program& program) {
   const Kind kind = kind_of(o);
-  gpt::write_outputs(device, files, training, data, program, stored_table(kind), [&] {
+  const io::StoredTable table = run::table_of_state(optimizer, stored_table(kind));
+  gpt::write_outputs(device, files, training, data, program, table, [&] {
     return config_json(o, gpt::kept_json(files, architectures[static_cast<int>(kind)], training, data));
   });
 }

@@ -2,6 +2,7 @@
 // experts that take every token.
 #pragma once
 
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -53,12 +54,13 @@ inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const 
 }
 
 // Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
-// token reaches its experts, whatever their capacity in training. `weights` and the mesh must outlive the result.
-inline run::Decode decoder(const MoeMesh& mesh, const Model& weights, Config config, const Sizes& sizes,
+// token reaches its experts, whatever their capacity in training. `trained` and the mesh must outlive the result.
+inline run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, Model>& trained, Config config, const Sizes& sizes,
                            std::int64_t positions) {
   config.capacity = 0;
   Array<"layers", Cache> caches;
-  return [=, &mesh, &weights](std::span<const std::int32_t> ids, std::int64_t first) mutable {
+  return [=, &mesh, &trained](std::span<const std::int32_t> ids, std::int64_t first) mutable {
+    const Model& weights = trained.model();
     const NamedSize rows{"B", mesh.size("d") * mesh.size("e")}, length{"L", std::ssize(ids)};
     const NamedSize context{"Klen", positions};
     if (first == 0) {

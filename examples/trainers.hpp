@@ -20,7 +20,7 @@ inline void declare_others(shardlib::run::Options& options) {
                    {"--n-q-per-kv", "--n-kv", "--d-head", "--norm-epsilon", "--rope-base", "--rope-factor",
                     "--rope-context", "--rope-low", "--rope-high", "--qkv-bias", "--qk-norm"});
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
-  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout", "--optimizer", "--ema"});
+  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});
   options.known_by({"gpt_pipeline"}, {"--schedule", "--stages", "--stage-layers", "--show-schedule", "--show-placement",
                                       "--timeline", "--model"});

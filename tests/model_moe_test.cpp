@@ -1,6 +1,7 @@
 // The mixture of experts of examples/moe_model.hpp: the same loss and gradients on every mesh, dropless and with slots
 // enough; and both against a model that multiplies every token with every expert.
 #include <cmath>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>
 #include <utility>
@@ -205,17 +206,19 @@ TEST_CASE("moe: decoding gives the logits of the model, on every mesh", "[model]
   for (const char* text : {"d=1,e=1,t=1", "d=2,e=2,t=1", "d=1,e=2,t=2"})
     on_mesh(text, [](const DevicePtr& device) {
       const MoeMesh mesh(device);
-      const auto model = random_model(mesh, true);
+      run::Trained<moe::Model, moe::Model> trained;
+      trained.copies = random_model(mesh, true);
       auto rows = batch(mesh);
       moe::Config config;
       config.top_k = 2;
       const auto last = cast<f32>(equal(iota<"L">(mesh, 6), 5.0)) / 8.0;
       rows.weights = last + zeros<f32, "B/d/e L">(mesh, sizes);
-      const double expected = item(all_reduce<"+d +e +t -> ">(moe::loss(model, rows, config, 1).second.cross_entropy));
+      const auto cross_entropy = moe::loss(trained.copies, rows, config, 1).second.cross_entropy;
+      const double expected = item(all_reduce<"+d +e +t -> ">(cross_entropy));
       const auto inputs = all_gather<"B/d/e L -> B L">(rows.inputs),
                  targets = all_gather<"B/d/e L -> B L">(rows.targets);
       config.capacity = 0.1;  // decoding drops nothing
-      const auto decode = moe::decoder(mesh, model, config, {{"H", 2}, {"D", 4}}, 6);
+      const auto decode = moe::decoder(mesh, trained, config, {{"H", 2}, {"D", 4}}, 6);
       double at_once = 0, one_by_one = 0;
       const auto loss = [](const std::vector<float>& logits, i32 target) {
         double total = 0;

@@ -999,6 +999,15 @@ def moe(p):
         run, steps = measured(mesh, "--shared=8", "--microbatches=2", ranks=4 if p.mpiexec else 0)
         run.check([step["loss"] for step in steps] == both[1], "--gather auto is per-step")
         run.check("--gather auto is per-step: " in run.out, "and says so")
+    for name, rate in [("muon", 0.02), ("adafactor", 0.01)]:
+        options = [f"--optimizer={name}", f"--learning-rate={rate}", "--ema=0.9", "--shared=8"]
+        options += ["--validate-every=12", f"--validation-data={p.text}"]
+        run, one = measured("--mesh=d=1", *options)
+        run.check(len(one) == 12 and one[-1]["loss"] < one[0]["loss"] - 0.2, "the loss falls")
+        run.check(one[-1]["validation_loss"] > one[-1]["loss"] + 0.05, "the average is behind")
+        run, steps = measured("--mesh=d=2,e=2", *options)
+        close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], one)]
+        run.check(len(steps) == 12 and all(close), "the losses are those of one device")
     run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6", f"--validation-data={p.text}")
     run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
     run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")

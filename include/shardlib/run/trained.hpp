@@ -35,7 +35,7 @@ struct OptimizerOptions {
 /// Declares these options, and says which others have no effect with an optimizer. `declare(options, optimizer)`
 SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o);
 
-/// Whether Muon orthogonalises the leaf, if it is a matrix: the weights of feed-forward layers.
+/// Whether Muon orthogonalises the leaf, if it is a matrix or a stack of them: the weights of feed-forward layers.
 /// `is_muon_matrix("layers/0/w_up")`
 [[nodiscard]] SHARDLIB_INLINE bool is_muon_matrix(std::string_view leaf);
 
@@ -142,7 +142,7 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
   } else if (o.name == "lion") {
     state.mu[0] = by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu[0]).mu;
   } else {
-    const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = is_muon_matrix};
+    const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = is_muon_matrix, .stack = is_muon_matrix};
     auto [mu, nu] = o.name == "muon" ? by(muon, state.mu[0], state.nu[0]) : by(adamw, state.mu[0], state.nu[0]);
     state.mu[0] = std::move(mu);
     state.nu[0] = std::move(nu);
