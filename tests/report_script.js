@@ -20,6 +20,7 @@ class Element {
     this.clientWidth = 600;
     this.clientHeight = 300;
     this.offsetWidth = 120;
+    this.offsetHeight = 80;
   }
   get id() { return this.attributes.id || ""; }
   get hidden() { return "hidden" in this.attributes; }
@@ -70,7 +71,7 @@ function load(file, hash = "", now = null) {
   });
   const all = () => figures.flatMap(f => f.find("details"));
   page.document = {
-    body, hidden: false, activeElement: body, createElement: name => new Element(name, page),
+    body, hidden: false, activeElement: body, documentElement: {clientHeight: 900}, createElement: name => new Element(name, page),
     getElementById: id => ({page: data, bar})[id],
     querySelector: () => body,
     querySelectorAll: word => word === "figure.card" ? figures : word === "details[open]" ? all().filter(d => d.open) : all()
@@ -114,6 +115,9 @@ function one(file) {
 
   check(/class="raw"/.test(p.svg("loss")) && /class="smooth"/.test(p.svg("loss")), "each step is faint behind the mean");
   for (const same of ["memory", "learning_rate"]) check(!/class="raw"/.test(p.svg(same)), "but not where they are the same");
+
+  const rates = [...p.svg("learning_rate").matchAll(/text-anchor="end">([^<]*)</g)].map(m => m[1]);
+  check(rates.join() === "0,2e-4,4e-4,6e-4,8e-4,1e-3", `an axis has one notation: ${rates}`);
 
   key(p, "loss", "Home");
   check(/^step 0; first 11(\.0+)?;? ?/.test(value(p, "loss")), `the first value is read: ${value(p, "loss")}`);

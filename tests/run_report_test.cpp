@@ -231,6 +231,7 @@ TEST_CASE("report: odd records are drawn too", "[run]") {
     const std::string page = run::report({path});
     INFO(i);
     CHECK(page.find("id=\"loss\"") != std::string::npos);
+    CHECK((page.find(">not finite</td>") != std::string::npos) == (i == 2));
     for (const char* bad : {"=\"nan", "=\"-nan", "=\"inf", "=\"-inf", "nan ", " nan", "inf ", " inf "})
       CHECK(page.find(bad, page.find("<main>")) > page.find("<script>("));
   }

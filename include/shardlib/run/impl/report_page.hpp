@@ -6,8 +6,8 @@ namespace shardlib::run::detail {
 /// How to read and use the charts.
 inline constexpr const char* report_help =
     "Strong curves are means (medians of speeds, times and memory) over 2 % of what is shown; the steps' own values "
-    "are "
-    "faint behind. Drag over a chart to zoom in; a double click shows the whole range again. <span "
+    "are faint behind. Upright dotted lines mark events, such as a restart; they are listed below. "
+    "Drag over a chart to zoom in; a double click shows the whole range again. <span "
     "class=\"keyboard\">With "
     "the keyboard, in a chart: arrows, Page Up, Page Down, Home and End read values; + and - zoom, Shift and an arrow "
     "move, Escape shows the whole range.</span>";
@@ -25,7 +25,8 @@ inline constexpr const char* report_style = R"css(
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif}
 main{max-width:1360px;margin:0 auto;padding:24px 20px 60px}
-h1{font-size:24px;margin:0 0 4px;font-weight:650}
+html{scroll-padding-top:52px}
+h1{font-size:24px;margin:0 0 4px;font-weight:650;overflow-wrap:anywhere}
 h2{font-size:17px;margin:34px 0 12px;font-weight:650}
 p.sub{margin:0 0 18px;color:var(--dim)}
 .grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:16px}
@@ -75,7 +76,10 @@ border-radius:8px;padding:6px 10px;font-size:13px;box-shadow:0 3px 14px rgba(0,0
 font-variant-numeric:tabular-nums}
 .readout div{display:flex;gap:8px;align-items:center}
 .readout span:last-child{margin-left:auto;padding-left:12px}
-.key,.run{white-space:nowrap}
+.key{white-space:nowrap}
+.run,button{overflow-wrap:anywhere}
+.readout span:last-child,.summary td.num{white-space:nowrap}
+.summary td:first-child{min-width:9ch}
 .keys{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:13px;color:var(--dim)}
 i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px;flex:none}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
@@ -94,6 +98,11 @@ summary{cursor:pointer;font-weight:600}
 pre{margin:8px 0 4px;padding:10px 12px;background:var(--bg);border-radius:8px;white-space:pre-wrap;overflow-wrap:anywhere;
 font:13px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace}
 pre b{color:var(--dim);font-weight:400}
+@media (max-width:900px){
+.summary{font-size:14px}
+.summary td,.summary th{min-width:0;padding-right:9px}
+.summary td:last-child,.summary th:last-child{padding-right:0}
+}
 @media (max-width:600px){
 main{padding:16px 10px 40px}
 .card,.box{padding:10px}
@@ -107,7 +116,7 @@ main{padding:16px 10px 40px}
 .summary td::before{content:attr(data-label);color:var(--dim)}
 .summary td:first-child{display:block;font-weight:600}
 .keyboard{display:none}
-.key,.run{white-space:normal}
+.key{white-space:normal}
 }
 @media print{.bar,.views,.live{display:none}}
 )css";

@@ -9,8 +9,9 @@ inline constexpr const char* report_script_curves = R"js(
 const page = JSON.parse(document.getElementById("page").textContent);
 const round = (v, digits) => String(+v.toPrecision(Math.min(digits, 15)));
 const text = {
-  number: (v, digits) => v && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e5)
-    ? (+v.toPrecision(digits)).toExponential() : round(v, digits),
+  // `like`: a number that decides whether there is an exponent, the same for all ticks of an axis.
+  number: (v, digits, like = v) => v && (Math.abs(like) < 1e-3 || Math.abs(like) >= 1e6)
+    ? (+v.toPrecision(digits)).toExponential().replace("e+", "e") : round(v, digits),
   count: (v, digits) => scaled(v, 1e3, ["", " k", " M", " G", " T"], digits),
   percent: (v, digits) => round(100 * v, digits) + " %",
   bytes: (v, digits) => scaled(v, 1024, [" B", " KiB", " MiB", " GiB", " TiB"], digits),
@@ -84,7 +85,8 @@ function y_ticks(scale, about, unit) {
     step = unit === "bytes" ? 2 ** Math.max(0, Math.round(Math.log2(raw))) : round_step(raw);
     values = multiples(step, scale.low, scale.high);
   }
-  return values.map(v => [v, text[unit](v, v && step ? Math.max(3, Math.ceil(Math.log10(Math.abs(v) / step)) + 2) : 4)]);
+  const most = Math.max(...values.map(Math.abs)), like = step && (most >= 0.01 || step >= 1e-3) ? most : step || undefined;
+  return values.map(v => [v, text[unit](v, v && step ? Math.max(3, Math.ceil(Math.log10(Math.abs(v) / step)) + 2) : 4, like)]);
 }
 function x_ticks(axis, low, high, most) {
   const wide = step => (high - low) / step <= most;
@@ -116,7 +118,7 @@ function scale_of(values, log, from_zero) {
     return {log, low, high, at: v => v > 0 ? Math.log(v / low) / span : NaN};
   }
   if (from_zero) low = Math.min(low, 0);
-  const margin = Math.max(0.04 * (high - low), 1e-3 * Math.abs(high), 1e-12);
+  const margin = Math.max(0.04 * (high - low), 1e-3 * Math.abs(high)) || 1;
   if (!from_zero || low !== 0) low -= margin;
   high += margin;
   return {log, low, high, at: v => (v - low) / (high - low)};
@@ -124,16 +126,32 @@ function scale_of(values, log, from_zero) {
 // The mean, or the median, of the values less than `half` away, for the points from `first` to `last`. At the end the
 // window is cut off. At the beginning the mean's narrows on both sides, so that a falling curve begins where it does.
 function smoothed(xs, ys, half, median, first, last) {
-  const out = new Array(ys.length).fill(null);
-  for (let i = first, begin = first; i <= last; ++i) {
-    const reach = median ? half : Math.min(half, xs[i] - xs[0]);
+  const out = new Array(ys.length).fill(null), sorted = [];  // the median's window in order
+  const place = v => {
+    let low = 0, high = sorted.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (sorted[middle] < v) low = middle + 1; else high = middle;
+    }
+    return low;
+  };
+  let begin = first;
+  while (begin > 0 && xs[begin - 1] >= xs[first] - half) --begin;
+  for (let i = first, end = begin; i <= last; ++i) {
+    if (median) {
+      for (; end < xs.length && xs[end] <= xs[i] + half; ++end)
+        if (ys[end] !== null) sorted.splice(place(ys[end]), 0, ys[end]);
+      for (; xs[begin] < xs[i] - half; ++begin) if (ys[begin] !== null) sorted.splice(place(ys[begin]), 1);
+      if (sorted.length) out[i] = sorted[sorted.length >> 1];
+      continue;
+    }
+    const reach = Math.min(half, xs[i] - xs[0]);
     while (begin > 0 && xs[begin - 1] >= xs[i] - reach) --begin;
     while (xs[begin] < xs[i] - reach) ++begin;
-    const window = [];
-    for (let k = begin; k < xs.length && xs[k] <= xs[i] + reach; ++k) if (ys[k] !== null) window.push(ys[k]);
-    if (!window.length) continue;
-    out[i] = median ? window.sort((a, b) => a - b)[window.length >> 1]
-      : window.reduce((sum, v) => sum + v / window.length, 0);
+    let sum = 0, count = 0;
+    for (end = begin; end < xs.length && xs[end] <= xs[i] + reach; ++end) if (ys[end] !== null) ++count;
+    for (let k = begin; k < end; ++k) if (ys[k] !== null) sum += ys[k] / count;
+    if (count) out[i] = sum;
   }
   return out;
 }

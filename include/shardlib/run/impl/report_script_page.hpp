@@ -10,7 +10,8 @@ const margin = {left: 64, right: 14, top: 8, bottom: 36};
 const charts = [...document.querySelectorAll("figure.card")].map(card => {
   const data = JSON.parse(card.querySelector("script").textContent), plot = card.querySelector(".plot");
   for (const s of data.series) s.x = {step: sums(s.step)};
-  return {...data, card, plot, svg: plot.querySelector("svg"), title: card.querySelector("b").textContent,
+  card.setAttribute("aria-label", card.querySelector("b").textContent);
+  return {...data, card, plot, left: margin.left, svg: plot.querySelector("svg"), title: card.querySelector("b").textContent,
     cursor: add("div", plot, {class: "cursor", hidden: ""}), chosen: add("div", plot, {class: "chosen", hidden: ""}),
     readout: add("div", card, {class: "readout", hidden: ""})};
 });
@@ -33,13 +34,15 @@ function whole() {
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
 const range = () => state.zoom || whole();
-const x_pixel = (c, v) => {
-  const [low, high] = range();
-  return margin.left + (v - low) / (high - low) * (c.plot.clientWidth - margin.left - margin.right);
-};
+// The position of each value; `x_pixel` is for one.
+function x_scale(c) {
+  const [low, high] = range(), width = c.plot.clientWidth - c.left - margin.right;
+  return v => c.left + (v - low) / (high - low) * width;
+}
+const x_pixel = (c, v) => x_scale(c)(v);
 function x_value(c, clientX) {
   const [low, high] = range(), box = c.plot.getBoundingClientRect();
-  const part = (clientX - box.left - margin.left) / (box.width - margin.left - margin.right);
+  const part = (clientX - box.left - c.left) / (box.width - c.left - margin.right);
   return low + Math.min(1, Math.max(0, part)) * (high - low);
 }
 
@@ -74,10 +77,11 @@ function y_scale(c, curves, view) {
   return scale_of(values, view === "log", view === "linear" && c.zero);
 }
 function path(c, curve, ys, pixel, order) {
+  const x = x_scale(c);
   let d = "", down = false, alone = false;
   for (let k = curve.first; k <= curve.last; ++k) {
     const i = order < 0 ? curve.last + curve.first - k : k, at = ys[i] === null ? NaN : pixel(ys[i]);
-    if (isFinite(at)) d += (down || order ? d ? "L" : "M" : "M") + x_pixel(c, curve.xs[i]).toFixed(1) + " " + at.toFixed(1);
+    if (isFinite(at)) d += (down || order ? d ? "L" : "M" : "M") + x(curve.xs[i]).toFixed(1) + " " + at.toFixed(1);
     if (alone && !isFinite(at)) d += "h0";
     alone = !down && isFinite(at);
     down = isFinite(at);
@@ -98,20 +102,23 @@ function draw(c) {
   const scale = y_scale(c, curves, view);
   // Far outside is as good as just outside.
   const y = v => Math.max(-2 * h, Math.min(3 * h, bottom - scale.at(v) * (bottom - margin.top)));
+  const ticks = y_ticks(scale, h > 260 ? 5 : 4, c.unit);
+  c.left = Math.max(margin.left, ...ticks.map(([, label]) => 8 * label.length + 8));
+  const x_at = x_scale(c);
   let out = "";
-  for (const [v, label] of y_ticks(scale, h > 260 ? 5 : 4, c.unit))
-    out += `<path class="grid" d="M${margin.left} ${y(v).toFixed(1)}H${right}"/><text x="${margin.left - 7}" y="${
+  for (const [v, label] of ticks)
+    out += `<path class="grid" d="M${c.left} ${y(v).toFixed(1)}H${right}"/><text x="${c.left - 7}" y="${
       (y(v) + 4).toFixed(1)}" text-anchor="end">${label}</text>`;
-  for (const [v, label] of x_ticks(state.axis, low, high, (right - margin.left) / 64))
-    out += `<text x="${Math.min(x_pixel(c, v), w - 4 * label.length).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
+  for (const [v, label] of x_ticks(state.axis, low, high, (right - c.left) / 64))
+    out += `<text x="${Math.min(x_at(v), w - 4 * label.length).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
       label}</text>`;
-  out += `<text x="${(margin.left + right) / 2}" y="${h - 3}" text-anchor="middle">${axes[state.axis].title}</text>`;
+  out += `<text x="${(c.left + right) / 2}" y="${h - 3}" text-anchor="middle">${axes[state.axis].title}</text>`;
   // A picture of its own clips what is outside, but for marks at the ends.
-  const clip = [margin.left - 5, margin.top, right - margin.left + 10, bottom - margin.top];
+  const clip = [c.left - 5, margin.top, right - c.left + 10, bottom - margin.top];
   out += `<svg x="${clip[0]}" y="${clip[1]}" width="${clip[2]}" height="${clip[3]}" viewBox="${clip.join(" ")}">`;
   for (const note of c.notes) {
-    const x = x_pixel(c, convert(page.runs[note.run], "step", state.axis, note.step));
-    if (!state.hidden.has(note.run) && x >= margin.left && x <= right)
+    const x = x_at(convert(page.runs[note.run], "step", state.axis, note.step));
+    if (!state.hidden.has(note.run) && x >= c.left && x <= right)
       out += `<path class="note" style="stroke:var(--${page.runs[note.run].color})" d="M${x.toFixed(1)} ${margin.top}V${bottom}"/>`;
   }
   const color = (s, kind) => `style="${kind}:var(--${s.color})"`;
@@ -119,7 +126,7 @@ function draw(c) {
     const {s, ys} = curve;
     if (c.stacked && curve.first === curve.last) {
       const i = curve.first;
-      out += `<path class="area" ${color(s, "fill")} d="M${x_pixel(c, curve.xs[i]) - 20} ${y(curve.top[i])}h40V${
+      out += `<path class="area" ${color(s, "fill")} d="M${x_at(curve.xs[i]) - 20} ${y(curve.top[i])}h40V${
         y(curve.base[i])}h-40Z"/>`;
     } else if (c.stacked) {
       out += `<path class="area" ${color(s, "fill")} d="${path(c, curve, curve.top, y, 0)}${
@@ -136,7 +143,7 @@ function draw(c) {
     if (last - first > (s.marked ? 26 : 42)) continue;
     for (let i = first; i <= last; ++i)
       if (ys[i] !== null && isFinite(y(ys[i])))
-        out += `<path class="dot" ${color(s, "stroke")} d="M${x_pixel(c, xs[i]).toFixed(1)} ${y(ys[i]).toFixed(1)}h0"/>`;
+        out += `<path class="dot" ${color(s, "stroke")} d="M${x_at(xs[i]).toFixed(1)} ${y(ys[i]).toFixed(1)}h0"/>`;
   }
   c.svg.innerHTML = out + "</svg>";
   c.curves = curves;
@@ -199,7 +206,9 @@ function show_cursor(active, x, y) {
   const left = by_key ? plot.left - box.left + x_pixel(active, state.at) : x - box.left;
   const fits = left + 18 + width <= box.width || left - width - 18 >= 4;
   readout.style.left = (!fits ? 4 : left + 18 + width > box.width ? left - width - 18 : left + 18) + "px";
-  readout.style.top = (!fits ? plot.bottom - box.top + 2 : Math.max(36, (by_key ? plot.top + 30 : y) - box.top - 20)) + "px";
+  const top = !fits ? plot.bottom - box.top + 2 : Math.max(36, (by_key ? plot.top + 30 : y) - box.top - 20);
+  const lowest = document.documentElement.clientHeight - readout.offsetHeight - 6 - box.top;  // all of it can be seen
+  readout.style.top = Math.min(top, Math.max(lowest, 4)) + "px";
 }
 )js";
 

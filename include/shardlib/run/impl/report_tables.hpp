@@ -113,9 +113,14 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
     }
     // The mean over the last hundredth: one step's loss is mostly its batch's. A step without an update is none.
     std::size_t left = std::max<std::size_t>(1, run.records.size() / 100), tail = 0;
-    for (auto r = run.records.rbegin(); r != run.records.rend() && (left > 0 || tail == 0); ++r) {
+    bool diverged = false;
+    for (auto r = run.records.rbegin(); r != run.records.rend() && (left > 0 || (tail == 0 && !diverged)); ++r) {
       if (left > 0) --left;
-      if (r->skipped || !std::isfinite(r->loss)) continue;
+      if (r->skipped) continue;
+      if (!std::isfinite(r->loss)) {
+        diverged = true;
+        continue;
+      }
       last_loss += r->loss;
       ++tail;
     }
@@ -123,7 +128,7 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
     const auto median = [&](const auto& value) { return median_of(run.records, value); };
     std::vector<std::string> cells{
         std::to_string(run.records.back().step + 1),
-        shown(Unit::number, last_loss),
+        tail == 0 && diverged ? "not finite" : shown(Unit::number, last_loss),
         shown(Unit::number, best) + (std::isfinite(best) ? fmt::format(" at step {}", best_step) : ""),
         shown(Unit::count, tokens),
         shown(Unit::count, median([](const Record& r) { return r.tokens_per_second; })),
