@@ -242,13 +242,13 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::check_groups(o.optimizer.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
-  trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
+  if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
   run::Program program;
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
     const std::int64_t bytes = run::shard_bytes(trains.state.weights);
     program.optimizer_bytes = run::shard_bytes(trains.state) - bytes;
-    // "nu.0.embed" keeps its number, as in checkpoints of before.
+    // "nu.0.embed" keeps its number, as in older checkpoints.
     program.checkpoints = run::checkpoints_of(s.mesh, trains, o.training, run::stored_names({"mu"}));
     return bytes;
   };
@@ -312,7 +312,7 @@ int program(int argc, char** argv) {
     throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
   if (o.lora > 0 && o.optimizer.name == "muon")
     throw UsageError(
-        "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
+        "--optimizer muon orthogonalises w_up and w_down, which --lora does not train: choose another one");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);
@@ -335,6 +335,7 @@ int program(int argc, char** argv) {
   run::announce(options, o.training);
   Options single = o;  // --graph draws one layer
   single.layers = 1;
+  single.optimizer.groups = {};  // may name other layers
   if (run::dry_run(o.training, mesh, body(o), body(single), "", &o.recompute, may_gather_once ? &o.gather : nullptr))
     return 0;
   run::note_loaded(o.training, data, o.load);

@@ -8,8 +8,9 @@
 //   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
-// gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
-// layout goes on from them, for the GPT gpt_fsdp too, which can also sample from them.
+// gpt_stages.hpp and tutorial_stages.hpp have what a stage does, and gpt_pipeline_adafactor.cpp is a part of the
+// program. A run's checkpoints hold the whole model: every other layout goes on from them, for the GPT gpt_fsdp too,
+// which can also sample from them.
 #include <fmt/format.h>
 
 #include <shardlib/io/file.hpp>
@@ -95,7 +96,7 @@ class Gpt : Layout<"p r d s t"> {
   using Activation = gpt::Residual;
   using Layout::Layout;
 
-  // Of the whole model, whose layers are all like those of this rank.
+  // The names in the whole model, whose layers are all like those of this rank.
   [[nodiscard]] std::vector<std::string> leaf_names(const Weights& w) const {
     gpt::Model<f32> whole;
     whole.unembed.resize(o.tied ? 0 : 1);
@@ -174,7 +175,7 @@ class Tutorial : Layout<"p d t"> {
     return {dim("M", o.d_model), dim("H", o.n_q_per_kv * o.n_kv), {"D", o.d_head}, dim("F", o.d_ff)};
   }
 
-  // Of the whole model.
+  // The names in the whole model.
   [[nodiscard]] std::vector<std::string> leaf_names(Weights w) const {
     w.layers.resize(static_cast<std::size_t>(o.layers));
     return shardlib::leaf_names(w);
@@ -394,6 +395,7 @@ void check_tutorial(const Options& o) {
                                       {!t.text_stream.empty(), "--stream"},
                                       {!t.validation_data.empty(), "--validation-data"},
                                       {t.validate_every > 0, "--validate-every"},
+                                      {o.optimizer.ema != 0, "--ema"},
                                       {o.vocabulary != 0, "--vocabulary"},
                                       {o.tied, "--tied"},
                                       {o.qkv_bias, "--qkv-bias"},
@@ -501,11 +503,7 @@ int program(int argc, char** argv) {
   run::Options options("gpt_pipeline",
                        "Trains a model in pipeline stages. It does not sample: shardlib-sample does, from its run.");
   declare(options, o);
-  declare_others(options);
-  if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!parse(options, argc, argv)) return 0;
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)  // from a file
     throw UsageError(
         "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; use shardlib-sample RUN, which "
@@ -546,6 +544,7 @@ int program(int argc, char** argv) {
     Options single = o;
     single.layers = single.training.microbatches = 1;
     single.stage_layers.clear();
+    single.optimizer.groups = {};  // may name other layers
     single.training.batch /= o.training.microbatches;
     auto flat = mesh;
     flat[0].size = 1;

@@ -36,7 +36,7 @@ inline bool parse(shardlib::run::Options& options, int argc, char** argv) {
   return false;
 }
 
-// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for.
+// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It settles --gather auto in `o`.
 template <class Options, class F>
 void train_or_plan(const shardlib::run::Options& options, Options& o, const std::vector<shardlib::AxisSize>& mesh,
                    const F& train) {
@@ -47,6 +47,7 @@ void train_or_plan(const shardlib::run::Options& options, Options& o, const std:
   shardlib::run::announce(options, o.training);
   Options single = o;  // --graph draws one layer
   single.layers = 1;
+  single.optimizer.groups = {};  // may name other layers
   if (!shardlib::run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
     shardlib::launch(mesh, body(o), shardlib::run::launch_options(o.training));
 }

@@ -15,7 +15,7 @@ import time
 import xml.etree.ElementTree as xml
 
 import programs
-from programs import TIMEOUT, apart, check, numbers
+from programs import TIMEOUT, apart, check, floats, numbers
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
 CLOSE = 1e-5
@@ -218,10 +218,14 @@ def optimizers(p):
             moved = {name for name in late if late[name] != early[name]}
             still = {"weights.final_norm", "mu.final_norm", "nu.final_norm"}
             done.check(still < late.keys() and not still & moved and "weights.layers.w_up" in moved, f"a frozen leaf stays {sorted(moved)}")
-        done, rest = run(p, "--mesh=d=2,t=1", *options, f"--run={folder}", "--steps=5", program="gpt_fsdp"), records(f"{folder}/metrics.jsonl")
+        p.run("shardlib-sample", [folder, "--max-tokens=4"]).succeeds()
+        exports = [f"--export={folder}-model", "--prompt=And", "--max-tokens=0", f"--logits={folder}-a"]
+        done, rest = run(p, "--mesh=d=2,t=1", *options, f"--run={folder}", "--steps=5", *exports, program="gpt_fsdp"), records(f"{folder}/metrics.jsonl")
         done.check("going on from step 4 of 5" in done.out and len(rest) == 5, "gpt_fsdp goes on")
-        done = p.run("shardlib-sample", [folder, "--max-tokens=4"])
-        done.succeeds()
+        loaded = p.run("gpt_fsdp", [f"--load={folder}-model", "--steps=0", "--prompt=And", "--max-tokens=0", f"--logits={folder}-b"])
+        loaded.succeeds()
+        a, b = (floats(f"{folder}-{end}") for end in "ab")
+        done.check(len(a) == len(b) > 0 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, "the export has what the run samples from")
     run(p, "--mesh=p=2", "--freeze=layers/8/*").fails(2, "--freeze 'layers/8/*' is the name of no leaf", "layers/*/w_up", "final_norm")
 
 

@@ -697,6 +697,7 @@ def leaf_groups(p):
     for name, still in [("wte.weight", True), ("h.0.mlp.c_fc.weight", True), ("h.1.mlp.c_fc.weight", False), ("wpe.weight", False)]:
         found = [one for one in first if one.endswith(name)]
         check(len(found) == 1 and (first[found[0]] == last[found[0]]) == still, f"{name} {'stays' if still else 'changes'}", found)
+    p.run("gpt2", [*train, "--freeze=layers/1/w_up", f"--graph={folder}.svg"]).succeeds()  # which draws layer 0 alone
     train += [f"--run={folder}1", "--steps=4"]
     p.run("gpt2", [*train, *groups[:2]]).fails(2, 'freeze is ["layers/0/*", "embed"] in the checkpoint', "--allow-change freeze")
     p.run("gpt2", [*train, *groups, "--lr-mult=*=0.5"]).fails(2, 'lr_mult is [] in the checkpoint, but ["*=0.5"] now')

@@ -137,6 +137,10 @@ def main():
 
         # A checkpoint without the setting of --init seqax computes another attention.
         metadata, tensors = read_all(file)
+        for name, value in ("optimizer", '"muon"'), ("ema", "0.5"):
+            write(file, tensors, {**metadata, f"setting.{name}": value})
+            run(0, "from-safetensors", file, os.path.join(root, name), "--step", "3")
+            check(f"--{name}" in run(2, "to-seqax", os.path.join(root, name, "step-00000003"), back), f"--{name}")
         metadata.pop("setting.init")
         write(file, tensors, metadata)
         run(0, "from-safetensors", file, os.path.join(root, "plain"), "--step", "3")

@@ -116,6 +116,16 @@ inline void require_seqax(const io::Checkpoint& checkpoint) {
                     "seqax does not; the "
                     "moments have no exact counterpart, so convert checkpoints of runs with --init seqax",
                     what, init.substr(1, init.size() - 2)));
+  if (const std::string optimizer = setting("optimizer", "\"adamw\""); optimizer != "\"adamw\"")
+    throw UsageError(
+        fmt::format("{} is of a run with --optimizer {}, but seqax has Adam's moments alone: convert "
+                    "checkpoints of runs with --optimizer adamw",
+                    what, optimizer.substr(1, optimizer.size() - 2)));
+  if (const std::string ema = setting("ema", "0.0"); std::strtod(ema.c_str(), nullptr) != 0)
+    throw UsageError(
+        fmt::format("{} is of a run with --ema {}, but seqax keeps no average: convert checkpoints of runs "
+                    "without it",
+                    what, ema));
   for (const auto& [name, value] : {std::pair("norm_epsilon", 1e-6), std::pair("rope_factor", 1.0)})
     if (const std::string text = setting(name, fmt::format("{}", value)); std::strtod(text.c_str(), nullptr) != value)
       throw UsageError(

@@ -9,18 +9,16 @@
 
 namespace shardlib::run {
 
-/// Notes in `program` the parameters and bytes of weights, of their copies in the dtype of computation, of gradients
-/// and of the optimizer's moments. Gradients have the copies' dtype, and f32 if they are sums of microbatches.
-/// `note_state(program, training, weights, copies, mu, nu)`
-template <class W, class C, class... Moments>
-void note_state(Program& program, const Training& training, const W& weights, const C& copies,
-                const Moments&... moments) {
+/// Notes in `program` the parameters and bytes of weights, of their copies in the dtype of computation and of
+/// gradients. Gradients have the copies' dtype, and f32 if they are sums of microbatches.
+/// `note_state(program, training, weights, copies)`
+template <class W, class C>
+void note_state(Program& program, const Training& training, const W& weights, const C& copies) {
   const std::int64_t in_c = shard_bytes(copies);
   program.parameters = parameter_count(weights);
   program.weight_bytes = shard_bytes(weights);
   program.copy_bytes = std::is_same_v<W, C> ? 0 : in_c;
   program.gradient_bytes = training.microbatches == 1 ? in_c : program.weight_bytes;
-  program.optimizer_bytes = (shard_bytes(moments) + ... + 0);
 }
 
 /// Notes that a step gathers the weights once, each over `devices` devices, and sums the gradients by them in f32. Call

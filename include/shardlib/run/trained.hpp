@@ -73,7 +73,7 @@ struct Trained {
     if (average_.empty()) average_.push_back(cast_tree<C>(state.ema[0]));
     return average_[0];
   }
-  /// Frees what `model` keeps. Call it at the begin of a step.
+  /// Frees what `model` keeps. Call it at the beginning of a step.
   void free_average() { average_.clear(); }
 
  private:
@@ -133,9 +133,9 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
   if (o.name == "adafactor") {
+    trained.copies = {};  // freed first: in f32 they are the old weights
     AdafactorSteps<W>::update(state, Adafactor{.weight_decay = t.weight_decay}, cast_tree<W>(grads), step.learning_rate,
                               scale, step.number, factors);
-    trained.copies = {};  // freed first
     trained.copies = cast_tree<C>(state.weights);
   } else if (o.name == "sgd") {
     state.mu[0] = by(SGD{.momentum = t.beta1, .weight_decay = t.weight_decay}, state.mu[0]).mu;

@@ -27,10 +27,11 @@ SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o) {
   unused("--beta1", {"adafactor"});
   unused("--beta2", {"adafactor", "sgd"});
   unused("--adam-epsilon", {"adafactor", "lion", "sgd"});
-  options.add("--ema", o.ema,
-              "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
-              "(0: the weights)",
-              between(0, 0.999999));
+  options.add(
+      "--ema", o.ema,
+      "validation, samples and exports read a moving average of the weights, which keeps this share of itself each "
+      "step (0: the weights)",
+      between(0, 0.999999));
   declare(options, o.groups);
 }
 
