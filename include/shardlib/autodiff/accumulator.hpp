@@ -1,6 +1,7 @@
 // Sums of cotangents, for impl/ headers.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -30,9 +31,12 @@ class Accumulator {
       sum_ = std::move(ct);
       return;
     }
-    // What is still under way is added at the end, as is all that comes after it, because the order decides the bits.
-    const bool under_way = ct->storage->compute && !ct->storage->add_to;
-    under_way || !later_.empty() ? later_.push_back(std::move(ct)) : add_now(ct);
+    // What is under way is added when it has arrived, as is all that comes after it, because the order decides the
+    // bits.
+    const auto arrived = std::find_if(later_.begin(), later_.end(), under_way);
+    std::for_each(later_.begin(), arrived, [&](const ValuePtr& early) { add_now(early); });
+    later_.erase(later_.begin(), arrived);
+    under_way(ct) || !later_.empty() ? later_.push_back(std::move(ct)) : add_now(ct);
   }
   ValuePtr take() {
     for (const ValuePtr& ct : std::exchange(later_, {})) add_now(ct);
@@ -43,6 +47,7 @@ class Accumulator {
   }
 
  private:
+  static bool under_way(const ValuePtr& ct) { return ct->storage->compute && !ct->storage->add_to; }
   void add_now(const ValuePtr& ct) {
     if (!program_state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;

@@ -317,35 +317,36 @@ SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer s
 }
 
 /// The places along the ring, not negative.
-inline int places(const Shift& shift, const Communicator& ring) {
-  return ((shift.by % ring.size()) + ring.size()) % ring.size();
+inline int places(const Shift& shift, const Device& device) {
+  const int n = device.size(shift.axis);
+  return ((shift.by % n) + n) % n;
 }
-inline Request send_on(Communicator& ring, const Shift& shift, const Buffer& sent, const Buffer& received) {
-  const int n = ring.size(), by = places(shift, ring);
+/// Sends a shard along the ring, and posts the receipt of this device's.
+inline Request start_shift(const Shift& shift, Device& device, const Buffer& sent, const Buffer& received) {
+  Communicator& ring = device.group({shift.axis});
+  const int n = ring.size(), by = places(shift, device);
   return ring.send_recv(sent, (ring.rank() + by) % n, received, (ring.rank() - by + n) % n);
 }
 
 /// The shift of a replay, which happens where something reads the result.
 inline Buffer shifted(const Shift& shift, const Value& in, const Value& out) {
-  auto& ring = out.device->group({shift.axis});
-  if (places(shift, ring) == 0) return in.data();
+  if (places(shift, *out.device) == 0) return in.data();
   add_traffic(out, in.bytes(), {shift.axis});
   const Buffer received = allocate(out), sent = in.data();
-  complete(out, [&] { return send_on(ring, shift, sent, received); });
+  complete(out, [&] { return start_shift(shift, *out.device, sent, received); });
   return received;
 }
 
 SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,
                                              EdgeSource source) {
   auto out = make_recorded(op, x->device, x->dtype, *x->spec, x->global, {&source, 1});
-  auto& ring = x->device->group({shift.axis});
   const ProgramState::Mode mode = program_state(x->device).mode;
   const bool computes = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
-  if (computes && places(shift, ring) != 0 && !keeps(*out)) {
+  if (computes && places(shift, *x->device) != 0 && !keeps(*out)) {
     run_async(out, [&] {
       add_traffic(*out, x->bytes(), {shift.axis});
       const Buffer received = allocate(*out), sent = x->data();
-      return begin_async(x, out, sent, received, [&] { return send_on(ring, shift, sent, received); });
+      return begin_async(x, out, sent, received, [&] { return start_shift(shift, *x->device, sent, received); });
     });
   } else {
     evaluate(out, [x, shift](const Value& shape) { return shifted(shift, *x, shape); });
