@@ -147,7 +147,7 @@ struct ScatterAddVjp {
   }
 };
 template <OpSpec O, class Out, class Rows, class... I>
-Out scatter(const OpInfo& op, const Sizes& sizes, const Rows& rows, const I&... ids) {
+Out scatter_rows(const OpInfo& op, const Sizes& sizes, const Rows& rows, const I&... ids) {
   using Due = Dual<Rows, axes_of<Rows::spec, I::spec..., Out::spec>()>;
   constexpr Brackets dims = bracketed_dims(parse_op(O).out);
   static_cast<void>(sizes_by_name(op, parsed<Rows::spec>, rows.value(), ids.value()...));
@@ -166,7 +166,7 @@ inline constexpr bool are_scattered = is_float<"scatter_add", D>&& are_indices<"
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes sizes, Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I>, D>, detail::result_of<rules::scatter_add, O, S, T>> {
-  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add, O, S, T>>>(
+  return detail::scatter_rows<O, Tensor<D, detail::result_of<rules::scatter_add, O, S, T>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, indices);
 }
 /// As above, along two or three dims at once: each dim in brackets has an index tensor, in the same order.
@@ -175,7 +175,7 @@ template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J, U>& j, Sizes sizes,
                  Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I, J>, D>, detail::result_of<rules::scatter_add2, O, S, T, U>> {
-  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add2, O, S, T, U>>>(
+  return detail::scatter_rows<O, Tensor<D, detail::result_of<rules::scatter_add2, O, S, T, U>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, i, j);
 }
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U, dtype K, Spec V>
@@ -183,7 +183,7 @@ auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J
                  Sizes sizes, Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I, J, K>, D>,
               detail::result_of<rules::scatter_add3, O, S, T, U, V>> {
-  return detail::scatter<O, Tensor<D, detail::result_of<rules::scatter_add3, O, S, T, U, V>>>(
+  return detail::scatter_rows<O, Tensor<D, detail::result_of<rules::scatter_add3, O, S, T, U, V>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, i, j, k);
 }
 
