@@ -125,6 +125,8 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(body::SgdNumbers, f32, f32, const T, bf16)                   \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T)                        \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T, bf16)                  \
+  ELEMENTWISE(body::MuonMomentum, f32, f32, const T)                       \
+  ELEMENTWISE(body::EmaNumbers, f32, const T)                              \
   REDUCTION(SumOp, T)                                                      \
   REDUCTION(ProdOp, T)                                                     \
   REDUCTION(MaxOp, T)                                                      \
@@ -150,6 +152,8 @@ using Map = MapLoops<F, D...>;
   SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
+ELEMENTWISE(body::MuonStep, f32, const f32)
+ELEMENTWISE(body::MuonStep, f32, const f32, bf16)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 0, 4>>)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 1, 2>>)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 2, 2>>)

@@ -129,7 +129,7 @@ struct Adafactor {
     using M = Moments<Tree>;
     M moments{same_structure<decltype(M::rows)>(weights), same_structure<decltype(M::cols)>(weights)};
     const auto zero = []<Spec S>(std::string_view, const Tensor<f32, S>& w, auto& rows, auto& cols) {
-      const Tensor<f32, S> none = detail::zeros_as(w);
+      const Tensor<f32, S> none(detail::zeros_as(*w.value(), S));
       rows = detail::mean_to<detail::factor_spec<true, S>()>(none);
       cols = detail::mean_to<detail::factor_spec<false, S>()>(none);
     };

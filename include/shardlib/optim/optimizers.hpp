@@ -6,11 +6,14 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/create.hpp"
@@ -22,40 +25,40 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/gradient.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib {
 namespace detail {
 
-/// The sum of the squares of this device's shard, as a scalar of the given spec. It is 0 if `counts` is false,
-/// because another device counts the same shard.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts);
+/// This device's part of the sum of a value's squares, as a scalar of the given spec, which is partial over all axes
+/// of the mesh. On an axis that does not shard the value, only the first device counts it.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec);
 
-using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers;
+/// The leaves at one place of an optimizer's trees. Pointers are to the values of the trees' tensors.
+struct LeafUpdate {
+  std::string name;
+  LeafFactors factors;
+  ValuePtr* weight;
+  std::array<ValuePtr*, 2> moments;  ///< as many as the optimizer has
+  const ValuePtr* grad;              ///< f32 or bf16
+  /// The weight in f32 or bf16, which receives the new weight; null without copies. In f32 it shares the weight's
+  /// value.
+  ValuePtr* copy;
+  const TensorSpec* spec;  ///< of the weight
+};
 
-/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. `grad` is
-/// f32 or bf16. If `copy` is not null, it holds the weight in f32 or bf16 and receives the new weight; in f32 it
-/// shares the weight's value.
-SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 2>& moments,
-                                     const Value& grad, ValuePtr* copy);
-SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
-                                     const Value& grad, ValuePtr* copy);
-SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
-                                     const Value& grad, ValuePtr* copy);
+using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
+using kernels::body::MuonMomentum, kernels::body::MuonStep;
 
-/// This device's part of the sum of a leaf's squares, partial over the axes. On an axis that does not shard the leaf,
-/// only the first device counts it.
-template <Spec Axes, dtype D, Spec S>
-[[nodiscard]] auto sum_of_squares(const Tensor<D, S>& leaf) {
-  static_assert(checked<rules::norm_leaf, dtype_v<D>, S>::ok);
-  using Out = Tensor<f32, dual_spec("", Axes)>;  // "+d +t"
-  bool counts = true;
-  for (auto axis : rules::mesh_axes(Axes))
-    if (parsed<S>.placement(axis).kind == shardlib::Placement::replicated)
-      counts = counts && leaf.device()->axis_index(axis) == 0;
-  return Out(sum_of_squares(*leaf.value(), parsed<Out::spec>, counts));
-}
+/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones.
+SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const MuonStep& numbers, const LeafUpdate& leaf);
 
 template <class C, Spec S>
 inline constexpr bool is_copy_of = std::is_same_v<C, Tensor<f32, S>> || std::is_same_v<C, Tensor<bf16, S>>;
@@ -136,22 +139,18 @@ template <Spec A, class G>
 }
 
 namespace detail {
-/// Zeros of the same sizes, whatever the elements are: also infinity times 0 is none.
-template <dtype D, Spec S>
-Tensor<D, S> zeros_as(const Tensor<D, S>& x) {
-  Sizes sizes;
-  const GlobalSizes& global = x.value()->global;
-  for (int i = 0; i < global.size(); ++i)
-    if (const Dim& dim = parsed<S>.dims[i]; !dim.is_integer())
-      sizes.push_back({std::string(dim.name), global[i].size, global[i].padded});
-  return Tensor<D, S>(create_constant({"zeros", S, {}}, x.device(), dtype_v<D>, parsed<S>, sizes, 0));
-}
+/// Zeros of the same sizes, whatever the elements are: also infinity times 0 is none. The text is that of the spec.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, std::string_view text);
 }  // namespace detail
 
 /// A tree of zeros with the types and sizes of another tree, for AdamW's initial moments. `zeros_like(weights)`
 template <class Tree>
 [[nodiscard]] Tree zeros_like(const Tree& tree) {
-  return map_tree([](const auto& x) { return detail::zeros_as(x); }, tree);
+  static_assert(detail::checked_tree<"zeros_like", Tree>);
+  Tree zeros = tree;
+  for (const auto& leaf : detail::untyped_leaves(zeros).leaves)
+    *leaf.pointer = detail::zeros_as(*leaf.value(), leaf.text);
+  return zeros;
 }
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
@@ -160,60 +159,80 @@ template <class Tree>
 template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
   detail::require_factors<Decays>();
+  constexpr auto counts_once = []<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+    return detail::checked<rules::norm_leaf, dtype_v<D>, S>::ok;
+  };
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
   Tensor<f32, everywhere> total;
-  for_each_leaf(
-      [&](std::string_view name, const auto& leaf) {
-        if (detail::leaf_factors(decays, name).rate == 0) return;
-        const auto squares = detail::sum_of_squares<A>(leaf);
-        total = total ? total + squares : squares;
-      },
-      tree);
+  if constexpr (detail::checked_tree<"global_norm", Tree> && detail::all_leaves<Tree>(counts_once))
+    for (const auto& leaf : detail::untyped_leaves(tree).leaves) {
+      if (detail::leaf_factors(decays, leaf.name).rate == 0) continue;
+      const Tensor<f32, everywhere> squares(detail::sum_of_squares(*leaf.value(), detail::parsed<everywhere>));
+      total = total ? total + squares : squares;
+    }
   if (!total) return 0;  // no leaves, or all are frozen
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 
 namespace detail {
 
-/// Updates a leaf; `rest` are its N moments, then its copy, if there is one. Messages call the optimizer by its name.
-template <OpName Optimizer, std::size_t N, class Numbers, dtype P, Spec S, dtype G, Spec T, class... R>
-void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g, R&... rest) {
-  constexpr auto all = [](bool moments, auto... holds) {
+/// Whether an optimizer with N moments takes the types of a leaf: of the weight, the gradient, the moments, a copy.
+template <std::size_t N>
+struct TakesLeaf {
+  template <dtype P, Spec S, dtype G, Spec T, class... R>
+  constexpr bool operator()(std::type_identity<Tensor<P, S>> /*weight*/, std::type_identity<Tensor<G, T>> /*grad*/,
+                            std::type_identity<R>... /*rest*/) const {
     std::size_t i = 0;
-    return (((i++ < N) != moments || holds) && ...);
-  };
-  constexpr bool fit = all(true, std::is_same_v<R, Tensor<P, S>>...);
-  static_assert(checked<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>::ok);
-  static_assert(all(false, is_copy_of<R, S>...), "an optimizer's copies are f32 or bf16, sharded as the weights");
-  if constexpr (legal<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>) {
-    // The tensors release their values, so that the update is their only owner.
-    const auto released = [](auto& x) {
-      ValuePtr value = x.value();
-      x = {};
-      return value;
-    };
-    ValuePtr weight = released(p), copy;
-    std::array<ValuePtr, N> moments;
-    std::size_t i = 0;
-    (((i < N ? moments[i] : copy) = released(rest), ++i), ...);
-    update_in_place(numbers, weight, moments, *g.value(), copy ? &copy : nullptr);
-    p = Tensor<P, S>(weight);
+    const bool moments = ((i++ >= N || std::is_same_v<R, Tensor<f32, S>>)&&...);
     i = 0;
-    ((rest = R(i < N ? moments[i] : copy), ++i), ...);
+    const bool copies = ((i++ < N || is_copy_of<R, S>)&&...);
+    return std::is_same_v<P, f32> && moments && copies && S == T && (std::is_same_v<G, f32> || std::is_same_v<G, bf16>);
   }
+};
+/// As TakesLeaf; a compile error says why a leaf is not taken. It calls the optimizer by its name.
+template <OpName Optimizer, std::size_t N>
+struct ChecksLeaf {
+  template <dtype P, Spec S, dtype G, Spec T, class... R>
+  constexpr bool operator()(std::type_identity<Tensor<P, S>> /*weight*/, std::type_identity<Tensor<G, T>> /*grad*/,
+                            std::type_identity<R>... /*rest*/) const {
+    constexpr auto all = [](bool moments, auto... holds) {
+      std::size_t i = 0;
+      return (((i++ < N) != moments || holds) && ...);
+    };
+    static_assert(all(false, is_copy_of<R, S>...), "an optimizer's copies are f32 or bf16, sharded as the weights");
+    return checked<rules::update, Optimizer, dtype_v<P>, S, all(true, std::is_same_v<R, Tensor<P, S>>...), dtype_v<G>,
+                   T>::ok;
+  }
+};
+template <OpName Optimizer, std::size_t N, class... Trees>
+constexpr bool takes_trees() {
+  if constexpr (all_leaves_of<TakesLeaf<N>, Trees...>({}))
+    return true;
+  else
+    return all_leaves_of<ChecksLeaf<Optimizer, N>, Trees...>({});
 }
 
-/// Updates the leaves of `trees`: weights, gradients, N trees of moments, copies; numbers_of(factors) are a leaf's
-/// numbers. A frozen leaf stays as it is.
-template <OpName Optimizer, std::size_t N, class Decays, class F, class... Trees>
-void update_leaves(const Decays& decays, const F& numbers_of, Trees&... trees) {
+using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
+/// The leaves that are not frozen; `rest` are N trees of moments, then copies, if there are. *Throws* if the trees
+/// differ in structure, or for an empty leaf.
+[[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
+                                                                   const UntypedLeaves<ValuePtr>& weights,
+                                                                   const UntypedLeaves<const ValuePtr>& grads,
+                                                                   std::span<const UntypedLeaves<ValuePtr>> rest);
+
+/// As above, after a check of the types.
+template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>
+[[nodiscard]] std::vector<LeafUpdate> leaf_updates(const Decays& decays, Tree& weights, const Grads& grads,
+                                                   Rest&... rest) {
   require_factors<Decays>();
-  static_assert(sizeof...(Trees) <= N + 3, "an optimizer writes one tree of copies at most");
-  const auto one = [&](std::string_view name, auto& p, const auto& g, auto&... rest) {
-    const LeafFactors leaf = leaf_factors(decays, name);
-    if (leaf.rate != 0) update_leaf<Optimizer, N>(numbers_of(leaf), p, g, rest...);
-  };
-  for_each_leaf(one, trees...);
+  static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
+  if constexpr (takes_trees<Optimizer, N, Tree, Grads, Rest...>()) {
+    const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
+    return leaf_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
+                        untyped_leaves(grads), others);
+  } else {
+    return {};
+  }
 }
 
 }  // namespace detail
@@ -254,8 +273,8 @@ struct AdamW {
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
-    const auto numbers_of = [&](LeafFactors leaf) { return numbers(learning_rate, scale, step, leaf); };
-    detail::update_leaves<"AdamW", 2>(decays, numbers_of, weights, grads, mu, nu, copies...);
+    for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
+      detail::update_in_place(numbers(learning_rate, scale, step, leaf.factors), leaf);
   }
 
   /// The parameters of a leaf's update.
@@ -288,11 +307,10 @@ struct SGD {
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
-    const auto numbers = [&](LeafFactors leaf) {
-      return detail::SgdNumbers{f(momentum), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate), f(scale),
-                                nesterov};
-    };
-    detail::update_leaves<"SGD", 1>(decays, numbers, weights, grads, moments.mu, copies...);
+    for (const auto& leaf : detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...))
+      detail::update_in_place(detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
+                                                 f(learning_rate * leaf.factors.rate), f(scale), nesterov},
+                              leaf);
   }
 };
 
@@ -313,13 +331,22 @@ struct Lion {
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
-    const auto numbers = [&](LeafFactors leaf) {
-      return detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate),
-                                 f(scale)};
-    };
-    detail::update_leaves<"Lion", 1>(decays, numbers, weights, grads, moments.mu, copies...);
+    for (const auto& leaf : detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...))
+      detail::update_in_place(detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
+                                                  f(learning_rate * leaf.factors.rate), f(scale)},
+                              leaf);
   }
 };
+
+/// A step of an exponential moving average of weights, in f32 and in place: kept * average + (1 - kept) * weight. The
+/// average of a leaf that `decays`, as an optimizer takes it, freezes stays as it is.
+/// `update_average(average, weights, 0.999, decays)`
+template <class Tree, class Decays = LeafRules>
+void update_average(Tree& average, const Tree& weights, double kept, const Decays& decays = {}) {
+  const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
+  for (const auto& leaf : detail::leaf_updates<"update_average", 0>(decays, average, weights))
+    detail::update_in_place(numbers, leaf);
+}
 
 }  // namespace shardlib
 

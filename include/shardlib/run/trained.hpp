@@ -147,12 +147,7 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
     state.mu[0] = std::move(mu);
     state.nu[0] = std::move(nu);
   }
-  for (W& average : state.ema)
-    for_each_leaf(
-        [&](std::string_view leaf, auto& mean, const auto& w) {
-          if (factors(leaf).rate != 0) mean = mean * o.ema + w * (1 - o.ema);
-        },
-        average, state.weights);
+  for (W& average : state.ema) update_average(average, state.weights, o.ema, factors);
 }
 
 /// How `train` saves and loads the state; a load renews the copies. `trained` must outlive the result.

@@ -27,6 +27,7 @@ class Tensor;
 namespace detail {
 struct Value;
 using ValuePtr = Handle<const Value>;
+struct UntypedAccess;  // types/leaves.hpp
 
 /// The error about an empty tensor: default-constructed, or moved from. If the tensor is a leaf of the weights,
 /// `where` names it.
@@ -222,6 +223,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   }
 
  private:
+  friend struct detail::UntypedAccess;
   detail::ValuePtr value_;
 };
 

@@ -167,12 +167,10 @@ struct Path {
   }
 };
 
-[[noreturn, gnu::noinline]] inline void fail_structure(const Path& path, std::string_view array, std::size_t size,
-                                                       std::size_t other) {
-  const std::string place = path.text();
-  throw Error("trees of different structure: the Array `" + (place.empty() ? std::string(array) : place) + "` has " +
-              std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
-              std::to_string(other) + " in another; build them from one configuration");
+[[noreturn, gnu::noinline]] inline void fail_structure(const std::string& array, std::size_t size, std::size_t other) {
+  throw Error("trees of different structure: the Array `" + array + "` has " + std::to_string(size) +
+              (size == 1 ? " entry" : " entries") + " in the first tree and " + std::to_string(other) +
+              " in another; build them from one configuration");
 }
 /// The name of an Array's stacked dim.
 template <class T>
@@ -181,6 +179,11 @@ constexpr std::string_view array_name() {
     return T::dim;
   else
     return {};
+}
+/// An Array's path, or its name where it is the whole tree.
+template <class T>
+std::string array_place(const Path& path) {
+  return path.above == nullptr ? std::string(array_name<T>()) : path.text();
 }
 /// Calls f with a leaf. If the leaf is empty, the error gives its path.
 template <class F, class... Leaf>
@@ -202,7 +205,7 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
     f(path, tree, more...);
   } else if constexpr (is_array<T>) {
     const auto alike = [&](const auto& other) {
-      if (other.size() != tree.size()) fail_structure(path, array_name<T>(), tree.size(), other.size());
+      if (other.size() != tree.size()) fail_structure(array_place<T>(path), tree.size(), other.size());
     };
     (alike(more), ...);
     for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);

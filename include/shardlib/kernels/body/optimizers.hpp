@@ -50,4 +50,37 @@ struct LionNumbers {
   }
 };
 
+/// Muon's momentum. `along` receives what is to be orthogonalised.
+struct MuonMomentum {
+  float momentum, clip;
+  bool nesterov;
+
+  template <class G>
+  SHARDLIB_FUNCTION void operator()(f32& along, f32& m, const G& grad) const {
+    const f32 g = clip * static_cast<f32>(grad);
+    m = momentum * m + g;
+    along = nesterov ? g + momentum * m : m;
+  }
+};
+
+/// Muon's step along an orthogonalised matrix, which `size` multiplies.
+struct MuonStep {
+  float size, decay, rate;
+
+  template <class... Copy>
+  SHARDLIB_FUNCTION void operator()(f32& w, const f32& along, Copy&... copies) const {
+    w -= rate * (size * along + decay * w);
+    ((copies = Copy(w)), ...);
+  }
+};
+
+struct EmaNumbers {
+  float kept, added;
+
+  template <class W>
+  SHARDLIB_FUNCTION void operator()(f32& average, const W& weight) const {
+    average = kept * average + added * static_cast<f32>(weight);
+  }
+};
+
 }  // namespace shardlib::kernels::body

@@ -5,8 +5,14 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/bindings.hpp"
@@ -17,7 +23,11 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts) {
+SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec) {
+  bool counts = true;
+  for (const auto axis : spec.partial)
+    if (x.spec->placement(axis).kind == shardlib::Placement::replicated)
+      counts = counts && x.device->axis_index(axis) == 0;
   auto out = make_value({"sum_of_squares", {}, {}}, x.device, DType::f32, spec, {});
   out->storage->buffer = observed(*out, [&] {
     Buffer result = allocate(*out);
@@ -49,34 +59,64 @@ inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   return value;
 }
 
-/// Updates a leaf in one pass by one(weight, moments..., gradient, copies...), as update_in_place says.
+SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, std::string_view text) {
+  Sizes sizes;
+  for (int i = 0; i < x.global.size(); ++i)
+    if (const Dim& dim = x.spec->dims[i]; !dim.is_integer())
+      sizes.push_back({std::string(dim.name), x.global[i].size, x.global[i].padded});
+  return create_constant({"zeros", text, {}}, x.device, x.dtype, *x.spec, sizes, 0);
+}
+
+SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
+                                                     const UntypedLeaves<ValuePtr>& weights,
+                                                     const UntypedLeaves<const ValuePtr>& grads,
+                                                     std::span<const UntypedLeaves<ValuePtr>> rest) {
+  grads.require_structure_of(weights);
+  for (const auto& tree : rest) tree.require_structure_of(weights);
+  std::vector<LeafUpdate> updates;
+  for (std::size_t i = 0; i < weights.leaves.size(); ++i) {
+    const auto& weight = weights.leaves[i];
+    LeafUpdate leaf{weight.name, factors(weight.name), nullptr, {}, nullptr, nullptr, weight.spec};
+    if (leaf.factors.rate == 0) continue;
+    leaf.weight = &weight.value();
+    leaf.grad = &grads.leaves[i].value();
+    for (std::size_t k = 0; k < rest.size(); ++k)
+      (k < moments ? leaf.moments[k] : leaf.copy) = &rest[k].leaves[i].value();
+    updates.push_back(std::move(leaf));
+  }
+  return updates;
+}
+
+/// Updates a leaf in one pass by one(weight, N moments..., gradient, copy), as update_in_place says.
 template <std::size_t N, class One>
-void update_by(const char* name, const One& one, ValuePtr& weight, std::array<ValuePtr, N>& moments, const Value& grad,
-               ValuePtr* copy) {
+void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
+  const Value& grad = **leaf.grad;
   const OpInfo op{name, {}, {}};
   Bindings sizes(op, grad.device);
-  sizes.bind(*weight);
-  for (const ValuePtr& moment : moments) sizes.bind(*moment);
+  sizes.bind(**leaf.weight);
+  for (std::size_t i = 0; i < N; ++i) sizes.bind(**leaf.moments[i]);
   sizes.bind(grad);
   Handle<Value> c;
-  if (copy != nullptr) {
-    sizes.bind(**copy);
-    if ((*copy)->dtype == DType::bf16) {
-      c = writable(*copy, Contents::overwritten);
+  if (leaf.copy != nullptr) {
+    sizes.bind(**leaf.copy);
+    if ((*leaf.copy)->dtype == DType::bf16) {
+      c = writable(*leaf.copy, Contents::overwritten);
       c->made_by = op;
     }
-    *copy = nullptr;  // in f32 it is the weight, which must have no other owner
+    *leaf.copy = nullptr;  // in f32 it is the weight, which must have no other owner
   }
-  const auto p = writable(weight, Contents::kept);
+  const auto p = writable(*leaf.weight, Contents::kept);
   std::array<Handle<Value>, N> m;
-  for (std::size_t i = 0; i < N; ++i) m[i] = writable(moments[i], Contents::kept);
+  for (std::size_t i = 0; i < N; ++i) m[i] = writable(*leaf.moments[i], Contents::kept);
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
     program_state(p->device).work.in_place = true;
     const auto all = [&](auto... rest) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->template as<f32>(),
-                                   m[I]->template as<f32>()..., rest...);
+        if constexpr (std::is_invocable_v<const One&, f32&, decltype((static_cast<void>(I), std::declval<f32&>()))...,
+                                          decltype(*rest)...>)
+          kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->template as<f32>(),
+                                     m[I]->template as<f32>()..., rest...);
       }
       (std::make_index_sequence<N>{});
     };
@@ -87,24 +127,33 @@ void update_by(const char* name, const One& one, ValuePtr& weight, std::array<Va
     if (!from_bf16 && !c) all(grad.as<const f32>());
     return p->storage->buffer;
   }));
-  weight = p;
-  for (std::size_t i = 0; i < N; ++i) moments[i] = m[i];
-  if (copy != nullptr) *copy = c ? c : p;
+  *leaf.weight = p;
+  for (std::size_t i = 0; i < N; ++i) *leaf.moments[i] = m[i];
+  if (leaf.copy != nullptr) *leaf.copy = c ? c : p;
 }
 
-SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 2>& moments,
-                                     const Value& grad, ValuePtr* copy) {
-  update_by("adamw", numbers, weight, moments, grad, copy);
+SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf) {
+  update_by<2>("adamw", numbers, leaf);
 }
 
-SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
-                                     const Value& grad, ValuePtr* copy) {
-  update_by("sgd", numbers, weight, moments, grad, copy);
+SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf) {
+  update_by<1>("sgd", numbers, leaf);
 }
 
-SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
-                                     const Value& grad, ValuePtr* copy) {
-  update_by("lion", numbers, weight, moments, grad, copy);
+SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf) {
+  update_by<1>("lion", numbers, leaf);
+}
+
+SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf) {
+  update_by<0>("ema", numbers, leaf);
+}
+
+SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf) {
+  update_by<1>("muon_momentum", numbers, leaf);
+}
+
+SHARDLIB_INLINE void update_in_place(const MuonStep& numbers, const LeafUpdate& leaf) {
+  update_by<0>("muon", numbers, leaf);
 }
 
 }  // namespace shardlib::detail

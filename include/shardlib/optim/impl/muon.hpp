@@ -1,0 +1,119 @@
+// Definitions of muon.hpp.
+#pragma once
+
+#include "shardlib/optim/muon.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/einsum.hpp"
+#include "shardlib/compute/elementwise.hpp"
+#include "shardlib/compute/layout.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/types/spec_functions.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// The matrix "Rows Cols", or each matrix of a stack "Stack Rows Cols", with singular values near 1 in place of its
+/// own: Newton-Schulz steps of the fifth order, with the coefficients of Jordan et al. 2024.
+template <Spec S>
+[[nodiscard]] Tensor<f32, S> orthogonalized(const Tensor<f32, S>& x, int steps) {
+  static constexpr Spec flipped = renamed<S, "Rows Cols -> Cols Rows">, inner = renamed<S, "Rows -> Inner">;
+  static constexpr Spec gram = renamed<S, "Cols -> Inner">, next = renamed<gram, "Rows Inner -> Inner Other">;
+  static constexpr Spec other = renamed<S, "Cols -> Other">, each = without_dim<without_dim<S, "Rows">, "Cols">;
+  // Products of the shorter side's length.
+  const bool tall = x.size("Rows") > x.size("Cols");
+  const auto wide = [tall](const Tensor<f32, S>& m) -> Tensor<f32, S> {
+    if (!tall) return m;
+    return rename<"Cols Rows -> Rows Cols">(rearrange<make_op<S, flipped>>(m));
+  };
+  Tensor<f32, S> y = wide(x);
+  y = y / (sqrt(sum<make_op<S, each>>(square(y))) + 1e-7);  // singular values of at most 1
+  for (int i = 0; i < steps; ++i) {
+    const auto g = einsum_unreduced<make_op2<S, inner, gram>>(y, rename<"Rows -> Inner">(y));
+    const auto g2 = einsum_unreduced<make_op2<gram, next, other>>(g, rename<"Rows Inner -> Inner Other">(g));
+    const auto polynomial = g * -4.7750 + rename<"Other -> Inner">(g2) * 2.0315;
+    y = y * 3.4445 + einsum_unreduced<make_op2<gram, inner, S>>(polynomial, rename<"Rows -> Inner">(y));
+  }
+  return wide(y);
+}
+template <Spec S>
+[[nodiscard]] ValuePtr orthogonalized(const ValuePtr& x, int steps) {
+  return orthogonalized(Tensor<f32, S>(with_spec(x, parsed<S>)), steps).value();
+}
+
+/// The collectives of a sharded leaf: "A/d B/t" and "A B", of a stack "X/e A/d B" and "X/e A B".
+struct MatrixOps {
+  TensorSpec whole;
+  std::string gather, shard;
+};
+/// They stay until the program ends, because values and recordings refer to them.
+inline const MatrixOps& matrix_ops(const TensorSpec& leaf) {
+  static std::mutex mutex;
+  static std::map<std::string, MatrixOps, std::less<>> all;
+  const auto text = to_string(leaf);
+  const std::lock_guard lock(mutex);
+  if (const auto found = all.find(text.view()); found != all.end()) return found->second;
+  TensorSpec whole = leaf;
+  for (int i = leaf.rank() - 2; i < leaf.rank(); ++i) whole.dims[i].axes = {};
+  const std::string from(text.view()), to(to_string(whole).view());
+  return all.emplace(from, MatrixOps{whole, from + " -> " + to, to + " -> " + from}).first->second;
+}
+
+/// A leaf's matrix, or its matrices. Every device gathers its matrices and computes the whole of each.
+inline ValuePtr orthogonalized_leaf(const ValuePtr& x, int steps) {
+  const TensorSpec& spec = *x->spec;
+  const MatrixOps& ops = matrix_ops(spec);
+  const bool sharded = !(ops.whole == spec);
+  const auto collective = [&](const char* name, std::string_view op, const ValuePtr& in, const TensorSpec& out,
+                              Buffer (*kernel)(const Value&, const Value&)) {
+    return record_erased({name, op, {}}, in->device, DType::f32, out, in->global,
+                         Kernel(OfOperand<decltype(kernel)>{in, kernel}), {});
+  };
+  const ValuePtr whole = sharded ? collective("all_gather", ops.gather, x, ops.whole, gather) : x;
+  // Names of dims in here have other sizes for each leaf, also where the caller has a scope of names.
+  const WithNames unchecked(program_state(x->device), Handle<NameSizes>::make());
+  const auto own = detached(*whole);  // the device's own matrices, of a stack its part
+  if (spec.rank() == 3) own->global.logical[0] = own->global.padded[0] = own->local[0];
+  const auto done = detached(
+      *(spec.rank() == 3 ? orthogonalized<"Stack Rows Cols">(own, steps) : orthogonalized<"Rows Cols">(own, steps)));
+  done->spec = whole->spec;
+  done->global = whole->global;
+  return sharded ? collective("shard", ops.shard, done, spec, cut_shard) : done;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learning_rate, double scale,
+                                  std::int64_t step) const {
+  const int rank = leaf.spec->rank();
+  const bool orthogonal = rank == 2 ? matrix(leaf.name) : rank == 3 && stack(leaf.name);
+  if (!orthogonal) return detail::update_in_place(adamw.numbers(learning_rate, scale, step, leaf.factors), leaf);
+  const auto f = [](double x) { return static_cast<float>(x); };
+  const auto shape = detail::view((*leaf.weight)->global.logical);
+  const auto longer = static_cast<double>(std::max(shape[shape.size() - 2], shape[shape.size() - 1]));
+  auto fresh = detail::make_value({"muon_momentum", {}, {}}, (*leaf.weight)->device, DType::f32, *leaf.spec,
+                                        (*leaf.weight)->global);
+  fresh->storage->buffer = detail::allocate(*fresh);
+  detail::ValuePtr along = std::move(fresh);
+  detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov},
+                          {{}, {}, &along, leaf.moments, leaf.grad, nullptr, leaf.spec});
+  along = detail::orthogonalized_leaf(along, iterations);
+  detail::update_in_place(detail::MuonStep{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
+                                           f(learning_rate * leaf.factors.rate)},
+                          {{}, {}, leaf.weight, {}, &along, leaf.copy, leaf.spec});
+}
+
+}  // namespace shardlib
