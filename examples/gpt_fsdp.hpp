@@ -140,6 +140,5 @@ extern template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const
     -> std::pair<Loss, Gradients<f32>>;
 extern template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
     -> std::pair<Loss, Gradients<bf16>>;
-extern template struct run::AdafactorSteps<gpt::Model<f32>>;
 extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

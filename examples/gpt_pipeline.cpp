@@ -8,9 +8,8 @@
 //   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
-// gpt_stages.hpp and tutorial_stages.hpp have what a stage does, and gpt_pipeline_adafactor.cpp is a part of the
-// program. A run's checkpoints hold the whole model: every other layout goes on from them, for the GPT gpt_fsdp too,
-// which can also sample from them.
+// gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
+// layout goes on from them, for the GPT gpt_fsdp too, which can also sample from them.
 #include <fmt/format.h>
 
 #include <shardlib/io/file.hpp>
@@ -237,10 +236,6 @@ class Tutorial : Layout<"p d t"> {
   [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
   [[nodiscard]] Sizes model_sizes() const { return sizes_of(o, mesh.stage().size()); }
 };
-
-// gpt_pipeline_adafactor.cpp compiles Adafactor beside the rest, and once for both dtypes.
-extern template struct run::AdafactorSteps<gpt::StageModel<f32>>;
-extern template struct run::AdafactorSteps<tutorial::StageModel<f32>>;
 
 // ---- a training step ------------------------------------------------------------------------------------------------
 

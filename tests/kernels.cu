@@ -125,6 +125,10 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(body::SgdNumbers, f32, f32, const T, bf16)                   \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T)                        \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T, bf16)                  \
+  ELEMENTWISE(body::AdafactorSquare, f32, const T)                         \
+  ELEMENTWISE(body::AdafactorChange, f32, const T, const f32)              \
+  ELEMENTWISE(body::AdafactorChange, f32, const T, const f32, const f32, const f32) \
+  ELEMENTWISE(body::ScaledElement, f32, const T, const f32)                \
   ELEMENTWISE(body::MuonMomentum, f32, f32, const T)                       \
   ELEMENTWISE(body::EmaNumbers, f32, const T)                              \
   REDUCTION(SumOp, T)                                                      \
@@ -152,8 +156,9 @@ using Map = MapLoops<F, D...>;
   SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
-ELEMENTWISE(body::MuonStep, f32, const f32)
-ELEMENTWISE(body::MuonStep, f32, const f32, bf16)
+ELEMENTWISE(body::AdafactorFactor, f32, const f32, const f32)
+ELEMENTWISE(body::StepAlong, f32, const f32)
+ELEMENTWISE(body::StepAlong, f32, const f32, bf16)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 0, 4>>)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 1, 2>>)
 KERNEL(body::Elementwise<body::ProgramRow<f32, 2, 2>>)

@@ -52,27 +52,9 @@ struct factor_fields<Rows, std::tuple<F...>> {
   using type = std::tuple<typename factors_of<Rows, F>::type...>;
 };
 
-/// The mean over the dims that R lacks, of all devices.
-template <Spec R, Spec S>
-[[nodiscard]] Tensor<f32, R> mean_to(const Tensor<f32, S>& x) {
-  if constexpr (R == S) {
-    return x;
-  } else {
-    constexpr auto partial = [] {
-      TensorSpec spec = parsed<R>;
-      for (const Dim& dim : parsed<S>.dims)
-        if (!spec.has(dim.name))
-          for (auto axis : dim.axes) spec.add_partial(axis);
-      return spec;
-    };
-    constexpr Spec pending = spec_of(partial());
-    const auto part = mean<op_spec_of(S, pending)>(x);
-    if constexpr (pending == R)
-      return part;
-    else
-      return all_reduce<op_spec_of(pending, R)>(part);
-  }
-}
+/// Zeros as the factors of each weight.
+SHARDLIB_INLINE void zero_factors(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& rows,
+                                  const UntypedLeaves<ValuePtr>& cols);
 
 }  // namespace detail
 
@@ -128,45 +110,26 @@ struct Adafactor {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     using M = Moments<Tree>;
     M moments{same_structure<decltype(M::rows)>(weights), same_structure<decltype(M::cols)>(weights)};
-    const auto zero = []<Spec S>(std::string_view, const Tensor<f32, S>& w, auto& rows, auto& cols) {
-      const Tensor<f32, S> none(detail::zeros_as(*w.value(), S));
-      rows = detail::mean_to<detail::factor_spec<true, S>()>(none);
-      cols = detail::mean_to<detail::factor_spec<false, S>()>(none);
-    };
-    for_each_leaf(zero, weights, moments.rows, moments.cols);
+    detail::zero_factors(detail::untyped_leaves(weights), detail::untyped_leaves(moments.rows),
+                         detail::untyped_leaves(moments.cols));
     return moments;
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
-    detail::require_factors<Decays>();
-    const double kept = 1 - std::pow(static_cast<double>(step + 1), -decay_power);
-    const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& rows,
-                                                           auto& cols, const Tensor<G, T>& g, auto&... copy) {
-      constexpr OpName optimizer = "Adafactor";
-      static_assert(detail::checked<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>::ok);
-      if constexpr (legal<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>) {
-        const LeafFactors leaf = detail::leaf_factors(decays, name);
-        if (leaf.rate == 0) return;
-        const auto clipped = cast<f32>(g) * scale;
-        const auto squares = square(clipped) + epsilon;
-        rows = rows * kept + detail::mean_to<detail::factor_spec<true, S>()>(squares) * (1 - kept);
-        cols = cols * kept + detail::mean_to<detail::factor_spec<false, S>()>(squares) * (1 - kept);
-        auto change = clipped * rsqrt(rows);
-        // The product of the means of a row and of a column, over the mean of all: exact where the squares have rank 1.
-        if constexpr (detail::is_factored<S>) change = change * rsqrt(cols / detail::mean_to<"">(rows));
-        const auto down = [by = clip](auto mean) { return 1.0 / maximum(1.0, sqrt(mean) / by); };
-        change = change * map(down, detail::mean_to<"">(square(change)));
-        if (scale_parameter)
-          change = change * map([least = least_scale](auto mean) { return maximum(least, sqrt(mean)); },
-                                detail::mean_to<"">(square(p)));
-        if (leaf.decay != 0) change = change + p * (weight_decay * leaf.decay);
-        p = p - change * (learning_rate * leaf.rate);
-        ((copy = cast<typename std::remove_cvref_t<decltype(copy)>::value_type>(p)), ...);
-      }
-    };
-    for_each_leaf(one, weights, moments.rows, moments.cols, grads, copies...);
+    // The types of `moments` follow from those of the weights.
+    if constexpr (detail::takes_trees<"Adafactor", 0, Tree, Grads, Copies...>())
+      for (const auto& leaf : detail::untyped_leaf_updates(decays, 2, weights, grads, moments.rows, moments.cols, copies...))
+        update(leaf, learning_rate, scale, step);
   }
+
+ private:
+  SHARDLIB_INLINE void update(const detail::LeafUpdate& leaf, double learning_rate, double scale,
+                              std::int64_t step) const;
 };
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/optim/impl/adafactor.hpp"
+#endif

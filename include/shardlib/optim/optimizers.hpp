@@ -50,7 +50,7 @@ struct LeafUpdate {
 };
 
 using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
-using kernels::body::MuonMomentum, kernels::body::MuonStep;
+using kernels::body::MuonMomentum, kernels::body::StepAlong;
 
 /// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones.
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
@@ -58,7 +58,7 @@ SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate
 SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const MuonStep& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf);
 
 template <class C, Spec S>
 inline constexpr bool is_copy_of = std::is_same_v<C, Tensor<f32, S>> || std::is_same_v<C, Tensor<bf16, S>>;
@@ -139,8 +139,10 @@ template <Spec A, class G>
 }
 
 namespace detail {
-/// Zeros of the same sizes, whatever the elements are: also infinity times 0 is none. The text is that of the spec.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, std::string_view text);
+/// Zeros with the sizes of x, whatever its elements are: also infinity times 0 is none. The dims of the spec, whose text
+/// is `text`, are those of x from dim `first` on.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::string_view text,
+                                                int first = 0);
 }  // namespace detail
 
 /// A tree of zeros with the types and sizes of another tree, for AdamW's initial moments. `zeros_like(weights)`
@@ -149,7 +151,7 @@ template <class Tree>
   static_assert(detail::checked_tree<"zeros_like", Tree>);
   Tree zeros = tree;
   for (const auto& leaf : detail::untyped_leaves(zeros).leaves)
-    *leaf.pointer = detail::zeros_as(*leaf.value(), leaf.text);
+    *leaf.pointer = detail::zeros_as(*leaf.value(), *leaf.spec, leaf.text);
   return zeros;
 }
 
@@ -220,19 +222,23 @@ using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
                                                                    const UntypedLeaves<const ValuePtr>& grads,
                                                                    std::span<const UntypedLeaves<ValuePtr>> rest);
 
-/// As above, after a check of the types.
+template <class Decays, class Tree, class Grads, class... Rest>
+[[nodiscard]] std::vector<LeafUpdate> untyped_leaf_updates(const Decays& decays, std::size_t moments, Tree& weights,
+                                                           const Grads& grads, Rest&... rest) {
+  require_factors<Decays>();
+  const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
+  return leaf_updates([&](std::string_view name) { return leaf_factors(decays, name); }, moments,
+                      untyped_leaves(weights), untyped_leaves(grads), others);
+}
+/// As above, after a check of the types of N trees of moments and of the others.
 template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>
 [[nodiscard]] std::vector<LeafUpdate> leaf_updates(const Decays& decays, Tree& weights, const Grads& grads,
                                                    Rest&... rest) {
-  require_factors<Decays>();
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
-  if constexpr (takes_trees<Optimizer, N, Tree, Grads, Rest...>()) {
-    const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
-    return leaf_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
-                        untyped_leaves(grads), others);
-  } else {
+  if constexpr (takes_trees<Optimizer, N, Tree, Grads, Rest...>())
+    return untyped_leaf_updates(decays, N, weights, grads, rest...);
+  else
     return {};
-  }
 }
 
 }  // namespace detail

@@ -80,39 +80,18 @@ struct Trained {
   std::vector<C> average_;
 };
 
-/// The parts of `begin` and `update` for Adafactor. A program may compile its many ops apart, once for all dtypes of
-/// computation. `extern template struct run::AdafactorSteps<Model<f32>>;`
-template <class W>
-struct AdafactorSteps {
-  static void begin(TrainState<W>& state);
-  static void update(TrainState<W>& state, const Adafactor& adafactor, const W& grads, double learning_rate,
-                     double scale, std::int64_t step, const std::function<LeafFactors(std::string_view)>& factors);
-};
-template <class W>
-void AdafactorSteps<W>::begin(TrainState<W>& state) {
-  auto [rows, cols] = Adafactor::init(state.weights);
-  state.rows = {std::move(rows)};
-  state.cols = {std::move(cols)};
-}
-template <class W>
-void AdafactorSteps<W>::update(TrainState<W>& state, const Adafactor& adafactor, const W& grads, double learning_rate,
-                               double scale, std::int64_t step,
-                               const std::function<LeafFactors(std::string_view)>& factors) {
-  Adafactor::Moments<W> moments{std::move(state.rows[0]), std::move(state.cols[0])};
-  adafactor.update(state.weights, moments, grads, learning_rate, scale, step, factors);
-  state.rows[0] = std::move(moments.rows);
-  state.cols[0] = std::move(moments.cols);
-}
-
 /// Makes what the weights need for training: moments, the average, copies. Weights that are to stay need no moments:
 /// `trained.copies = cast_tree<Model<bf16>>(trained.state.weights)` is enough. `begin(trained, o.optimizer)`
 template <class W, class C>
 void begin(Trained<W, C>& trained, const OptimizerOptions& o) {
   TrainState<W>& state = trained.state;
-  if (o.name == "adafactor")
-    AdafactorSteps<W>::begin(state);
-  else
+  if (o.name == "adafactor") {
+    auto [rows, cols] = Adafactor::init(state.weights);
+    state.rows = {std::move(rows)};
+    state.cols = {std::move(cols)};
+  } else {
     state.mu = {zeros_like(state.weights)};
+  }
   if (o.name == "adamw" || o.name == "muon") state.nu = {zeros_like(state.weights)};
   if (o.ema > 0) state.ema = {state.weights};
   trained.copies = cast_tree<C>(state.weights);
@@ -133,10 +112,9 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
   if (o.name == "adafactor") {
-    trained.copies = {};  // freed first: in f32 they are the old weights
-    AdafactorSteps<W>::update(state, Adafactor{.weight_decay = t.weight_decay}, cast_tree<W>(grads), step.learning_rate,
-                              scale, step.number, factors);
-    trained.copies = cast_tree<C>(state.weights);
+    auto [rows, cols] = by(Adafactor{.weight_decay = t.weight_decay}, state.rows[0], state.cols[0]);
+    state.rows[0] = std::move(rows);
+    state.cols[0] = std::move(cols);
   } else if (o.name == "sgd") {
     state.mu[0] = by(SGD{.momentum = t.beta1, .weight_decay = t.weight_decay}, state.mu[0]).mu;
   } else if (o.name == "lion") {

@@ -63,14 +63,59 @@ struct MuonMomentum {
   }
 };
 
-/// Muon's step along an orthogonalised matrix, which `size` multiplies.
-struct MuonStep {
+/// A step along a direction, which `size` multiplies.
+struct StepAlong {
   float size, decay, rate;
 
   template <class... Copy>
   SHARDLIB_FUNCTION void operator()(f32& w, const f32& along, Copy&... copies) const {
     w -= rate * (size * along + decay * w);
     ((copies = Copy(w)), ...);
+  }
+};
+
+/// The square of a gradient for Adafactor.
+struct AdafactorSquare {
+  float clip, epsilon;
+
+  template <class G>
+  SHARDLIB_FUNCTION void operator()(f32& square, const G& grad) const {
+    const f32 g = clip * static_cast<f32>(grad);
+    square = g * g + epsilon;
+  }
+};
+
+/// A gradient over the root of its second moment: of a row's mean, times a column's over the mean of all rows.
+struct AdafactorChange {
+  float clip, rows;  ///< `rows`: their number
+
+  template <class G>
+  SHARDLIB_FUNCTION void operator()(f32& change, const G& grad, const f32& row) const {
+    change = clip * static_cast<f32>(grad) / std::sqrt(row);
+  }
+  template <class G>
+  SHARDLIB_FUNCTION void operator()(f32& change, const G& grad, const f32& row, const f32& col,
+                                    const f32& sum_of_rows) const {
+    change = clip * static_cast<f32>(grad) / (std::sqrt(row) * std::sqrt(col / (sum_of_rows / rows)));
+  }
+};
+
+/// The factor of a leaf's changes, from the sums of their squares and of the weights' squares.
+struct AdafactorFactor {
+  float clip, least_scale, elements;
+  bool scale_parameter;
+
+  SHARDLIB_FUNCTION void operator()(f32& factor, const f32& changes, const f32& weights) const {
+    const f32 size = std::sqrt(changes / elements) / clip, scale = std::sqrt(weights / elements);
+    factor = size > 1 ? 1 / size : size <= 1 ? 1.0F : size;  // NaN stays
+    if (scale_parameter) factor *= scale < least_scale ? least_scale : scale;
+  }
+};
+
+struct ScaledElement {
+  template <class X>
+  SHARDLIB_FUNCTION void operator()(f32& y, const X& x, const f32& factor) const {
+    y = static_cast<f32>(x) * factor;
   }
 };
 

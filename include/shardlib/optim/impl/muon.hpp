@@ -6,18 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <map>
-#include <mutex>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
-#include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/einsum.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/layout.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/leaf_ops.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/handle.hpp"
@@ -54,44 +50,22 @@ template <Spec S>
   return orthogonalized(Tensor<f32, S>(with_spec(x, parsed<S>)), steps).value();
 }
 
-/// The collectives of a sharded leaf: "A/d B/t" and "A B", of a stack "X/e A/d B" and "X/e A B".
-struct MatrixOps {
-  TensorSpec whole;
-  std::string gather, shard;
-};
-/// They stay until the program ends, because values and recordings refer to them.
-inline const MatrixOps& matrix_ops(const TensorSpec& leaf) {
-  static std::mutex mutex;
-  static std::map<std::string, MatrixOps, std::less<>> all;
-  const auto text = to_string(leaf);
-  const std::lock_guard lock(mutex);
-  if (const auto found = all.find(text.view()); found != all.end()) return found->second;
-  TensorSpec whole = leaf;
-  for (int i = leaf.rank() - 2; i < leaf.rank(); ++i) whole.dims[i].axes = {};
-  const std::string from(text.view()), to(to_string(whole).view());
-  return all.emplace(from, MatrixOps{whole, from + " -> " + to, to + " -> " + from}).first->second;
-}
-
 /// A leaf's matrix, or its matrices. Every device gathers its matrices and computes the whole of each.
 inline ValuePtr orthogonalized_leaf(const ValuePtr& x, int steps) {
   const TensorSpec& spec = *x->spec;
-  const MatrixOps& ops = matrix_ops(spec);
-  const bool sharded = !(ops.whole == spec);
-  const auto collective = [&](const char* name, std::string_view op, const ValuePtr& in, const TensorSpec& out,
-                              Buffer (*kernel)(const Value&, const Value&)) {
-    return record_erased({name, op, {}}, in->device, DType::f32, out, in->global,
-                         Kernel(OfOperand<decltype(kernel)>{in, kernel}), {});
-  };
-  const ValuePtr whole = sharded ? collective("all_gather", ops.gather, x, ops.whole, gather) : x;
+  TensorSpec unsharded = spec;
+  for (int i = spec.rank() - 2; i < spec.rank(); ++i) unsharded.dims[i].axes = {};
+  const ValuePtr whole = gathered_leaf(x, lasting(unsharded));
   // Names of dims in here have other sizes for each leaf, also where the caller has a scope of names.
   const WithNames unchecked(program_state(x->device), Handle<NameSizes>::make());
-  const auto own = detached(*whole);  // the device's own matrices, of a stack its part
-  if (spec.rank() == 3) own->global.logical[0] = own->global.padded[0] = own->local[0];
-  const auto done = detached(
-      *(spec.rank() == 3 ? orthogonalized<"Stack Rows Cols">(own, steps) : orthogonalized<"Rows Cols">(own, steps)));
+  const auto own = detached(*whole);
+  const bool stack = spec.rank() == 3;
+  if (stack) own->global.logical[0] = own->global.padded[0] = own->local[0];  // the device's matrices of a stack
+  const auto done =
+      detached(*(stack ? orthogonalized<"Stack Rows Cols">(own, steps) : orthogonalized<"Rows Cols">(own, steps)));
   done->spec = whole->spec;
   done->global = whole->global;
-  return sharded ? collective("shard", ops.shard, done, spec, cut_shard) : done;
+  return leaf_shard(done, spec);
 }
 
 }  // namespace detail
@@ -111,7 +85,7 @@ SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learnin
   detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov},
                           {{}, {}, &along, leaf.moments, leaf.grad, nullptr, leaf.spec});
   along = detail::orthogonalized_leaf(along, iterations);
-  detail::update_in_place(detail::MuonStep{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
+  detail::update_in_place(detail::StepAlong{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
                                            f(learning_rate * leaf.factors.rate)},
                           {{}, {}, leaf.weight, {}, &along, leaf.copy, leaf.spec});
 }

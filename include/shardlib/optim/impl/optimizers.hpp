@@ -59,12 +59,12 @@ inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   return value;
 }
 
-SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, std::string_view text) {
+SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::string_view text, int first) {
   Sizes sizes;
-  for (int i = 0; i < x.global.size(); ++i)
-    if (const Dim& dim = x.spec->dims[i]; !dim.is_integer())
-      sizes.push_back({std::string(dim.name), x.global[i].size, x.global[i].padded});
-  return create_constant({"zeros", text, {}}, x.device, x.dtype, *x.spec, sizes, 0);
+  for (int i = 0; i < spec.rank(); ++i)
+    if (const DimSize size = x.global[first + i]; !spec.dims[i].is_integer())
+      sizes.push_back({std::string(spec.dims[i].name), size.size, size.padded});
+  return create_constant({"zeros", text, {}}, x.device, x.dtype, spec, sizes, 0);
 }
 
 SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
@@ -152,8 +152,8 @@ SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpda
   update_by<1>("muon_momentum", numbers, leaf);
 }
 
-SHARDLIB_INLINE void update_in_place(const MuonStep& numbers, const LeafUpdate& leaf) {
-  update_by<0>("muon", numbers, leaf);
+SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf) {
+  update_by<0>("step_along", numbers, leaf);
 }
 
 }  // namespace shardlib::detail

@@ -1,0 +1,69 @@
+// Definitions of leaf_ops.hpp.
+#pragma once
+
+#include "shardlib/optim/leaf_ops.hpp"
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/optimizers.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec) {
+  static std::mutex mutex;
+  static std::map<std::string, TensorSpec, std::less<>> all;
+  const auto text = to_string(spec);
+  const std::lock_guard lock(mutex);
+  const auto found = all.find(text.view());
+  return found != all.end() ? found->second : all.emplace(std::string(text.view()), spec).first->second;
+}
+SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to) {
+  static std::mutex mutex;
+  static std::set<std::string> all;
+  const std::lock_guard lock(mutex);
+  return *all.insert(std::string(to_string(from).view()) + " -> " + std::string(to_string(to).view())).first;
+}
+
+inline ValuePtr leaf_op(const char* name, const ValuePtr& x, const TensorSpec& to, const GlobalSizes& sizes,
+                        Buffer (*kernel)(const Value&, const Value&)) {
+  return record_erased({name, lasting_op(*x->spec, to), {}}, x->device, DType::f32, to, sizes,
+                       Kernel(OfOperand<decltype(kernel)>{x, kernel}), {});
+}
+
+SHARDLIB_INLINE ValuePtr gathered_leaf(const ValuePtr& x, const TensorSpec& to) {
+  return *x->spec == to ? x : leaf_op("all_gather", x, to, x->global, gather);
+}
+SHARDLIB_INLINE ValuePtr leaf_shard(const ValuePtr& x, const TensorSpec& to) {
+  return *x->spec == to ? x : leaf_op("shard", x, to, x->global, cut_shard);
+}
+
+/// `to`, partial over the axes of the dims that it lacks.
+inline TensorSpec pending_sum(const TensorSpec& x, TensorSpec to) {
+  for (const Dim& dim : x.dims)
+    if (!to.has(dim.name))
+      for (const auto axis : dim.axes) to.add_partial(axis);
+  return to;
+}
+inline ValuePtr completed_sum(const ValuePtr& x, const TensorSpec& to) {
+  return *x->spec == to ? x : leaf_op("all_reduce", x, to, x->global, sum_pending);
+}
+
+SHARDLIB_INLINE ValuePtr leaf_sum(const ValuePtr& x, const TensorSpec& to) {
+  if (x->spec->dims == to.dims) return x;
+  const TensorSpec& pending = lasting(pending_sum(*x->spec, to));
+  return completed_sum(leaf_op("sum", x, pending, kept_sizes(x, pending), sum_kernel<f32>), to);
+}
+SHARDLIB_INLINE ValuePtr leaf_sum_of_squares(const ValuePtr& x) {
+  const TensorSpec& scalar = lasting({});
+  return completed_sum(sum_of_squares(*x, lasting(pending_sum(*x->spec, {}))), scalar);
+}
+
+}  // namespace shardlib::detail
