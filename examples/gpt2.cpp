@@ -78,7 +78,7 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
     const auto [l, g] = differentiated(i);
     loss = loss + l;
-    for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
+    accumulate(sums, g);
   }
   return then(loss, sums);
 }

@@ -79,7 +79,7 @@ auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const
   for (std::size_t i = 1; i < step.microbatches.size(); ++i) {
     const auto [l, g] = differentiated(mesh, weights, o, step, i);
     loss = loss + l;
-    for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
+    accumulate(sums, g);
   }
   return {std::move(loss), std::move(sums)};
 }

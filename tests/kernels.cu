@@ -125,6 +125,7 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(body::SgdNumbers, f32, f32, const T, bf16)                   \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T)                        \
   ELEMENTWISE(body::LionNumbers, f32, f32, const T, bf16)                  \
+  ELEMENTWISE(body::AddGradient, f32, const T)                             \
   ELEMENTWISE(body::AdafactorSquare, f32, const T)                         \
   ELEMENTWISE(body::AdafactorChange, f32, const T, const f32)              \
   ELEMENTWISE(body::AdafactorChange, f32, const T, const f32, const f32, const f32) \

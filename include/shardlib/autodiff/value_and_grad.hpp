@@ -31,7 +31,7 @@ class Differentiation {
   [[gnu::cold]] SHARDLIB_INLINE ~Differentiation();
 
   /// Registers the weight as a leaf. Throws Error if an enclosing function is differentiated by the same weight.
-  [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const Path& path);
+  [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const std::string& name);
   /// Checks a tensor of argument number `number` in the same way.
   [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
@@ -84,12 +84,12 @@ template <class F, class W, class... Args>
 std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;
   std::optional<detail::OverlapScope> overlap;
-  const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const detail::Path& path) {
+  const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const std::string& name) {
     if (!call) {
       call.emplace("saved_residuals", value->device);
       overlap.emplace(value->device);
     }
-    return call->weight(value, path);
+    return call->weight(value, name);
   });
   const auto loss = f(tracked, args...);
   if (overlap) overlap->end_forward();

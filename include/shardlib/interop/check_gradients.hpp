@@ -82,7 +82,7 @@ std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, cons
   using Loss = std::remove_cvref_t<decltype(detail::loss_and_auxiliary(f(weights, args...)).first)>;
   const auto loss = [&](const std::vector<detail::ValuePtr>& at) {
     std::size_t i = 0;
-    const W moved = detail::with_leaves(weights, [&](const detail::ValuePtr&, const detail::Path&) { return at[i++]; });
+    const W moved = detail::with_leaves(weights, [&](const detail::ValuePtr&, const std::string&) { return at[i++]; });
     return fetch(cast<f64>(detail::loss_and_auxiliary(f(moved, args...)).first)).data[0];
   };
   return detail::compare_gradients(how, leaves, dtype_v<typename Loss::value_type>, loss);

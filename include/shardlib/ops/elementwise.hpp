@@ -259,8 +259,8 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, 
 namespace detail {
 template <class To, class D>
 Buffer cast_kernel(const Value& in, const Value& out);
-template <class D>
-inline constexpr auto cast_vjp = [](const auto& ct) { return cast<D>(ct); };
+/// The value in another floating dtype, and its VJP, which casts the cotangent back. Both dtypes are floating.
+ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DType to);
 // A variable, as nvcc 13 deduces nothing from concepts that stand in a result type.
 template <class To, class D, Spec S>
 inline constexpr Spec cast_spec = result_of<rules::cast, floating<To>, floating<D>, S>;
@@ -273,8 +273,7 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<To, deta
   if constexpr (std::is_same_v<To, D>)
     return x;
   else if constexpr (floating<To> && floating<D>)
-    return detail::record_unary<"cast", Tensor<To, S>>(op, x, detail::sizes_of(x.value()), detail::cast_kernel<To, D>,
-                                                       detail::vjp(x, detail::cast_vjp<D>));
+    return Tensor<To, S>(detail::cast_floating(op, x.value(), dtype_v<To>));
   else
     return detail::record_unary<"cast", Tensor<To, S>>(op, x, detail::sizes_of(x.value()), detail::cast_kernel<To, D>);
 }

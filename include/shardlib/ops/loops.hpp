@@ -97,7 +97,7 @@ Carry prefetch_at(const Carry& carry, const G& gathers, const std::vector<Layer>
     if (!tracked && is_tracked(value)) at = leaves, tracked = true;
     ++leaves;
   });
-  return with_leaves(carry, [&](const ValuePtr& value, const Path&) {
+  return with_leaves(carry, [&](const ValuePtr& value, const std::string&) {
     return leaf++ == at ? prefetched_layers(op, value, gathers, layers, next, again) : value;
   });
 }

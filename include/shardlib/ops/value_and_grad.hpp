@@ -16,6 +16,7 @@
 #include "shardlib/support/function_ref.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/types/gradient.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/owned.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tree.hpp"
@@ -55,6 +56,14 @@ struct written_function<AllowUnused<F>> : written_function<F> {};
 /// The placeholder for a result that is unknown after a compile error.
 using Unknown = Tensor<f32, "?">;
 
+template <class M>
+struct IsWeight {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    return checked<rules::weight, M::axes, dtype_v<D>, S>::ok;
+  }
+};
+
 template <class M, class W, class L, class... Auxiliary>
 struct value_and_gradient {
   static_assert(is_tensor<L>,
@@ -64,9 +73,7 @@ struct value_and_gradient {
 template <class M, class W, class D, Spec S, class... Auxiliary>
 struct value_and_gradient<M, W, Tensor<D, S>, Auxiliary...> {
   static_assert(checked<rules::loss, M::axes, dtype_v<D>, S>::ok);
-  static_assert(all_leaves<W>([]<class E, Spec T>(std::type_identity<Tensor<E, T>>) {
-    return checked<rules::weight, M::axes, dtype_v<E>, T>::ok;
-  }));
+  static_assert(all_leaves<W>(IsWeight<M>()));
   using type = std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<Tensor<D, S>, gradient_t<M, W>>,
                                   std::tuple<Tensor<D, S>, gradient_t<M, W>, Auxiliary...>>;
 };
@@ -100,28 +107,28 @@ struct differentiated<true, M, F, W, Args...> {
 template <class M, class F, class W, class... Args>
 using value_and_grad_t = typename differentiated<checked_tree<"value_and_grad", W>, M, F, W, Args...>::type;
 
-/// Copies an argument and replaces each leaf with f(leaf, path). An argument that is not a tree is copied unchanged.
+/// Copies an argument and replaces each leaf with f(leaf, name). An argument that is not a tree is copied unchanged.
 /// An empty leaf stays empty; where `weights_of` names an op, it is an error of that op.
-using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const Path&)>;
+using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
+[[gnu::noinline]] inline void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of) {
+  for (const auto& leaf : list.leaves)
+    if (*leaf.pointer != nullptr)
+      *leaf.pointer = f(*leaf.pointer, leaf.name);
+    else if (weights_of != nullptr)
+      fail_empty(leaf.dtype, leaf.text, std::string(weights_of) + ": the weight `" + leaf.name + "`, ");
+}
 template <class T>
 [[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
   T copy = x;
-  const auto change = [&]<class D, Spec S>(const Path& path, Tensor<D, S>& leaf) {
-    if (leaf)
-      leaf = Tensor<D, S>(f(leaf.value(), path));
-    else if (weights_of != nullptr)
-      fail_empty(dtype_v<D>, S, std::string(weights_of) + ": the weight `" + path.text() + "`, ");
-  };
-  if constexpr (is_tree<T>()) visit(change, {}, copy);
+  if constexpr (is_tree<T>()) change_leaves(untyped_leaves(copy), f, weights_of);
   return copy;
 }
 
 template <class T>
 [[gnu::noinline]] void each_value(const T& x, FunctionRef<void(const ValuePtr&)> f) {
-  const auto call = [&f](const Path&, const auto& leaf) {
-    if (leaf) f(leaf.value());
-  };
-  if constexpr (is_tree<T>()) visit(call, {}, x);
+  if constexpr (is_tree<T>())
+    for (const auto& leaf : untyped_leaves(x, false).leaves)
+      if (*leaf.pointer != nullptr) f(*leaf.pointer);
 }
 
 /// The same value, untracked by the tape, also if the tape tracks the original.
@@ -140,7 +147,7 @@ class GradientCall {
   GradientCall& operator=(const GradientCall&) = delete;
   ~GradientCall();
   /// Registers the weight as a leaf of the tape.
-  ValuePtr weight(const ValuePtr& value, const Path& path);
+  ValuePtr weight(const ValuePtr& value, const std::string& name);
   void argument(const ValuePtr& value, std::size_t number);
   /// `begin` marks the start of the function, `end` its return.
   void begin();
@@ -161,7 +168,7 @@ T stopped_parts(const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
     return std::apply([](const auto&... parts) { return T{stopped_parts(parts)...}; }, x);
   else
-    return with_leaves(x, [](const ValuePtr& value, const Path&) { return copy_without_slot(value); });
+    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return copy_without_slot(value); });
 }
 /// Splits a function's result into (loss, auxiliary results without gradients).
 template <class D, Spec S>
@@ -173,21 +180,19 @@ std::pair<L, A> loss_and_auxiliary(const std::pair<L, A>& result) {
   return {result.first, stopped_parts(result.second)};
 }
 
-/// Collects the leaves' cotangents into the gradient of `weights`. A leaf without a cotangent gets zeros.
-template <class W, class G>
-void collect(const W& weights, G& grads, const std::vector<ValuePtr>& cotangents, std::size_t& i) {
-  if constexpr (is_tensor<W>) {
-    const ValuePtr& ct = cotangents[i++];
-    grads = G(with_spec(ct ? ct : zeros_in_shape(weights.value()), parsed<G::spec>));
-  } else if constexpr (is_array<W>) {
-    grads.resize(weights.size());
-    for (std::size_t k = 0; k < weights.size(); ++k) collect(weights[k], grads[k], cotangents, i);
-  } else {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (collect(std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
-    }
-    (std::make_index_sequence<tree_width<W>>{});
+inline void set_gradients(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& grads,
+                          const std::vector<ValuePtr>& cotangents) {
+  for (std::size_t i = 0; i < cotangents.size(); ++i) {
+    const ValuePtr& ct = cotangents[i];
+    *grads.leaves[i].pointer = with_spec(ct ? ct : zeros_in_shape(weights.leaves[i].value()), *grads.leaves[i].spec);
   }
+}
+/// The gradient of `weights` from the leaves' cotangents. A leaf without a cotangent gets zeros.
+template <class G, class W>
+G collect(const W& weights, const std::vector<ValuePtr>& cotangents) {
+  G grads = same_structure<G>(weights);
+  set_gradients(untyped_leaves(weights), untyped_leaves(grads, false), cotangents);
+  return grads;
 }
 
 }  // namespace detail
@@ -203,7 +208,7 @@ template <Spec A, class F, class W, class... Args>
   using Result = detail::value_and_grad_t<Mesh<A>, F, W, Args...>;
   detail::GradientCall call(mesh.device());
   const W tracked = detail::with_leaves(
-      weights, [&](const detail::ValuePtr& value, const detail::Path& path) { return call.weight(value, path); },
+      weights, [&](const detail::ValuePtr& value, const std::string& name) { return call.weight(value, name); },
       "value_and_grad");
   std::size_t number = 0;
   [[maybe_unused]] const auto look = [&](const auto& arg) {
@@ -218,10 +223,7 @@ template <Spec A, class F, class W, class... Args>
   Result result{};
   std::get<0>(result) = std::tuple_element_t<0, Result>(detail::copy_without_slot(loss.value()));
   if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
-  auto& grads = std::get<1>(result);
-  if constexpr (is_array<W>) grads.resize(weights.size());
-  std::size_t i = 0;
-  detail::collect(weights, grads, cotangents, i);
+  std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
   return result;
 }
 
@@ -246,7 +248,7 @@ struct CheckpointedCallOf final : CheckpointedCall {
   F f;
   std::tuple<Args...> inputs;
   explicit CheckpointedCallOf(const F& function, const Args&... args)
-      : f(function), inputs{with_leaves(args, [](const ValuePtr& value, const Path&) {
+      : f(function), inputs{with_leaves(args, [](const ValuePtr& value, const std::string&) {
           return copy_without_slot(value);
         })...} {}
   void run(LeafChange change, FunctionRef<void(const ValuePtr&)> take) const override {
@@ -297,7 +299,7 @@ struct Checkpointed {
     const R out = std::apply(f, call->inputs);
     if (!forward.finish(call)) return out;
     return detail::with_leaves(
-        out, [&](const detail::ValuePtr& value, const detail::Path&) { return forward.connect(value); });
+        out, [&](const detail::ValuePtr& value, const std::string&) { return forward.connect(value); });
   }
 };
 /// Wraps f so that its residuals are only the arguments and the values that pass through save_for_backward. The

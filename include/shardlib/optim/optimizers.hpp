@@ -50,13 +50,14 @@ struct LeafUpdate {
 };
 
 using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
-using kernels::body::MuonMomentum, kernels::body::StepAlong;
+using kernels::body::AddGradient, kernels::body::MuonMomentum, kernels::body::StepAlong;
 
 /// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones.
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf);
 
@@ -98,31 +99,23 @@ void reduce_into(W& out, G& grads) {
 
 }  // namespace detail
 
-/// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
-template <class To, class From>
-[[nodiscard]] To same_structure(const From& from) {
-  To to;
-  if constexpr (is_array<To>) {
-    for (const auto& entry : from) to.push_back(same_structure<typename To::value_type>(entry));
-  } else if constexpr (!is_tensor<To>) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto field = [&]<std::size_t N>() {
-        using Field = std::tuple_element_t<N, detail::field_types<To>>;
-        std::get<N>(detail::fields(to)) = same_structure<Field>(std::get<N>(detail::fields(from)));
-      };
-      (field.template operator()<I>(), ...);
-    }
-    (std::make_index_sequence<detail::tree_width<To>>{});
+namespace detail {
+struct CastsLeaf {
+  template <dtype D, Spec S, dtype E, Spec T>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*to*/, std::type_identity<Tensor<E, T>> /*from*/) const {
+    return S == T && (std::is_same_v<D, E> || (floating<D> && floating<E>));
   }
-  return to;
-}
+};
+SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, const UntypedLeaves<ValuePtr>& to);
+}  // namespace detail
 
-/// The tree in another dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
+/// The tree in another floating dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To cast_tree(const From& from) {
+  static_assert(detail::all_leaves_of<detail::CastsLeaf, To, From>({}),
+                "cast_tree: leaves at the same place of both trees have the same spec, and the same or floating dtypes");
   To to = same_structure<To>(from);
-  for_each_leaf([]<dtype D, Spec S>(std::string_view, Tensor<D, S>& leaf, const auto& other) { leaf = cast<D>(other); },
-                to, from);
+  detail::cast_leaves(detail::untyped_leaves(from), detail::untyped_leaves(to, false));
   return to;
 }
 
@@ -343,6 +336,13 @@ struct Lion {
                               leaf);
   }
 };
+
+/// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`
+template <class Sums, class Grads>
+void accumulate(Sums& sums, const Grads& grads) {
+  for (const auto& leaf : detail::leaf_updates<"accumulate", 0>(LeafRules(), sums, grads))
+    detail::update_in_place(detail::AddGradient{}, leaf);
+}
 
 /// A step of an exponential moving average of weights, in f32 and in place: kept * average + (1 - kept) * weight. The
 /// average of a leaf that `decays`, as an optimizer takes it, freezes stays as it is.

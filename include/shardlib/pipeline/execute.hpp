@@ -222,7 +222,7 @@ template <Spec P, Spec A, class Program, class W>
   const TaskLists lists = schedule.tasks(microbatches);
   core::Differentiation call("pipeline::value_and_grad", mesh.stage().device());
   const W tracked = core::with_leaves(
-      weights, [&](const core::ValuePtr& value, const core::Path& path) { return call.weight(value, path); },
+      weights, [&](const core::ValuePtr& value, const std::string& name) { return call.weight(value, name); },
       "pipeline::value_and_grad");
   detail::StageProgram stages = detail::with_loss<Types>(mesh, microbatches, program, tracked, sizes);
   stages.differentiate = true;
@@ -239,8 +239,7 @@ template <Spec P, Spec A, class Program, class W>
   result.peak_in_flight = values.peak_in_flight;
   if constexpr (Results::has_outputs)
     result.outputs = detail::outputs_of_rank<typename Results::outputs>(values.outputs);
-  std::size_t i = 0;
-  core::collect(weights, result.gradients, values.gradients, i);
+  result.gradients = core::collect<decltype(result.gradients)>(weights, values.gradients);
   return result;
 }
 

@@ -12,7 +12,7 @@
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/types/tree.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib::run {
 
@@ -78,8 +78,8 @@ namespace detail {
 template <class Tree>
 [[nodiscard]] std::int64_t shard_bytes(const Tree& tree) {
   std::int64_t bytes = 0;
-  for_each_leaf([&](std::string_view, const auto& leaf) { bytes += static_cast<std::int64_t>(leaf.value()->bytes()); },
-                tree);
+  for (const auto& leaf : shardlib::detail::untyped_leaves(tree).leaves)
+    bytes += static_cast<std::int64_t>(leaf.value()->bytes());
   return bytes;
 }
 

@@ -16,10 +16,16 @@ class Gradient;
 
 namespace detail {
 
+// A named type, so that a tree and the trees in it share what it is instantiated to.
+template <class M>
+struct IsSelfDual {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    return dual_spec(S, M::axes) == S;
+  }
+};
 template <class M, class W>
-inline constexpr bool self_dual = all_leaves<W>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
-  return dual_spec(S, M::axes) == S;
-});
+inline constexpr bool self_dual = all_leaves<W>(IsSelfDual<M>());
 
 template <class M, class W>
 struct gradient_of {

@@ -42,8 +42,9 @@ struct UntypedLeaves {
     std::string place;
     std::size_t size;
   };
-  std::vector<UntypedLeaf<V>> leaves;
-  std::vector<ArraySize> arrays;
+  bool named;  ///< else names and places stay empty
+  std::vector<UntypedLeaf<V>> leaves = {};
+  std::vector<ArraySize> arrays = {};
 
   /// *Throws* if Arrays at the same path have different sizes. Both trees have one structure by their types.
   template <class U>
@@ -71,9 +72,9 @@ void add_leaves(UntypedLeaves<V>& list, const Path& path, Tree& tree) {
   using T = std::remove_const_t<Tree>;
   if constexpr (is_tensor<T>) {
     list.leaves.push_back(
-        {path.text(), &UntypedAccess::value(tree), dtype_v<typename T::value_type>, &parsed<T::spec>, T::spec});
+        {list.named ? path.text() : std::string(), &UntypedAccess::value(tree), dtype_v<typename T::value_type>, &parsed<T::spec>, T::spec});
   } else if constexpr (is_array<T>) {
-    list.arrays.push_back({array_place<T>(path), tree.size()});
+    list.arrays.push_back({list.named ? array_place<T>(path) : std::string(), tree.size()});
     for (std::size_t i = 0; i < tree.size(); ++i) add_leaves(list, Path{&path, {}, i}, tree[i]);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -86,8 +87,8 @@ void add_leaves(UntypedLeaves<V>& list, const Path& path, Tree& tree) {
 
 /// The tree must outlive the list. `untyped_leaves(weights)`
 template <class Tree>
-[[nodiscard]] auto untyped_leaves(Tree& tree) {
-  UntypedLeaves<std::conditional_t<std::is_const_v<Tree>, const ValuePtr, ValuePtr>> list;
+[[nodiscard]] auto untyped_leaves(Tree& tree, bool named = true) {
+  UntypedLeaves<std::conditional_t<std::is_const_v<Tree>, const ValuePtr, ValuePtr>> list{named};
   add_leaves(list, Path{}, tree);
   return list;
 }
@@ -112,4 +113,39 @@ constexpr bool all_leaves_of_fields(P p) {
   return all_leaves_of<P, std::tuple_element_t<I, field_types<Trees>>...>(p);
 }
 
+template <class T>
+constexpr bool has_arrays() {
+  if constexpr (is_tensor<T>)
+    return false;
+  else if constexpr (is_array<T>)
+    return true;
+  else
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (has_arrays<F>() || ...);
+    }(std::type_identity<field_types<T>>{});
+}
+/// Gives the Arrays of an empty tree their sizes, in order.
+template <class V, class Tree>
+void resize_arrays(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
+  if constexpr (is_array<Tree>) {
+    tree.resize(like.arrays[next++].size);
+    for (auto& entry : tree) resize_arrays(entry, like, next);
+  } else if constexpr (has_arrays<Tree>()) {
+    std::apply([&](auto&... field) { (resize_arrays(field, like, next), ...); }, fields(tree));
+  }
+}
+
 }  // namespace shardlib::detail
+
+namespace shardlib {
+
+/// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
+template <class To, class From>
+[[nodiscard]] To same_structure(const From& from) {
+  To to;
+  std::size_t next = 0;
+  if constexpr (detail::has_arrays<To>()) detail::resize_arrays(to, detail::untyped_leaves(from, false), next);
+  return to;
+}
+
+}  // namespace shardlib

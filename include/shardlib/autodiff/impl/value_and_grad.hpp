@@ -52,9 +52,9 @@ SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const
               device_->describe() + ")");
 }
 
-SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const Path& path) {
+SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const std::string& name) {
   auto leaf = as_leaf(*value);
-  leaf->label = path.text();
+  leaf->label = name;
   const std::string& title =
       titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
   check_outside(value, title);
@@ -134,12 +134,10 @@ SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, c
     throw Error("value_and_grad: " + what + " is on " + value.device->describe() + ", but the call is for mesh " +
                 to_string(device->axes()) + "; `reinterpret` it for that mesh (no traffic)");
 }
-SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const Path& path) {
-  if (value->device != parts_->device) {  // only then is the name worth its text
-    const std::string name = path.text();
+SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const std::string& name) {
+  if (value->device != parts_->device)
     require_mesh(*value, parts_->device, name.empty() ? "the weight" : "the weight `" + name + "`");
-  }
-  return parts_->differentiation.weight(value, path);
+  return parts_->differentiation.weight(value, name);
 }
 SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t number) {
   parts_->differentiation.argument(value, number);
@@ -172,7 +170,7 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
                        const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
                        const DevicePtr& device, const Handle<NameSizes>& names, const Handle<const Kept>& kept) {
   std::vector<Slot> leaves;
-  const auto fresh = [&](const ValuePtr& value, const Path&) -> ValuePtr {
+  const auto fresh = [&](const ValuePtr& value, const std::string&) -> ValuePtr {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
     leaves.push_back(leaf->slot);
     return leaf;

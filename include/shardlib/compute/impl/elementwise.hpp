@@ -12,6 +12,23 @@
 
 namespace shardlib::detail {
 
+/// The kernel of a cast between two different floating dtypes.
+inline Buffer (*floating_cast(DType to, DType from))(const Value&, const Value&) {
+  if (to == DType::f32) return from == DType::bf16 ? cast_kernel<f32, bf16> : cast_kernel<f32, f64>;
+  if (to == DType::bf16) return from == DType::f32 ? cast_kernel<bf16, f32> : cast_kernel<bf16, f64>;
+  return from == DType::f32 ? cast_kernel<f64, f32> : cast_kernel<f64, bf16>;
+}
+SHARDLIB_INLINE ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DType to) {
+  const DType from = x->dtype;
+  EdgeSource source{&x, {}, false, [from](const ValuePtr& ct, const Residuals& /*saved*/) {
+                      return cast_floating(Calling("cast", {}, {}), ct, from);
+                    }};
+  const auto kernel = floating_cast(to, from);
+  return record_erased(op, x->device, to, *x->spec, x->global, Kernel(OfOperand<decltype(kernel)>{x, kernel}),
+                       {&source, 1});
+}
+
+
 SHARDLIB_INLINE void check_divisor(const Value& divisor) {
   if (divisor.device->is_dry()) return;
   const Shape shape = true_shape(divisor);

@@ -2,7 +2,6 @@
 // layout and what is guaranteed.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/tensor.hpp"
 #include "shardlib/types/tree.hpp"
 
@@ -49,19 +49,20 @@ struct LoadOptions {
 namespace detail {
 
 /// The leaves with their names, dots for slashes; a lone tensor is called "value".
+[[nodiscard]] SHARDLIB_INLINE NamedValues
+named_values(const shardlib::detail::UntypedLeaves<const shardlib::detail::ValuePtr>& tree, const Rename& rename);
+struct HasNoSums {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    return shardlib::detail::parsed<S>.partial.empty();
+  }
+};
 template <class Tree>
 NamedValues named_values(const Tree& tree, const Rename& rename) {
-  NamedValues leaves;
-  for_each_leaf(
-      [&]<class D, Spec S>(std::string_view path, const Tensor<D, S>& leaf) {
-        static_assert(shardlib::detail::parsed<S>.partial.empty(),
-                      "a checkpoint holds values, not sums still to be taken: reduce the `+axis` first");
-        std::string name = path.empty() ? "value" : std::string(path);
-        std::replace(name.begin(), name.end(), '/', '.');
-        leaves.emplace_back(rename ? rename(name) : name, leaf ? leaf.value() : shardlib::detail::ValuePtr());
-      },
-      tree);
-  return leaves;
+  static_assert(shardlib::detail::checked_tree<"checkpoint", Tree>);
+  static_assert(shardlib::detail::all_leaves<Tree>(HasNoSums()),
+                "a checkpoint holds values, not sums still to be taken: reduce the `+axis` first");
+  return named_values(shardlib::detail::untyped_leaves(tree), rename);
 }
 
 /// New values for the leaves, each with the sizes, padding and sharding of the old one.
@@ -93,7 +94,7 @@ CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, co
   const auto values =
       detail::load_values(mesh.device(), path, detail::named_values(tree, options.rename), options, meta);
   std::size_t i = 0;
-  for_each_leaf([&](std::string_view, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values[i++]); }, tree);
+  for (const auto& leaf : shardlib::detail::untyped_leaves(tree, false).leaves) *leaf.pointer = values[i++];
   return meta;
 }
 

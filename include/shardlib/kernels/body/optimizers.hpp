@@ -119,6 +119,13 @@ struct ScaledElement {
   }
 };
 
+struct AddGradient {
+  template <class G>
+  SHARDLIB_FUNCTION void operator()(f32& sum, const G& grad) const {
+    sum += static_cast<f32>(grad);
+  }
+};
+
 struct EmaNumbers {
   float kept, added;
 

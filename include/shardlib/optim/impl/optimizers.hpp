@@ -67,6 +67,14 @@ SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::s
   return create_constant({"zeros", text, {}}, x.device, x.dtype, spec, sizes, 0);
 }
 
+SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, const UntypedLeaves<ValuePtr>& to) {
+  for (std::size_t i = 0; i < from.leaves.size(); ++i) {
+    const ValuePtr& x = from.leaves[i].value();
+    const DType dtype = to.leaves[i].dtype;
+    *to.leaves[i].pointer = x->dtype == dtype ? x : cast_floating({"cast", {}, {}}, x, dtype);
+  }
+}
+
 SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
                                                      const UntypedLeaves<ValuePtr>& weights,
                                                      const UntypedLeaves<const ValuePtr>& grads,
@@ -146,6 +154,10 @@ SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdat
 
 SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf) {
   update_by<0>("ema", numbers, leaf);
+}
+
+SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf) {
+  update_by<0>("accumulate", numbers, leaf);
 }
 
 SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf) {
