@@ -176,6 +176,7 @@ using shardlib::rope;
 using shardlib::round;
 using shardlib::round_up;
 using shardlib::rsqrt;
+using shardlib::same_structure;
 using shardlib::save_for_backward;
 using shardlib::scalar;
 using shardlib::scan;

@@ -8,6 +8,7 @@
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 
 namespace shardlib {

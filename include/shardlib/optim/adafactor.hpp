@@ -1,21 +1,14 @@
 // Adafactor: second moments of matrices as one number for each row and one for each column.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
-#include "shardlib/compute/collectives.hpp"
-#include "shardlib/compute/elementwise.hpp"
-#include "shardlib/compute/map.hpp"
-#include "shardlib/compute/reductions.hpp"
-#include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tree.hpp"
 
@@ -119,7 +112,8 @@ struct Adafactor {
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     // The types of `moments` follow from those of the weights.
     if constexpr (detail::takes_trees<"Adafactor", 0, Tree, Grads, Copies...>())
-      for (const auto& leaf : detail::untyped_leaf_updates(decays, 2, weights, grads, moments.rows, moments.cols, copies...))
+      for (const auto& leaf :
+           detail::untyped_leaf_updates(decays, 2, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step);
   }
 

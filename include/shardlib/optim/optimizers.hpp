@@ -112,8 +112,9 @@ SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, cons
 /// The tree in another floating dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To cast_tree(const From& from) {
-  static_assert(detail::all_leaves_of<detail::CastsLeaf, To, From>({}),
-                "cast_tree: leaves at the same place of both trees have the same spec, and the same or floating dtypes");
+  static_assert(
+      detail::all_leaves_of<detail::CastsLeaf, To, From>({}),
+      "cast_tree: leaves at the same place of both trees have the same spec, and the same or floating dtypes");
   To to = same_structure<To>(from);
   detail::cast_leaves(detail::untyped_leaves(from), detail::untyped_leaves(to, false));
   return to;
@@ -132,8 +133,8 @@ template <Spec A, class G>
 }
 
 namespace detail {
-/// Zeros with the sizes of x, whatever its elements are: also infinity times 0 is none. The dims of the spec, whose text
-/// is `text`, are those of x from dim `first` on.
+/// Zeros with the sizes of x, whatever its elements are: also infinity times 0 is none. The dims of the spec, whose
+/// text is `text`, are those of x from dim `first` on.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::string_view text,
                                                 int first = 0);
 }  // namespace detail

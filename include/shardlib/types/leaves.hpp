@@ -71,8 +71,8 @@ template <class V, class Tree>
 void add_leaves(UntypedLeaves<V>& list, const Path& path, Tree& tree) {
   using T = std::remove_const_t<Tree>;
   if constexpr (is_tensor<T>) {
-    list.leaves.push_back(
-        {list.named ? path.text() : std::string(), &UntypedAccess::value(tree), dtype_v<typename T::value_type>, &parsed<T::spec>, T::spec});
+    list.leaves.push_back({list.named ? path.text() : std::string(), &UntypedAccess::value(tree),
+                           dtype_v<typename T::value_type>, &parsed<T::spec>, T::spec});
   } else if constexpr (is_array<T>) {
     list.arrays.push_back({list.named ? array_place<T>(path) : std::string(), tree.size()});
     for (std::size_t i = 0; i < tree.size(); ++i) add_leaves(list, Path{&path, {}, i}, tree[i]);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
@@ -27,7 +28,6 @@ SHARDLIB_INLINE ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DTyp
   return record_erased(op, x->device, to, *x->spec, x->global, Kernel(OfOperand<decltype(kernel)>{x, kernel}),
                        {&source, 1});
 }
-
 
 SHARDLIB_INLINE void check_divisor(const Value& divisor) {
   if (divisor.device->is_dry()) return;

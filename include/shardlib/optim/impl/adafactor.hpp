@@ -13,6 +13,7 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/optim/leaf_ops.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib {
 namespace detail {
@@ -52,32 +53,34 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
   detail::ValuePtr &rows = *leaf.moments[0], &cols = *leaf.moments[1];
   const double kept = 1 - std::pow(static_cast<double>(step + 1), -decay_power);
   const auto elements = static_cast<double>(detail::product(grad->global.logical));
-  const auto in = [](const detail::ValuePtr& factor) { return static_cast<double>(detail::product(factor->global.logical)); };
+  const auto in = [](const detail::ValuePtr& factor) {
+    return static_cast<double>(detail::product(factor->global.logical));
+  };
 
   const auto squares = detail::leaf_map("adafactor_squares", grad, AdafactorSquare{f(scale), f(epsilon)});
   for (detail::ValuePtr* factor : {&rows, &cols}) {
     const auto sum = detail::leaf_sum(squares, *(*factor)->spec);
     const double mean = in(*factor) / elements;
-    detail::update_in_place(detail::EmaNumbers{f(kept), f((1 - kept) * mean)}, {{}, {}, factor, {}, &sum, nullptr, nullptr});
+    detail::update_in_place(detail::EmaNumbers{f(kept), f((1 - kept) * mean)},
+                            {{}, {}, factor, {}, &sum, nullptr, nullptr});
   }
   // The product of the means of a row and of a column, over the mean of all: exact where the squares have rank 1.
   const AdafactorChange by{f(scale), f(in(rows))};
   const TensorSpec& scalar = detail::lasting({});
-  detail::ValuePtr change =
-      leaf.spec->rank() < 2 ? detail::leaf_map("adafactor_change", grad, by, rows)
-                            : detail::leaf_map("adafactor_change", grad, by, rows, cols, detail::leaf_sum(rows, scalar));
+  detail::ValuePtr change = leaf.spec->rank() < 2 ? detail::leaf_map("adafactor_change", grad, by, rows)
+                                                  : detail::leaf_map("adafactor_change", grad, by, rows, cols,
+                                                                     detail::leaf_sum(rows, scalar));
   const auto changes = detail::leaf_sum_of_squares(change);
   const auto weights = scale_parameter ? detail::leaf_sum_of_squares(*leaf.weight) : changes;
   const AdafactorFactor of{f(clip), f(least_scale), f(elements), scale_parameter};
-  const auto factor = detail::record_erased(
-      {"adafactor_factor", {}, {}}, grad->device, DType::f32, scalar, {},
-      detail::Kernel([=](const detail::Value& out) {
-        Buffer result = detail::allocate(out);
-        kernels::apply_flat(out.device->exec(), 1, of, result.as<f32>(), changes->as<const f32>(),
-                            weights->as<const f32>());
-        return result;
-      }),
-      {});
+  const auto factor = detail::record_erased({"adafactor_factor", {}, {}}, grad->device, DType::f32, scalar, {},
+                                            detail::Kernel([=](const detail::Value& out) {
+                                              Buffer result = detail::allocate(out);
+                                              kernels::apply_flat(out.device->exec(), 1, of, result.as<f32>(),
+                                                                  changes->as<const f32>(), weights->as<const f32>());
+                                              return result;
+                                            }),
+                                            {});
   change = detail::leaf_map("adafactor_change", change, ScaledElement{}, factor);
   detail::update_in_place(
       detail::StepAlong{1, f(weight_decay * leaf.factors.decay), f(learning_rate * leaf.factors.rate)},

@@ -14,6 +14,8 @@
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 

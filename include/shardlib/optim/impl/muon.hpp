@@ -16,7 +16,9 @@
 #include "shardlib/optim/leaf_ops.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
+#include "shardlib/support/inline.hpp"
 #include "shardlib/types/spec_functions.hpp"
 
 namespace shardlib {
@@ -79,14 +81,14 @@ SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learnin
   const auto shape = detail::view((*leaf.weight)->global.logical);
   const auto longer = static_cast<double>(std::max(shape[shape.size() - 2], shape[shape.size() - 1]));
   auto fresh = detail::make_value({"muon_momentum", {}, {}}, (*leaf.weight)->device, DType::f32, *leaf.spec,
-                                        (*leaf.weight)->global);
+                                  (*leaf.weight)->global);
   fresh->storage->buffer = detail::allocate(*fresh);
   detail::ValuePtr along = std::move(fresh);
   detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov},
                           {{}, {}, &along, leaf.moments, leaf.grad, nullptr, leaf.spec});
   along = detail::orthogonalized_leaf(along, iterations);
   detail::update_in_place(detail::StepAlong{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
-                                           f(learning_rate * leaf.factors.rate)},
+                                            f(learning_rate * leaf.factors.rate)},
                           {{}, {}, leaf.weight, {}, &along, leaf.copy, leaf.spec});
 }
 

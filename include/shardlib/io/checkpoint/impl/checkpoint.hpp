@@ -121,8 +121,8 @@ inline std::string together_message(const std::string& path, const std::vector<s
   return damages.front()[0] == '\0' ? damages.front().substr(1) : damage_message(path, damages);
 }
 
-SHARDLIB_INLINE NamedValues named_values(
-    const shardlib::detail::UntypedLeaves<const shardlib::detail::ValuePtr>& tree, const Rename& rename) {
+SHARDLIB_INLINE NamedValues named_values(const shardlib::detail::UntypedLeaves<const shardlib::detail::ValuePtr>& tree,
+                                         const Rename& rename) {
   NamedValues leaves;
   for (const auto& leaf : tree.leaves) {
     std::string name = leaf.name.empty() ? "value" : leaf.name;
