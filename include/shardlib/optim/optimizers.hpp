@@ -149,23 +149,34 @@ template <class Tree>
   return zeros;
 }
 
+namespace detail {
+struct CountsOnce {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    return checked<rules::norm_leaf, dtype_v<D>, S>::ok;
+  }
+};
+/// Adds this device's part of the sum of the squares of the leaves for which counts(name). The total may be empty.
+template <Spec S, class Tree, class Counts>
+void add_squares(Tensor<f32, S>& total, const Tree& tree, const Counts& counts) {
+  if constexpr (checked_tree<"global_norm", Tree> && all_leaves<Tree>(CountsOnce()))
+    for (const auto& leaf : untyped_leaves(tree).leaves) {
+      if (!counts(leaf.name)) continue;
+      const Tensor<f32, S> squares(sum_of_squares(*leaf.value(), parsed<S>));
+      total = total ? total + squares : squares;
+    }
+}
+}  // namespace detail
+
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
 /// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
 /// freezes do not count. `global_norm(mesh, grads)`
 template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
   detail::require_factors<Decays>();
-  constexpr auto counts_once = []<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
-    return detail::checked<rules::norm_leaf, dtype_v<D>, S>::ok;
-  };
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
   Tensor<f32, everywhere> total;
-  if constexpr (detail::checked_tree<"global_norm", Tree> && detail::all_leaves<Tree>(counts_once))
-    for (const auto& leaf : detail::untyped_leaves(tree).leaves) {
-      if (detail::leaf_factors(decays, leaf.name).rate == 0) continue;
-      const Tensor<f32, everywhere> squares(detail::sum_of_squares(*leaf.value(), detail::parsed<everywhere>));
-      total = total ? total + squares : squares;
-    }
+  detail::add_squares(total, tree, [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
   if (!total) return 0;  // no leaves, or all are frozen
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }

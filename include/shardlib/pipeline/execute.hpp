@@ -295,12 +295,7 @@ template <Spec P, Spec A, class Tree, class Counts>
   using Stage = typename StagedMesh<P, A>::Stage;
   constexpr Spec part = shardlib::detail::dual_spec("", Stage::axes), everywhere = shardlib::detail::dual_spec("", A);
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
-  for_each_leaf(
-      [&](std::string_view name, const auto& leaf) {
-        if (!counts(name)) return;
-        total = total + shardlib::detail::sum_of_squares<Stage::axes>(leaf);
-      },
-      gradients);
+  shardlib::detail::add_squares(total, gradients, counts);
   return std::sqrt(
       static_cast<double>(item(all_reduce<shardlib::detail::op_spec_of(everywhere, "")>(mesh.part_of_sum(total)))));
 }
