@@ -449,6 +449,54 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
   }
 }
 
+TEST_CASE("accumulate and update_average write in place what arithmetic gives", "[optim]") {
+  for (const char* name : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(name, [](const DevicePtr& device) {
+      const Mesh<"d t"> mesh(device);
+      const Weights first = random_weights(mesh, 1), g = random_weights(mesh, 2);
+      const HalfWeights half = rounded(g);
+      Weights sums = map_tree([](const auto& x) { return x * 1.0; }, first);
+      const void* place = sums.w.span().data();
+      accumulate(sums, g);
+      accumulate(sums, half);
+      expect(sums.w.span().data() == place, "in place");
+      expect_same(sums.w, first.w + g.w + cast<f32>(half.w), "sums");
+      expect_same(sums.gain, first.gain + g.gain + cast<f32>(half.gain), "sums");
+
+      Weights average = first;
+      update_average(average, g, 0.5, LeafRules{{{"gain", {.rate = 0}}}});
+      expect_same(average.w, first.w * 0.5 + g.w * 0.5, "averages");
+      expect_same(average.gain, first.gain, "the average of a frozen leaf");
+    });
+  SUCCEED();
+}
+
+struct Deep {
+  Array<"layers", Tensor<f32, "M/d">> layers;
+};
+
+TEST_CASE("an optimizer names what is missing or of another length", "[optim]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto leaf = [&](std::uint64_t seed) { return random_normal<f32, "M/d">(mesh, {{"M", 4}}, {seed, 0}); };
+    const auto all = [](std::string_view) { return true; };
+    Deep w{{leaf(1), leaf(2)}};
+    auto moments = AdamW::init(w);
+    expect_error<Error>(
+        [&] { AdamW().update(w, moments, Deep{{leaf(3)}}, rate, 1.0, 0, all); },
+        "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; "
+        "build them from one configuration");
+    expect_error<Error>(
+        [&] {
+          AdamW().update(w, moments, Deep{{leaf(3), {}}}, rate, 1.0, 0, all);
+        },
+        "the leaf `layers/1`: a tensor `f32[M/d]` was never given a value; make one with an op, as `zeros` or `place`, "
+        "before it is used");
+    AdamW().update(w, moments, Deep{{leaf(3), leaf(4)}}, rate, 1.0, 0, all);  // nothing was lost
+  });
+  SUCCEED();
+}
+
 TEST_CASE("learning-rate schedules at their edges", "[optim]") {
   using Kind = LrSchedule::Kind;
   struct Row {
