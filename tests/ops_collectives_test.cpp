@@ -311,6 +311,20 @@ TEST_CASE("transfers of shift run beside the ops that do not read them, forward 
   SUCCEED();
 }
 
+TEST_CASE("a shift that cannot start names op, place and reason, and leaves the state as it was", "[ops][shift]") {
+  const auto device = DevicePtr::make(parse_mesh("d=2"), 0);
+  const Block x = block(Ring(device));
+  double& flops = detail::program_state(device).work.flops;
+  flops = 7;  // of an op around this one
+  const int line = __LINE__ + 1;
+  const std::string alone = error_of([&] { static_cast<void>(shift<over<"d">>(x, 1)); });
+  CHECK(alone == "shift<`A/d B`> at " + std::string(__FILE__) + ":" + std::to_string(line) +
+                     ": group of 2 devices: this device was made without a backend, so it cannot communicate (device 0 "
+                     "(d=0) of mesh d=2): devices that do come from launch (device 0 (d=0) of mesh d=2)");
+  CHECK((flops == 7 && under_way(device) == 0));
+  CHECK(shift<over<"d">>(x, 2).span().data() == x.span().data());  // round the ring: there is no transfer
+}
+
 TEST_CASE("errors while a shift is under way", "[ops][shift]") {
   if (under_mpi()) return;  // the job would end
   REQUIRE_THROWS_WITH(on_mesh("d=2",

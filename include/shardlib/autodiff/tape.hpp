@@ -153,10 +153,16 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// einsums and collectives can therefore ignore padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// Runs an op whose result comes later: `start` starts it, and returns the kernel that waits for the result, which runs
-/// when something reads that. The op counts at its start. Its errors are as those of `run`, and the observer receives
-/// it, with what it has read at its start, when it completes.
-[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Kernel()>& start);
+/// An op that has started.
+struct Started {
+  Buffer result;  ///< receives the result
+  Kernel finish;  ///< waits for the result
+};
+/// Runs an op whose result comes later: `start` starts it, and `finish` of what it returns runs when something reads
+/// the result. The op counts at its start. Its errors are as those of `run`, and the observer receives it, with what it
+/// has read at its start, when it completes. In a dry run the observer receives it at its start, so that plans show
+/// also what nothing reads.
+[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Started()>& start);
 
 /// Defers the value until something reads it.
 [[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);

@@ -38,9 +38,12 @@ Buffer max_over_devices(const Value& in, const Value& out) {
   return max_of_shards(in, out, max_kernel<D>(in, out));
 }
 
+/// The type-erased part of `record_shift`. It starts the transfer at once, and the first read of the result waits for
+/// it. Where a policy keeps the result, it waits at once. In a replay the first read starts the transfer.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,
                                                            EdgeSource source);
 
+/// Records a `shift` of x, whose vjp is `vjp`.
 template <class Out, class X, class V>
 Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp) {
   return Out(record_shift_erased(op, x.value(), shift, erased<"shift", Out>(vjp)));

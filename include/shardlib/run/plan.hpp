@@ -40,7 +40,7 @@ struct Plan {
     double flops = 0;        ///< FLOPs of all calls
     std::int64_t bytes = 0;  ///< bytes of the shards that all calls read and write
   };
-  std::vector<Local> local;  ///< the other ops of a step, without the optimizer's
+  std::vector<Local> local;  ///< the other ops of a step, the optimizer's too
   double flops = 0;          ///< FLOPs of all products in a step; a multiply-add counts as two
   bool has_bf16 = false;     ///< products are of bf16, as in training with --dtype bf16
   double all_flops = 0;      ///< FLOPs of all products on all devices

@@ -48,7 +48,7 @@ inline constexpr std::array accelerators{
 /// The seconds of a step, by what takes them.
 struct Prediction {
   double products = 0;  ///< local ops with FLOPs: each by its FLOPs or by memory, whichever is longer
-  double rest = 0;      ///< other local ops and the optimizer, by memory
+  double rest = 0;      ///< other local ops, those of the optimizer too, by memory
   /// Seconds of the collectives over the same axes.
   struct Communication {
     std::string axes;        ///< "d t"

@@ -93,7 +93,8 @@ void begin(Trained<W, C>& trained, const OptimizerOptions& o) {
     state.mu = {zeros_like(state.weights)};
   }
   if (o.name == "adamw" || o.name == "muon") state.nu = {zeros_like(state.weights)};
-  if (o.ema > 0) state.ema = {state.weights};
+  // Memory of its own, which the plan of the first step must count.
+  if (o.ema > 0) state.ema = {map_tree([](const auto& w) { return w * 1.0; }, state.weights)};
   trained.copies = cast_tree<C>(state.weights);
 }
 

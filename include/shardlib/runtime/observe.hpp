@@ -44,6 +44,20 @@ class Observing {
   std::function<void(const OpReport&)> before_;
 };
 
+/// While it lives, the program's state collects the work of one op; then it goes on with that of the op around it.
+class OwnWork {
+ public:
+  explicit OwnWork(ProgramState& state) : state_(state), outer_(std::exchange(state.work, {})) {}
+  OwnWork(const OwnWork&) = delete;
+  OwnWork& operator=(const OwnWork&) = delete;
+  ~OwnWork() { state_.work = std::move(outer_); }
+  [[nodiscard]] OpWork take() { return std::exchange(state_.work, {}); }
+
+ private:
+  ProgramState& state_;
+  OpWork outer_;
+};
+
 /// While it lives, ops record which shards they read. With `keep_shards`, a shard's address stays unique until the
 /// observer has the report: no other op reuses its memory.
 class NoteReads {

@@ -18,6 +18,7 @@ struct OpRead {
   std::string what;  ///< the leaf's name, or the op that made it
   const TensorSpec* spec;
   std::size_t bytes;
+  bool written = false;  ///< the op wrote into it too
 };
 
 /// The work of one op.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "shardlib/device/device.hpp"
@@ -51,6 +52,8 @@ struct Storage : Counted {
 struct Value;
 /// Reports a read to the device's observer, if it wants reads.
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
+/// Adds to the report of this read that the op writes into the shard too.
+[[gnu::cold]] SHARDLIB_INLINE void note_write(const Value& value);
 /// The error if an op reads a weight that is not the function's parameter, because the gradient would miss it.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_outside(const Value& value);
 
@@ -78,9 +81,12 @@ struct Value : Counted {
     note_read(*this);
     return storage->buffer;
   }
+  /// The elements of the shard, to write into if T is not const.
   template <class T>
   [[nodiscard]] T* as() const {
-    return data().template as<T>();
+    T* const elements = data().template as<T>();
+    if constexpr (!std::is_const_v<T>) note_write(*this);
+    return elements;
   }
   /// The shard as host code can read it.
   [[nodiscard]] Buffer on_host() const { return device->to_host(data()); }

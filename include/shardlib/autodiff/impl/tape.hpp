@@ -148,21 +148,31 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   });
 }
 
-SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Kernel()>& start) {
+/// The value as the function that computes it has it: without a slot, and without its storage, because that must not
+/// own itself. A replayed value has no storage at all, by which observers recognize it.
+inline Handle<Value> shape_of(const Value& out) {
+  auto shape = detached(out);
+  const bool again = program_state(out.device).mode == ProgramState::Mode::replay;
+  shape->storage = again ? nullptr : Handle<Storage>::make();
+  return shape;
+}
+
+SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Started()>& start) {
   ProgramState& s = program_state(out->device);
   make_progress(s);
   count(*out);
-  OpWork outer = std::exchange(s.work, {});
+  OwnWork own(s);
   Kernel finish;
-  static_cast<void>(with_op_in_errors(*out, [&] {
-    finish = start();
-    return Buffer();
-  }));
-  auto shape = detached(*out);
-  shape->storage = Handle<Storage>::make();  // the storage must not own itself
-  out->storage->compute = [finish = std::move(finish), shape = std::move(shape),
-                           work = std::exchange(s.work, std::move(outer))] {
+  const auto begin = [&] {
+    Started started = start();
+    finish = std::move(started.finish);
+    return std::move(started.result);
+  };
+  const bool dry = out->device->is_dry();
+  static_cast<void>(with_op_in_errors(*out, [&] { return dry ? observed(*out, begin) : begin(); }));
+  out->storage->compute = [finish = std::move(finish), shape = shape_of(*out), work = own.take(), dry] {
     return with_op_in_errors(*shape, [&] {
+      if (dry) return finish(*shape);
       return observed(*shape, [&] {
         program_state(shape->device).work = work;
         return finish(*shape);
@@ -172,12 +182,7 @@ SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Kernel()
 }
 
 SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
-  // A copy without this storage and slot, because the storage must not own itself. A replayed value has no storage at
-  // all, by which observers recognize it.
-  auto shape = detached(*out);
-  const bool again = program_state(out->device).mode == ProgramState::Mode::replay;
-  shape->storage = again ? nullptr : Handle<Storage>::make();
-  out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
+  out->storage->compute = [kernel = std::move(kernel), shape = shape_of(*out)] { return run(kernel, *shape); };
 }
 
 SHARDLIB_INLINE bool keeps(const Value& out) {
@@ -229,9 +234,7 @@ SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr&
                                               AddKernel&& add) {
   const auto out = make_value(op, device, dtype, spec, global);
   defer(out, std::move(kernel));
-  auto shape = detached(*out);
-  shape->storage = nullptr;  // the storage must not own itself
-  out->storage->add_to = [add = std::move(add), shape = std::move(shape)](std::byte* sum) {
+  out->storage->add_to = [add = std::move(add), shape = shape_of(*out)](std::byte* sum) {
     count(*shape);
     add(*shape, sum);
   };

@@ -190,15 +190,15 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
 }
 
 /// Starts a collective that sends `sent` and receives `received`, the shard of `out`, whose first read waits for it.
-inline Kernel begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
-                          const std::function<Request()>& start) {
+inline Started begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
+                           const std::function<Request()>& start) {
   ProgramState& s = program_state(out->device);
   const auto pending = Handle<PendingCollective>::make(begin(*out, start), std::make_shared<Buffer>(received), s.hooks);
   pending->deferred = out->storage.get();
   pending->sent = sent;
   if (s.keep_shards) pending->operand = in;
   s.pending.push_back(pending);
-  return [pending](const Value& shape) { return finish(pending, shape); };
+  return {received, [pending](const Value& shape) { return finish(pending, shape); }};
 }
 
 SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {

@@ -37,7 +37,8 @@ SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
-/// The bytes of the shards that an op has read and written; a shard that is read twice counts once.
+/// The bytes of the shards that an op has read, and of those that it has written; a shard that is read twice counts
+/// once.
 inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
   if (shardlib::detail::only_named(ran)) return 0;
   std::vector<const void*> seen;
@@ -46,6 +47,7 @@ inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
     if (std::ranges::find(seen, read.shard) != seen.end()) continue;
     seen.push_back(read.shard);
     bytes += read.bytes;
+    if (read.written && read.shard != ran.shard) bytes += read.bytes;
   }
   return static_cast<std::int64_t>(bytes);
 }

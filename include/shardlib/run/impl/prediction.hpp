@@ -51,8 +51,6 @@ SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine) {
     const double memory = by_memory(op.bytes), arithmetic = op.flops / (peak * machine.efficiency);
     (op.flops > 0 ? p.products : p.rest) += std::max(memory, arithmetic);
   }
-  // AdamW reads weights, gradients and its moments, and writes all but the gradients, and copies of the weights.
-  p.rest += by_memory(2 * plan.weights + plan.copies + plan.gradients + 2 * plan.optimizer);
   std::map<std::string, Prediction::Communication> sums;
   for (const Plan::Collective& c : plan.collectives) {
     auto& sum = sums.try_emplace(c.axes, Prediction::Communication{.axes = c.axes}).first->second;

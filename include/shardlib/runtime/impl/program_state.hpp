@@ -12,6 +12,11 @@ SHARDLIB_INLINE void note_read(const Value& value) {
                           value.spec, value.bytes()});
 }
 
+SHARDLIB_INLINE void note_write(const Value& value) {
+  ProgramState& s = program_state(value.device);
+  if (s.note_reads) s.work.reads.back().written = true;
+}
+
 SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device) {
   return device->local<ProgramState>();
 }
