@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "op_case.hpp"
+#include "shardlib/comm/dry.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -339,6 +340,32 @@ TEST_CASE("indices outside the table", "[ops][errors]") {
             here);
   });
   SUCCEED();
+}
+
+TEST_CASE("a table with too many rows along several dims", "[ops][errors]") {
+  const auto device = DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
+  const Mesh<"d"> mesh(device);
+  const auto ids = zeros<i32, "B">(mesh, {{"B", 3}});
+  const auto fails = [&](const char* op, const auto& f) {
+    expect_error<Error>(f,
+                        "index_unreduced<`" + std::string(op) +
+                            "`>: the looked-up dims of the shard of the table span 2^32 steps or more; put them first "
+                            "and beside each other in the table's spec, or shard it further (" +
+                            device->describe() + ")");
+  };
+  const auto look_up = [&](std::int64_t w) {
+    const auto table = zeros<f32, "V W C">(mesh, {{"V", 65536}, {"W", w}, {"C", 4}});
+    static_cast<void>(index_unreduced<"[V] [W] C, B, B -> B C">(table, ids, ids));
+  };
+  look_up(65535);
+  fails("[V] [W] C, B, B -> B C", [&] { look_up(65536); });
+  const Sizes sizes{{"V", 65536}, {"W", 32768}, {"C", 4}};
+  static_cast<void>(index_unreduced<"[V] [W] C, B, B -> B C">(zeros<f32, "V W C">(mesh, sizes), ids, ids));
+  fails("[V] C [W], B, B -> B C", [&] {
+    static_cast<void>(index_unreduced<"[V] C [W], B, B -> B C">(zeros<f32, "V C W">(mesh, sizes), ids, ids));
+  });
+  const auto parts = zeros<f32, "V/d C W">(mesh, {{"V", 65536}, {"W", 32768}, {"C", 3}});
+  static_cast<void>(index_unreduced<"[V/d] C [W], B, B -> B C +d">(parts, ids, ids));
 }
 
 TEST_CASE("maxima over devices have no derivative", "[ops][errors]") {

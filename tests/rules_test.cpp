@@ -479,8 +479,48 @@ TEST_CASE("rules: index and scatter_add along several dims") {
   look_up("[V] [W], B/d, L/d -> B/d L", "V W", "B/d", "L/d",
           "the second operand is sharded over d (dim `B/d`) and the third operand sharded over d (dim `L/d`), so only "
           "diagonal shards would be computed; `all_gather` one of them (communicates)");
+  const std::string partial =
+      "the indices `B +d` are partial over d, and a summand is not an index; reduce it first, with a `reduce_scatter` "
+      "or `all_reduce<\"B +d -> B\">` (communicate)";
+  look_up("[V] [W], B, B +d -> B", "V W", "B", "B +d", partial);
+  const auto look_up3 = [](const std::string& op, const char* table, const char* k, const std::string& why) {
+    illegal(rules::index3(op, table, "B", "B", k), "index_unreduced<`" + op + "`>: " + why);
+  };
+  legal(rules::index3("[V/t] M [W] [X/d], B, B,  -> B M +d +t", "V/t M W X/d", "B", "B", ""), "B M +d +t");
+  look_up3(
+      "[V] [W] M, B, B, B -> B M", "V W M", "B",
+      "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index tensor, "
+      "in the same order: `[V] [W] M, B, B -> B M`");
+  look_up3("[V] [W] [X], B, B, L -> B L", "V W X", "B",
+           "the third index tensor is `B`, but the op spec expects `L`: dim 1 is `B`, not `L`; if both names mean one "
+           "size, `rename<\"B -> L\">` (free), or correct the op spec");
+  look_up3("[V] [W] [X], B, B, B +d -> B", "V W X", "B +d", partial);
+  look_up3("[V] [W] [X], B, B, X -> B X", "V W X", "X", "the looked-up dim `X` is also a dim of the indices");
+  look_up3("[V] [W] [X/t], B, B, L/t -> B L +t", "V W X/t", "L/t",
+           "the indices are sharded over t (dim `L/t`), over which the looked-up dim `X/t` is sharded too: each device "
+           "would look up only its own indices in its own rows; `all_gather` one of them (communicates)");
+  look_up3(
+      "[V] [W] [X/t], B, B, B -> B", "V W X/t", "B",
+      "the result is partial over t (looking up in `X/t` sees only the shard of this device), so its spec must say "
+      "`+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
   illegal(rules::scatter_add2("B, B, L -> [V] [W]", "B", "B", "L"),
           "scatter_add<`B, B, L -> [V] [W]`>: dim `L` of the indices is missing in the rows");
+  illegal(rules::scatter_add2("B, B, B +d -> [V] [W]", "B", "B", "B +d"),
+          "scatter_add<`B, B, B +d -> [V] [W]`>: " + partial);
+  legal(rules::scatter_add3("B/d C, B/d, B/d, B/d -> [V/t] C [W] [X] +d", "B/d C", "B/d", "B/d", "B/d"),
+        "V/t C W X +d");
+  const auto scatter3 = [](const std::string& op, const char* k, const std::string& why) {
+    illegal(rules::scatter_add3(op, "B/d", "B/d", "B/d", k), "scatter_add<`" + op + "`>: " + why);
+  };
+  scatter3(
+      "B/d, B/d, B/d, B/d -> [V] [W] +d", "B/d",
+      "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index tensor, "
+      "in the same order: `B M, B, B -> [V] [W] M`");
+  scatter3("B/d, B/d, B/d, X -> [V] [W] [X] +d", "X", "the dim in brackets `X` is also a dim of an operand");
+  scatter3("B/d, B/d, B/d, L -> [V] [W] [X] +d", "L", "dim `L` of the indices is missing in the rows");
+  scatter3("B/d, B/d, B/d, B/d -> [V] [W] [X/d]", "B/d",
+           "an operand is sharded over d (dim `B/d`), over which the dim in brackets `X/d` is sharded too: each device "
+           "would add only its own rows to its own shard; change the sharding of one of them (communicates)");
 }
 
 TEST_CASE("rules: + and -") {
@@ -763,7 +803,7 @@ TEST_CASE("rules: narrow, pad, scatter_add") {
           "the number of dims in brackets is 2, and that of index tensors 1; each dim in brackets has an index tensor, "
           "in the same order: `B M, B, B -> [V] [W] M`");
   scatter("[L] M, L -> [V] M", "L M", "L", "brackets belong to the result");
-  scatter("L V, L -> [V]", "L V", "L", "the dim in brackets, `V`, is also a dim of an operand");
+  scatter("L V, L -> [V]", "L V", "L", "the dim in brackets `V` is also a dim of an operand");
   scatter("M, L -> [V] M", "M", "L", "dim `L` of the indices is missing in the rows");
   scatter("L/t, L/t -> [V/t]", "L/t", "L/t",
           "an operand is sharded over t (dim `L/t`), over which the dim in brackets `V/t` is sharded too: each device "

@@ -46,7 +46,7 @@ template <class D, Spec S, class E, Spec T>
 auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T> {
   using Out = decltype(add(a, b, site));
   const Calling op{"+", {}, site};
-  return record<"+", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
+  return record<"+", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, {&a.value(), &b.value()}),
                           Pointwise<WrappingSum, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
                           vjp(b, add_vjp<Tensor<E, T>>));
 }
@@ -57,7 +57,7 @@ template <class D, Spec S, class E, Spec T>
 auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T> {
   using Out = decltype(subtract(a, b, site));
   const Calling op{"-", {}, site};
-  return record<"-", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
+  return record<"-", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, {&a.value(), &b.value()}),
                           Pointwise<WrappingDifference, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
                           vjp(b, subtract_vjp<Tensor<E, T>>));
 }
@@ -68,7 +68,7 @@ template <class D, Spec S, class E, Spec T>
 auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T> {
   using Out = decltype(multiply(a, b, site));
   const Calling op{"*", {}, site};
-  return record<"*", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
+  return record<"*", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, {&a.value(), &b.value()}),
                           Pointwise<WrappingProduct, D>{a.value(), b.value()},
                           vjp(a, save(b), multiply_vjp<Tensor<D, S>>), vjp(b, save(a), multiply_vjp<Tensor<E, T>>));
 }
@@ -83,7 +83,7 @@ auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> a
   using Out = decltype(divide(a, b, site));
   using Kernel = std::conditional_t<floating<D>, Pointwise<Divide, D>, IntegerDivide<Quotient, D>>;
   const Calling op{"/", {}, site};
-  return record<"/", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
+  return record<"/", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, {&a.value(), &b.value()}),
                           Kernel{a.value(), b.value()}, vjp(a, save(b), dividend_vjp<Tensor<D, S>>),
                           vjp(b, save(a, b), divisor_vjp<Tensor<E, T>>));
 }
@@ -251,7 +251,7 @@ auto floor_divided(const OpInfo& op, const Tensor<D, S>& a, const Tensor<E, T>& 
   if constexpr (floating<D>)
     return map_as<Name, Out>(op, F{}, a, b);
   else
-    return record<Name, Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
+    return record<Name, Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, {&a.value(), &b.value()}),
                              IntegerDivide<F, D>{a.value(), b.value()});
 }
 template <OpName Name, class F, class D, Spec S>

@@ -104,7 +104,7 @@ Result einsum_gathering(const Site& site, const X& x, const Y& other) {
   static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
   const Calling op{"einsum_unreduced", O, site};
   const ValuePtr &a = First ? x.value() : other.value(), &b = First ? other.value() : x.value();
-  return record<"einsum_unreduced", Result>(op, x.device(), sizes_by_name(op, parsed<Result::spec>, a, b),
+  return record<"einsum_unreduced", Result>(op, x.device(), sizes_by_name(op, parsed<Result::spec>, {&a, &b}),
                                             GatheringEinsum{&einsum_plan<O>(), a, b, First, shards.dim, shards.axis},
                                             vjp(x, save(other), gathering_vjp<X, Whole>),
                                             vjp(other, save(x), beside_gathering_vjp<Y, Whole>));
@@ -193,7 +193,7 @@ auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Si
     const detail::Calling op{"einsum_scatter", O, site};
     return Result(detail::record_einsum_scatter(
         op, {&detail::einsum_plan<O>(), x.value(), y.value(), shards.dim, shards.axis}, detail::parsed<Result::spec>,
-        detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value(), y.value()),
+        detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value(), &y.value()}),
         {&detail::einsum_plan<to_x>(), &detail::einsum_plan<to_y>()},
         {&detail::parsed<x_due>, &detail::parsed<y_due>}));
   }

@@ -102,7 +102,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
   const detail::Calling op{"all_reduce_max", detail::full_op<"all_reduce_max", O, S>, site};
   detail::require_no_gradient(op, x.value(), "a maximum over devices has no derivative");
   return detail::record_unary<"all_reduce_max", Out>(
-      op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, x.value()), detail::max_over_devices<D>);
+      op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, {&x.value()}), detail::max_over_devices<D>);
 }
 template <dtype D, Spec S>
 auto all_reduce_max(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_reduce_max", D, S>;

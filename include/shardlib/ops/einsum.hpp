@@ -79,7 +79,7 @@ template <OpSpec O, class R, class X, class Y>
 auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
   using Result = Tensor<R, result_of<rules::einsum, O, X::spec, Y::spec>>;
   return record<"einsum_unreduced", Result>(op, x.device(),
-                                            sizes_by_name(op, parsed<Result::spec>, x.value(), y.value()),
+                                            sizes_by_name(op, parsed<Result::spec>, {&x.value(), &y.value()}),
                                             Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
 }
 /// The cotangent in the operands' dtype. The result's dtype may be wider.
@@ -121,7 +121,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = 
   using Result = Tensor<R, detail::result_of<rules::einsum, O, S, T>>;
   const detail::Calling op{"einsum_unreduced", O, site};
   return detail::record<"einsum_unreduced", Result>(
-      op, x.device(), detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value(), y.value()),
+      op, x.device(), detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value(), &y.value()}),
       detail::Einsum<D, R>{&detail::einsum_plan<O>(), x.value(), y.value()},
       detail::vjp(x, detail::save(y), detail::einsum_vjp<Tensor<D, S>>),
       detail::vjp(y, detail::save(x), detail::einsum_vjp<Tensor<E, T>>));
@@ -152,7 +152,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, Site site = Site::current())
   using Result = Tensor<R, detail::result_of<rules::einsum1, O, S>>;
   const detail::Calling op{"einsum_unreduced", O, site};
   return detail::record_unary<"einsum_unreduced", Result>(
-      op, x, detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value()), detail::einsum_of_one<O, D, R>,
+      op, x, detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value()}), detail::einsum_of_one<O, D, R>,
       detail::vjp(x, detail::einsum_of_one_vjp<Tensor<D, S>>));
 }
 template <dtype D, Spec S, dtype E, Spec T>

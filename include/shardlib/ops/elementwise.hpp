@@ -223,7 +223,7 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::curr
   using Out = Tensor<D, detail::result_of<rules::where, C, S, S>>;
   const detail::Calling op{"masked", {}, site};
   return detail::record<"masked", Out>(op, a.device(),
-                                       detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
+                                       detail::sizes_by_name(op, detail::parsed<Out::spec>, {&a.value(), &c.value()}),
                                        detail::WhereElseNumber<D>{c.value(), a.value(), D{}},
                                        detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
@@ -236,7 +236,7 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
   using Out = Tensor<D, detail::result_of<rules::map2, OpName("where"), S, C>>;
   const detail::Calling op{"where", {}, site};
   return detail::record<"where", Out>(
-      op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
+      op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, {&a.value(), &c.value()}),
       detail::WhereElseNumber<D>{c.value(), a.value(), static_cast<D>(detail::as_scalar(op, a, otherwise))},
       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
@@ -249,7 +249,7 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, 
   using Out = Tensor<D, detail::result_of<rules::where, C, S, T>>;
   const detail::Calling op{"where", {}, site};
   return detail::record<"where", Out>(
-      op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, c.value(), a.value(), b.value()),
+      op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, {&c.value(), &a.value(), &b.value()}),
       detail::Where<D>{c.value(), a.value(), b.value()},
       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>),
       detail::vjp(b, detail::save(c), detail::not_masked_vjp<Tensor<E, T>>));

@@ -92,7 +92,7 @@ Out lookup(const OpInfo& op, const Table& table, const I&... ids) {
   using D = typename Table::value_type;
   constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
   const Lookup<D> kernel{table.value(), indices_along(dims, ids...)};
-  const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, table.value(), ids.value()...);
+  const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, {&table.value(), &ids.value()...});
   if constexpr (floating<D>)
     return record<"index_unreduced", Out>(op, table.device(), sizes, kernel,
                                           vjp(table, save(ids...), LookupVjp<O, Table, Out, I...>{}));
@@ -150,7 +150,7 @@ template <OpSpec O, class Out, class Rows, class... I>
 Out scatter_rows(const OpInfo& op, const Sizes& sizes, const Rows& rows, const I&... ids) {
   using Due = Dual<Rows, axes_of<Rows::spec, I::spec..., Out::spec>()>;
   constexpr Brackets dims = bracketed_dims(parse_op(O).out);
-  static_cast<void>(sizes_by_name(op, parsed<Rows::spec>, rows.value(), ids.value()...));
+  static_cast<void>(sizes_by_name(op, parsed<Rows::spec>, {&rows.value(), &ids.value()...}));
   return record<"scatter_add", Out>(
       op, rows.device(), sizes_by_name(op, parsed<Out::spec>, rows.value(), sizes),
       ScatterAdd<typename Rows::value_type>{rows.value(), indices_along(dims, ids...), &parsed<Rows::spec>},
@@ -204,7 +204,7 @@ template <OpName Name, class Out, class X, class I>
 Out pick(const OpInfo& op, const X& x, const I& indices, int dim) {
   using D = typename X::value_type;
   const Lookup<D> kernel{x.value(), {{{dim, indices.value()}}, 1}};
-  const GlobalSizes sizes = sizes_by_name(op, parsed<I::spec>, x.value(), indices.value());
+  const GlobalSizes sizes = sizes_by_name(op, parsed<I::spec>, {&x.value(), &indices.value()});
   if constexpr (floating<D>)
     return record<Name, Out>(op, x.device(), sizes, kernel, vjp(x, save(indices), PickVjp<X, I::spec>{dim}));
   else

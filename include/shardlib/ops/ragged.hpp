@@ -44,7 +44,7 @@ auto ragged_all_to_all(const Tensor<D, S>& rows, const Tensor<I, From>& sent, co
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, From, To, Out::spec>()>;
   const detail::Calling op{"ragged_all_to_all", detail::full_op<"ragged_all_to_all", O, S>, site};
   detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);
-  static_cast<void>(detail::sizes_by_name(op, detail::parsed<To>, sent.value(), received.value(), rows.value()));
+  static_cast<void>(detail::sizes_by_name(op, detail::parsed<To>, {&sent.value(), &received.value(), &rows.value()}));
   return detail::record<"ragged_all_to_all", Out>(
       op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
       detail::RaggedExchange{rows.value(), sent.value(), received.value()},
@@ -116,9 +116,9 @@ auto grouped_einsum(const Tensor<D, S>& rows, const Tensor<E, W>& weights, const
   static constexpr Spec axes = detail::axes_of<S, W, C, Out::spec>();
   const detail::Calling op{"grouped_einsum", O, site};
   detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);
-  static_cast<void>(detail::sizes_by_name(op, detail::parsed<C>, weights.value(), counts.value()));
+  static_cast<void>(detail::sizes_by_name(op, detail::parsed<C>, {&weights.value(), &counts.value()}));
   return detail::record<"grouped_einsum", Out>(
-      op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), weights.value()),
+      op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, {&rows.value(), &weights.value()}),
       detail::GroupedProduct<D>{&detail::einsum_plan<detail::of_one_group<S, W, Out::spec, 1>()>(), rows.value(),
                                 weights.value(), counts.value()},
       detail::vjp(rows, detail::save(weights, counts), detail::GroupedRowsVjp<Dual<Tensor<D, S>, axes>>{}),

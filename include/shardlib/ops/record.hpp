@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <tuple>
 
 #include "shardlib/ops/result.hpp"
@@ -83,13 +84,8 @@ constexpr OpSpec transpose_op() {
 
 const GlobalSizes& sizes_of(const ValuePtr& x);
 /// The sizes of `out`. All its names are names of the operands.
-GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x);
-GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y);
-GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
-                          const ValuePtr& z);
-GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
-                          const ValuePtr& z, const ValuePtr& u);
-/// As above, with `given` for the names that the operand lacks.
+GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, std::initializer_list<const ValuePtr*> operands);
+/// As above of one operand, with `given` for the names that the operand lacks.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const Sizes& given);
 
 /// The same value without a gradient, where the program asks for that.

@@ -141,7 +141,7 @@ struct LinearScanVjp {
 };
 template <class X>
 X linear_scan(const OpInfo& op, const X& a, const X& b, int dim, bool reverse) {
-  return record<"linear_scan", X>(op, a.device(), sizes_by_name(op, parsed<X::spec>, a.value(), b.value()),
+  return record<"linear_scan", X>(op, a.device(), sizes_by_name(op, parsed<X::spec>, {&a.value(), &b.value()}),
                                   LinearScan<typename X::value_type>{a.value(), b.value(), dim, reverse},
                                   vjp_of_result(a, save(a), LinearScanVjp{op, dim, reverse}),
                                   vjp(b, save(a), LinearScanVjp{op, dim, reverse}));

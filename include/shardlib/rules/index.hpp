@@ -42,6 +42,30 @@ constexpr Text check_indices(const OpParts& op, const Operands& indices) {
              ", and a summand is not an index; " + reduce_first(spec);
   return {};
 }
+/// What errors call a dim in brackets and the operands beside it, and what would happen where one axis shards both.
+struct BracketWords {
+  std::string_view dim, operand, is, harm;
+};
+/// Checks that no operand has a dim in brackets, or is sharded over its axes.
+constexpr Text check_apart(const Small<Dim, max_dims>& brackets, const Operands& operands, const BracketWords& words) {
+  for (const Dim& v : brackets)
+    for (const TensorSpec& spec : operands) {
+      if (spec.has(v.name))
+        return Text("the ") + words.dim + " " + quoted(v.name) + " is also a dim of " + words.operand;
+      for (auto axis : v.axes)
+        if (spec.placement(axis).kind != Placement::replicated)
+          return Text(words.operand) + " " + words.is + " " + describe(spec, axis) + ", over which the " + words.dim +
+                 " " + quoted(to_string(v)) + " is sharded too: each device would " + words.harm + " (communicates)";
+    }
+  return {};
+}
+/// Checks that `spec`, the `whole`, has the dims of the indices.
+constexpr Text check_has_dims(const TensorSpec& spec, const Operands& indices, std::string_view whole) {
+  for (const TensorSpec& index : indices)
+    for (const Dim& dim : index.dims)
+      if (!spec.has(dim.name)) return "dim " + quoted(dim.name) + " of the indices is missing in the " + whole;
+  return {};
+}
 /// Checks the einsum with a one-hot row over its dim in brackets for each index.
 constexpr Text one_hot_einsum(OpParts op, const Small<Dim, max_dims>& brackets, const Words& words) {
   for (int i = 0; i < brackets.size(); ++i) {
@@ -65,29 +89,19 @@ constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Op
     return call.fail(why);
   if (const Text why = check_operand(table, parts.in[0], "the table"); !why.empty()) return call.fail(why);
   if (const Text why = check_indices(parts, indices); !why.empty()) return call.fail(why);
-  for (const Dim& v : brackets) {
-    for (const TensorSpec& spec : indices)
-      if (spec.has(v.name)) return call.fail("the looked-up dim " + quoted(v.name) + " is also a dim of the indices");
+  constexpr BracketWords words{"looked-up dim", "the indices", "are",
+                               "look up only its own indices in its own rows; `all_gather` one of them"};
+  if (const Text why = check_apart(brackets, indices, words); !why.empty()) return call.fail(why);
+  for (const Dim& v : brackets)
     if (parts.out.has(v.name)) return call.fail("the looked-up dim " + quoted(v.name) + " must not be in the result");
-    for (const TensorSpec& spec : indices)
-      for (auto axis : v.axes)
-        if (spec.placement(axis).kind != Placement::replicated)
-          return call.fail("the indices are " + describe(spec, axis) + ", over which the looked-up dim " +
-                           quoted(to_string(v)) +
-                           " is sharded too: each device would look up only its own indices in "
-                           "its own rows; `all_gather` one of them (communicates)");
-  }
   for (const Dim& dim : call.op.in[0].dims)
     if (!dim.bracketed && !parts.out.has(dim.name))
       return call.fail("dim " + quoted(dim.name) + " of the table is missing in the result");
-  for (const TensorSpec& spec : indices) {
-    for (const Dim& dim : spec.dims)
-      if (!parts.out.has(dim.name))
-        return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the result");
+  if (const Text why = check_has_dims(parts.out, indices, "result"); !why.empty()) return call.fail(why);
+  for (const TensorSpec& spec : indices)
     for (const Dim& dim : parts.in[0].dims)
       if (const int at = spec.find(dim.name); at >= 0 && !(spec.dims[at].axes == dim.axes))
         return call.fail(shards_differ(parts.in[0], dim, spec, spec.dims[at]));
-  }
   if (const Text why = one_hot_einsum(parts, brackets, {"the table", "the indices", "looking up in"}); !why.empty())
     return call.fail(why);
   return call.accept();
@@ -106,21 +120,10 @@ constexpr Verdict add_rows(std::string_view op, const TensorSpec& rows, const Op
     return call.fail(why);
   if (const Text why = check_operand(rows, parts.in[0], "the tensor of rows"); !why.empty()) return call.fail(why);
   if (const Text why = check_indices(parts, indices); !why.empty()) return call.fail(why);
-  for (const Dim& v : brackets)
-    for (const TensorSpec& spec : parts.in) {
-      if (spec.has(v.name))
-        return call.fail("the dim in brackets, " + quoted(v.name) + ", is also a dim of an operand");
-      for (auto axis : v.axes)
-        if (spec.placement(axis).kind != Placement::replicated)
-          return call.fail("an operand is " + describe(spec, axis) + ", over which the dim in brackets " +
-                           quoted(to_string(v)) +
-                           " is sharded too: each device would add only its own rows to its own shard; change the "
-                           "sharding of one of them (communicates)");
-    }
-  for (const TensorSpec& spec : indices)
-    for (const Dim& dim : spec.dims)
-      if (!parts.in[0].has(dim.name))
-        return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the rows");
+  constexpr BracketWords words{"dim in brackets", "an operand", "is",
+                               "add only its own rows to its own shard; change the sharding of one of them"};
+  if (const Text why = check_apart(brackets, parts.in, words); !why.empty()) return call.fail(why);
+  if (const Text why = check_has_dims(parts.in[0], indices, "rows"); !why.empty()) return call.fail(why);
   if (const Text why = one_hot_einsum(parts, brackets, {"the rows", "the indices", "adding"}); !why.empty())
     return call.fail(why);
   return {parts.out, {}};

@@ -97,30 +97,10 @@ SHARDLIB_INLINE void Bindings::check(std::string_view name, DimSize known, DimSi
 SHARDLIB_INLINE const GlobalSizes& sizes_of(const ValuePtr& x) {
   return x->global;
 }
-SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x) {
-  Bindings names(op, x->device);
-  names.bind(*x);
-  return names.sizes(out);
-}
-SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,
-                                          const ValuePtr& y) {
-  Bindings names(op, x->device);
-  names.bind(*x);
-  names.bind(*y);
-  return names.sizes(out);
-}
-SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
-                                          const ValuePtr& z) {
-  Bindings names(op, x->device);
-  names.bind(*x);
-  names.bind(*y);
-  names.bind(*z);
-  return names.sizes(out);
-}
-SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
-                                          const ValuePtr& z, const ValuePtr& u) {
-  Bindings names(op, x->device);
-  for (const ValuePtr* operand : {&x, &y, &z, &u}) names.bind(**operand);
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out,
+                                          std::initializer_list<const ValuePtr*> operands) {
+  Bindings names(op, (**operands.begin())->device);
+  for (const ValuePtr* operand : operands) names.bind(**operand);
   return names.sizes(out);
 }
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,
