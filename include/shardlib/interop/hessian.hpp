@@ -21,11 +21,17 @@ namespace detail {
 
 /// The Euclidean norm of the leaves, of any dtype.
 template <Spec A, class Tree>
-double norm_of_leaves(const Mesh<A>& mesh, const Tree& tree) {
-  double norm = 0;
+double norm_of_leaves(const Mesh<A>& /*mesh*/, const Tree& tree) {
+  constexpr Spec everywhere = dual_spec("", A);  // "+d +t"
+  Tensor<f32, everywhere> total;
   for_each_leaf(
-      [&](std::string_view, const auto& leaf) { norm = std::hypot(norm, global_norm(mesh, cast<f32>(leaf))); }, tree);
-  return norm;
+      [&](std::string_view, const auto& leaf) {
+        const auto squares = sum_of_squares<A>(cast<f32>(leaf));
+        total = total ? total + squares : squares;
+      },
+      tree);
+  if (!total) return 0;  // no leaves
+  return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 template <class Tree>
 inline constexpr bool leaves_of_f32_or_f64 = all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shardlib/compute/create.hpp"
+#include "shardlib/kernels/philox.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 
@@ -91,14 +92,6 @@ inline ValuePtr with_numbers(const Value& x, const WholeArray& whole, const std:
   return changed;
 }
 
-/// A sign for each number, without a pattern: the top bit of splitmix64.
-constexpr bool is_up(std::uint64_t i) {
-  std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15U;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x >> 63 != 0;
-}
-
 /// All elements of an array moved along a direction of random signs, and against it.
 struct Direction {
   std::vector<double> above, below;
@@ -112,8 +105,8 @@ struct Direction {
     double squares = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t at = numbers.offset(index_of(i, x.global.logical));
-      const double here = numbers[at],
-                   h = (is_up(static_cast<std::uint64_t>(i)) ? step : -step) * std::max(1.0, std::abs(here));
+      const double here = numbers[at], sign = kernels::bits(0, 0, static_cast<std::uint64_t>(i)) % 2 == 0 ? 1 : -1,
+                   h = sign * step * std::max(1.0, std::abs(here));
       const double up = rounded_to(x.dtype, here + h), down = rounded_to(x.dtype, here - h);
       above[static_cast<std::size_t>(at)] = up;
       below[static_cast<std::size_t>(at)] = down;

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/runtime/names.hpp"
