@@ -192,6 +192,15 @@ TEST_CASE("tensorboard: off and files that cannot be written", "[run]") {
   CHECK(one.path() != two.path());
 }
 
+TEST_CASE("texts of numbers have an exponent where the report's script gives them one", "[run]") {
+  const auto text = [](double v) { return run::unit_text(run::Unit::number, v); };
+  CHECK((text(0) == "0" && text(3) == "3" && text(-3.14159) == "-3.142"));
+  CHECK((text(12346) == "12350" && text(123456) == "123500" && text(-999999) == "-1000000"));
+  CHECK((text(1e6) == "1e6" && text(1234567) == "1.235e6" && text(-2.5e12) == "-2.5e12"));
+  CHECK((text(0.001) == "0.001" && text(0.00123456) == "0.001235" && text(0.000999) == "9.99e-4" &&
+         text(3e-7) == "3e-7"));
+}
+
 TEST_CASE("report: one run, a metrics file, and what is not a run", "[run]") {
   const Scratch folder;
   make_run(folder / "first", "steps = 50\n[model]\nd = 1\n", 50, true);

@@ -7,8 +7,8 @@
 
 namespace shardlib::run {
 
-/// The format of a chart's values: a `number` 3.142; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB; `seconds` 250
-/// ms.
+/// The format of a chart's values: a `number` 3.142, or 1.235e6; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB;
+/// `seconds` 250 ms.
 enum class Unit { number, count, percent, bytes, seconds };
 
 /// The value as a text in its unit. `unit_text(Unit::bytes, 1.5e9)`

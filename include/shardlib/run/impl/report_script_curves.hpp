@@ -117,6 +117,7 @@ function scale_of(values, log, from_zero) {
     const span = Math.log(high / low);
     return {log, low, high, at: v => v > 0 ? Math.log(v / low) / span : NaN};
   }
+  if (low === 0 && high === 0) high = 1;  // not from -1 on: bytes are not negative
   if (from_zero) low = Math.min(low, 0);
   const margin = Math.max(0.04 * (high - low), 1e-3 * Math.abs(high)) || 1;
   if (!from_zero || low !== 0) low -= margin;

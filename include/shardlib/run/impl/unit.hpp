@@ -6,9 +6,22 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdlib>
 #include <initializer_list>
+#include <string>
 
 namespace shardlib::run {
+
+/// Four digits, and an exponent, "1.235e6", below a thousandth and from a million on, as `text.number` of the report's
+/// script.
+inline std::string number_text(double v) {
+  const std::string four = fmt::format("{:.3e}", v);
+  const bool plain = v == 0 || !std::isfinite(v) || (std::abs(v) >= 1e-3 && std::abs(v) < 1e6);
+  if (plain) return fmt::format("{}", std::strtod(four.c_str(), nullptr));
+  const std::size_t e = four.find('e');
+  return fmt::format("{}e{}", std::strtod(four.substr(0, e).c_str(), nullptr), std::stoi(four.substr(e + 1)));
+}
 
 SHARDLIB_INLINE std::string unit_text(Unit unit, double v) {
   const auto scaled = [&](double base, std::initializer_list<const char*> units) {
@@ -22,7 +35,7 @@ SHARDLIB_INLINE std::string unit_text(Unit unit, double v) {
   };
   switch (unit) {
     case Unit::number:
-      return v != 0 && (std::abs(v) < 1e-3 || std::abs(v) >= 1e5) ? fmt::format("{:.3g}", v) : fmt::format("{:.4g}", v);
+      return number_text(v);
     case Unit::count:
       return scaled(1e3, {"", " k", " M", " G", " T"});
     case Unit::percent:
