@@ -1384,6 +1384,84 @@ TEST_CASE("law: the cotangent of a reinterpreted tensor is its dual, reinterpret
   }
 }
 
+TEST_CASE("rules: submeshes") {
+  legal(rules::submesh("e", "d e t"), "d t");
+  legal(rules::submesh("d", "d e"), "e");
+  legal(rules::on_submeshes("N/e", "d e t"), "d t");
+  legal(rules::on_submeshes("+t", "d e t"), "d e");
+  const auto enter = [](const char* leaving, bool of_tree, const char* x) {
+    return rules::enter_submesh(leaving, "d e t", 2, of_tree, x);
+  };
+  legal(enter("N/e", false, "B/d M/t"), "B/d M/t");
+  legal(enter("N/e", true, "M/t/d"), "M/t/d");
+  legal(enter("+e", false, "A/e B/d +t"), "A B/d +t");
+  legal(enter("+e", false, "A B/e/t/d"), "A B/t/d");
+  legal(enter("A/e", false, ""), "");
+  const auto leave = [](const char* leaving, const char* y) { return rules::leave_submesh(leaving, "d e t", y); };
+  legal(leave("N/e", "B/d M +t"), "N/e B/d M +t");
+  legal(leave("N/e", ""), "N/e");
+  legal(leave("M/e", "B/d M/t"), "B/d M/e/t");
+  legal(leave("M/e", "B/d M"), "B/d M/e");
+  legal(leave("+e", "B/d M +t"), "B/d M +e +t");
+  for (const char* text : {"e", "N/e M", "N/e/d", "+d +e", "N +e", "[N/e]"})
+    CHECK(
+        str(rules::on_submeshes(text, "d e t").why) ==
+        "on_submeshes<`" + std::string(text) +
+            "`>: write how results leave the submeshes of an axis e: `N/e`, as shards of a dim, or `+e`, as summands");
+  illegal(rules::submesh("x", "d e t"), "submesh<`x`>: the mesh `d e t` has no axis `x`; name one of its axes");
+  illegal(
+      rules::submesh("e", "e"),
+      "submesh<`e`>: the mesh `e` has no axis besides e, and a mesh has at least one; add an axis to the Mesh, whose "
+      "size is 1 where the devices lack it");
+  illegal(
+      enter("N/e", false, "B +e"),
+      "on_submeshes<`N/e`>: argument 2, `B +e`, is partial over e, so each submesh would compute with a summand of its "
+      "own; reduce it first, with a `reduce_scatter` or `all_reduce<\"B +e -> B\">` (communicate)");
+  illegal(enter("N/e", true, "B +e"),
+          "on_submeshes<`N/e`>: argument 2 has `B +e`, which is partial over e, so each submesh would compute with a "
+          "summand "
+          "of its own; reduce it first, with a `reduce_scatter` or `all_reduce<\"B +e -> B\">` (communicate)");
+  illegal(
+      enter("N/e", false, "B/d/e"),
+      "on_submeshes<`N/e`>: argument 2, `B/d/e`, is sharded over e (dim `B/d/e`), but not over e first, so that the "
+      "elements of a submesh do not follow each other; shard the dim over e first");
+  illegal(
+      enter("N/e", true, "X/e M"),
+      "on_submeshes<`N/e`>: argument 2 has `X/e M`, which is sharded over e (dim `X/e`) and would have another type in "
+      "the function; pass it as an argument of its own");
+  illegal(enter("N/e", false, "B/x"),
+          "on_submeshes<`N/e`>: argument 2: `B/x` uses axis `x`, which the mesh `d e t` does not have; correct the "
+          "spec, or "
+          "add the axis to the Mesh");
+  illegal(
+      leave("N/e", "B +e"),
+      "on_submeshes<`N/e`>: the function returns `B +e`, which is partial over e, an axis that its mesh `d t` does not "
+      "have; return what one submesh has");
+  illegal(leave("N/e", "a b c d e f g h i j"),
+          "on_submeshes<`N/e`>: the function returns `a b c d e f g h i j` of 10 dims, and `N/e` would be one more");
+}
+
+TEST_CASE("law: the cotangent of what comes to a submesh is what leaves it, and the reverse") {
+  const Axes whole = rules::mesh_axes("d e t"), part = rules::mesh_axes("d t");
+  for (const char* spec : {"A/e/t B/d", "A/e B", "A/e +d +t", "A/e/d +t"}) {
+    const TensorSpec x(spec);
+    const auto inside = rules::enter_submesh("A/e", "d e t", 1, false, x);
+    REQUIRE(str(inside.why) == "");
+    legal(rules::leave_submesh("A/e", "d e t", inside.result), spec);
+    legal(rules::leave_submesh("A/e", "d e t", rules::dual(inside.result, part)), str(rules::dual(x, whole)));
+  }
+  for (const char* spec : {"A/t B/d", "B +t", ""}) {  // replicated
+    const TensorSpec x(spec);
+    const auto inside = rules::enter_submesh("+e", "d e t", 1, false, x);
+    REQUIRE(str(inside.why) == "");
+    legal(rules::leave_submesh("+e", "d e t", rules::dual(inside.result, part)), str(rules::dual(x, whole)));
+    const auto summands = rules::leave_submesh("+e", "d e t", x);
+    REQUIRE(str(summands.why) == "");
+    legal(rules::enter_submesh("+e", "d e t", 1, false, rules::dual(summands.result, whole)),
+          str(rules::dual(x, part)));
+  }
+}
+
 TEST_CASE("rules: an optimizer's update") {
   const auto update = [](DType weight, bool fit, DType gradient, const char* spec) {
     return rules::update("Lion", weight, "M", fit, gradient, spec);

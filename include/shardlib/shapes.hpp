@@ -27,6 +27,7 @@
 #include "shardlib/ops/scans.hpp"           // cumsum, cumprod, cummax, linear_scan
 #include "shardlib/ops/sequences.hpp"       // orders of positions along a sharded length
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
+#include "shardlib/ops/submesh.hpp"         // submesh, on_submeshes
 #include "shardlib/ops/unstack.hpp"         // unstack and stack of trees of tensors
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
 #include "shardlib/support/version.hpp"

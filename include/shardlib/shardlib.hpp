@@ -49,6 +49,7 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/compute/reinterpret.hpp"
 #include "shardlib/compute/scans.hpp"
+#include "shardlib/compute/submesh.hpp"
 #include "shardlib/runtime/names.hpp"   // the sizes of names; Scope
 #include "shardlib/runtime/tensor.hpp"  // members of Tensor and Mesh
 #include "shardlib/runtime/value.hpp"   // the run-time value of a tensor

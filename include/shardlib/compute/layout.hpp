@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -16,6 +17,9 @@ SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Va
 /// Records a stack of the parts. `sources` holds one VJP for each part.
 SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources);
+/// Records the same bytes as a value on another view of the device, under another spec and other sizes.
+SHARDLIB_INLINE ValuePtr record_on(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& spec,
+                                   const GlobalSizes& global, std::span<EdgeSource> sources);
 
 template <class Out, class X>
 Out record_stack(const OpInfo& op, const std::vector<X>& parts) {

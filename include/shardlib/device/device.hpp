@@ -49,7 +49,7 @@ class Device : public detail::Counted {
          const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {});
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
-  /// is the same one. Throws Error for an axis that is not there.
+  /// is the same one. `whole` itself for an axis that it knows as absent. Throws Error for one that is not there.
   static DevicePtr submesh(const DevicePtr& whole, std::string_view axis);
   /// The same device as one of a mesh with other axes of the same number of devices, which have the same ranks. It has
   /// the memory, communicators and local state of `device`, which it keeps alive; asked again while it lives, it is the
@@ -59,6 +59,8 @@ class Device : public detail::Counted {
   [[nodiscard]] const DevicePtr& whole() const { return whole_; }
   /// The device without `reinterpreted`: itself, unless that made it.
   [[nodiscard]] const Device& original() const { return reinterpreted_ ? *whole_ : *this; }
+  /// The device of the mesh that `launch` made: itself, unless `submesh` or `reinterpreted` made it.
+  [[nodiscard]] const Device& root() const { return whole_ ? whole_->root() : *this; }
   /// The axes of `original` that the group over `axes` spans. A factor that spans a part of an axis counts as that
   /// axis.
   [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
@@ -108,6 +110,8 @@ class Device : public detail::Counted {
 
   /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".
   [[nodiscard]] std::string describe() const;
+  /// The same with the axes of a submesh: "device 3 (d=1,e=1) of mesh d=2,e=2, in its submesh d=2".
+  [[nodiscard]] std::string describe_view() const;
 
   /// The device's own T, default-constructed at first use.
   template <class T>

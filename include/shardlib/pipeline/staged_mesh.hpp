@@ -101,7 +101,7 @@ class StagedMesh {
   explicit StagedMesh(const DevicePtr& device)
       : whole_(device),
         present_(device->is_absent(std::string_view(P)) ? std::string_view() : std::string_view(P)),
-        stage_(present_.empty() ? device : Device::submesh(device, P)) {
+        stage_(has_axis ? Device::submesh(device, P) : device) {
     // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
     if (has_axis) static_cast<void>(device->group({std::string_view(P)}));
   }

@@ -19,3 +19,4 @@
 #include "shardlib/rules/ragged.hpp"
 #include "shardlib/rules/reinterpret.hpp"
 #include "shardlib/rules/scans.hpp"
+#include "shardlib/rules/submesh.hpp"

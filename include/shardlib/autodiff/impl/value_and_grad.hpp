@@ -130,9 +130,13 @@ struct GradientCall::Parts : Counted {
 SHARDLIB_INLINE GradientCall::GradientCall(const DevicePtr& device) : parts_(Handle<Parts>::make(device)) {}
 SHARDLIB_INLINE GradientCall::~GradientCall() = default;
 SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, const std::string& what) {
-  if (&value.device->original() == &device->original() && value.device != device)
-    throw Error("value_and_grad: " + what + " is on " + value.device->describe() + ", but the call is for mesh " +
-                to_string(device->axes()) + "; `reinterpret` it for that mesh (no traffic)");
+  if (value.device == device || &value.device->root() != &device->root()) return;
+  const bool one_mesh = &value.device->original() == &device->original();
+  throw Error("value_and_grad: " + what + " is on " + value.device->describe_view() + ", but the call is for mesh " +
+              to_string(device->axes()) +
+              (one_mesh ? "; `reinterpret` it for that mesh (no traffic)"
+                        : ", and a gradient is typed by the axes of one mesh; call value_and_grad with the mesh of the "
+                          "weights, or bring tensors over with `on_submeshes` (no traffic)"));
 }
 SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const std::string& name) {
   if (value->device != parts_->device)

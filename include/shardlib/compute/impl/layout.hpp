@@ -22,6 +22,10 @@ namespace shardlib::detail {
 SHARDLIB_INLINE Buffer same_bytes(const Value& in, const Value& /*out*/) {
   return in.data();
 }
+SHARDLIB_INLINE ValuePtr record_on(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& spec,
+                                   const GlobalSizes& global, std::span<EdgeSource> sources) {
+  return record_erased(op, device, x->dtype, spec, global, OfOperand<decltype(&same_bytes)>{x, same_bytes}, sources);
+}
 
 SHARDLIB_INLINE GlobalSizes sizes_in_order(const ValuePtr& x, const TensorSpec& out) {
   GlobalSizes global;

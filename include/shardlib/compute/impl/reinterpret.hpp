@@ -4,7 +4,6 @@
 #include "shardlib/compute/reinterpret.hpp"
 
 #include <algorithm>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -109,15 +108,12 @@ SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, cons
     if (std::ranges::none_of(map.groups, [&](const auto& g) { return g.from.contains(axis); }))
       check_same_devices(op, *here, one, *device, one);
   }
-  const auto moved = [op](const ValuePtr& value, const DevicePtr& to, const TensorSpec& spec,
-                          std::span<EdgeSource> sources) {
-    return record_erased(op, to, value->dtype, spec, value->global, OfOperand<decltype(&same_bytes)>{value, same_bytes},
-                         sources);
-  };
   EdgeSource source{&x, {}, false, nullptr};
   if (is_floating(x->dtype))
-    source.vjp = [moved, here, due = &dual](const ValuePtr& ct, const Residuals&) { return moved(ct, here, *due, {}); };
-  return moved(x, device, out, {&source, 1});
+    source.vjp = [op, here, due = &dual](const ValuePtr& ct, const Residuals&) {
+      return record_on(op, ct, here, *due, ct->global, {});
+    };
+  return record_on(op, x, device, out, x->global, {&source, 1});
 }
 
 }  // namespace shardlib::detail

@@ -54,6 +54,7 @@ SHARDLIB_INLINE void Device::know_absent(std::string_view axis) {
 }
 
 SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_view axis) {
+  if (whole->is_absent(axis)) return whole;
   const std::string known(axis);
   if (const auto it = whole->views_.find(known); it != whole->views_.end()) return DevicePtr::share(it->second);
   auto axes = whole->axes_;
@@ -182,6 +183,11 @@ SHARDLIB_INLINE std::string Device::describe() const {
   auto place = axes_;
   for (std::size_t i = 0; i < place.size(); ++i) place[i].size = coordinates_[i];
   return "device " + std::to_string(rank_) + " (" + to_string(place) + ") of mesh " + to_string(axes_);
+}
+
+SHARDLIB_INLINE std::string Device::describe_view() const {
+  if (!whole_ || reinterpreted_) return describe();
+  return whole_->describe_view() + ", in its submesh " + (axes_.empty() ? "without axes" : to_string(axes_));
 }
 
 SHARDLIB_INLINE std::size_t Device::find(std::string_view axis) const {

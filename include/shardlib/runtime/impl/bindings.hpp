@@ -52,11 +52,17 @@ SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
 
 SHARDLIB_INLINE void Bindings::bind(const Value& x) {
   if (!operands_.full()) operands_.push_back(x.spec);
-  if (x.device != device_)
-    fail(x.device->describe() == device_->describe()
+  if (x.device != device_) {
+    const bool one_mesh = &x.device->original() == &device_->original();
+    const std::string here = x.device->describe_view(), there = device_->describe_view();
+    fail(here == there
              ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one"
-             : "its operands are on different meshes: " + x.device->describe() + " and " + device_->describe() +
-                   (&x.device->original() != &device_->original() ? "" : "; `reinterpret` one of them (no traffic)"));
+             : "its operands are on different meshes: " + here + " and " + there +
+                   (one_mesh                                ? "; `reinterpret` one of them (no traffic)"
+                    : &x.device->root() == &device_->root() ? "; tensors come to a submesh as arguments of "
+                                                              "`on_submeshes`, and leave it as results (no traffic)"
+                                                            : ""));
+  }
   for (int i = 0; i < x.spec->rank(); ++i)
     if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
 }

@@ -1,0 +1,301 @@
+// submesh and on_submeshes: how tensors come to the devices with one index of an axis and leave them, forward and
+// backward, against whole arrays; submeshes that compute different things, against one device; mistakes of run time.
+#include <algorithm>
+#include <cmath>
+
+#include "op_case.hpp"
+#include "shardlib/run/plan.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Whole = Mesh<"d e t">;
+
+TEST_CASE("on_submeshes: each way in and out, with collectives inside", "[ops]") {
+  const std::vector<std::string> meshes{"d=1,e=1,t=1", "d=2,e=2,t=1", "d=1,e=2,t=2",
+                                        "d=2,e=3,t=1", "d=1,e=4,t=1", "d=2,e=2,t=2"};
+  std::vector<Case> cases;
+  cases.push_back(make_case<Tensor<f32, "A/e/t B/d">>(
+      "shards in and out",
+      [](const auto& x) {
+        return on_submeshes<"A/e">(
+            Whole(x.device()), [](const Mesh<"d t">&, const Tensor<f32, "A/t B/d">& y) { return y; }, x);
+      },
+      same(), {.padding = false}));
+  cases.push_back(make_case<Tensor<f32, "A/e/t B/d">>(
+      "shards in and out, gathered and scattered inside",
+      [](const auto& x) {
+        return on_submeshes<"A/e">(
+            Whole(x.device()), [](const Mesh<"d t">&, const auto& y) { return shard<"A/d B">(all_gather<"A B">(y)); },
+            x);
+      },
+      same(), {.padding = false}));
+  cases.push_back(make_case<Tensor<f32, "A/e B/d +t">>(
+      "partial over an axis of the submesh",
+      [](const auto& x) {
+        return on_submeshes<"A/e">(
+            Whole(x.device()), [](const Mesh<"d t">&, const auto& y) { return reduce_scatter<"A B/d/t">(y); }, x);
+      },
+      same(), {.padding = false}));
+  cases.push_back(make_case<Tensor<f32, "A/e B">, Tensor<f32, "B C/t">>(
+      "a replicated argument, with rows apart",
+      [](const auto& x, const auto& w) {
+        return on_submeshes<"A/e">(
+            Whole(x.device()),
+            [](const Mesh<"d t">&, const Tensor<f32, "A B">& rows, const Tensor<f32, "B C/t">& all) {
+              return einsum_unreduced<"A B, B C/t -> A C/t">(rows, all);
+            },
+            x, w);
+      },
+      products(), {.padding = false}));
+  cases.push_back(make_case<Tensor<f32, "A/e B/d">, Tensor<f32, "B/d C">>(
+      "a pending sum of the submesh, and one over all",
+      [](const auto& x, const auto& w) {
+        const auto y = on_submeshes<"A/e">(
+            Whole(x.device()),
+            [](const Mesh<"d t">&, const auto& rows, const auto& all) {
+              return all_reduce<"A C">(einsum_unreduced<"A B/d, B/d C -> A C +d">(rows, all));
+            },
+            x, w);
+        return y;
+      },
+      products(), {.padding = false}));
+  cases.push_back(make_case<Tensor<f32, "A/e B">, Tensor<f32, "A/e C">>(
+      "summands",
+      [](const auto& x, const auto& w) {
+        const auto parts = on_submeshes<"+e">(
+            Whole(x.device()),
+            [](const Mesh<"d t">&, const Tensor<f32, "A B">& rows, const Tensor<f32, "A C">& more) {
+              return einsum_unreduced<"A B, A C -> B C">(rows, more);
+            },
+            x, w);
+        return all_reduce<"B C">(parts);
+      },
+      products(), {.padding = false}));
+  check_cases(cases, meshes);
+}
+
+using Rows = Tensor<f32, "B/d M">;
+
+/// What the submesh of index 0 computes, and that of index 1, as functions of any mesh. Only the second uses the bias.
+template <Spec X>
+auto first(const Tensor<f32, X>& x, const Tensor<f32, "M F">& up) {
+  return sum<make_op<"B/d F", "+d">>(relu(einsum_unreduced<"B/d M, M F -> B/d F">(x, up)));
+}
+auto second(const Rows& x, const Tensor<f32, "M F">& up, const Tensor<f32, "F">& bias) {
+  return sum<"B/d F -> +d">(tanh(einsum_unreduced<"B/d M, M F -> B/d F">(x, up) + bias));
+}
+struct Model {
+  Tensor<f32, "M/d F"> up;
+  Tensor<f32, "F/e"> bias;
+};
+
+/// The loss on two submeshes. The gathers of the bias over e, and of the weights over d, communicate backward too:
+/// every device has to take part, though the submesh of index 0 uses no bias.
+auto loss_on_two(const Model& w, const Rows& x) -> Tensor<f32, "+d +e"> {
+  const Mesh<"d e"> mesh(x.device());
+  const auto bias = all_gather<"F">(w.bias);
+  const int e = mesh.axis_index("e");
+  return on_submeshes<"+e">(
+      mesh,
+      [e](const Mesh<"d">&, const Tensor<f32, "M/d F">& up, const Rows& rows, const Tensor<f32, "F">& b) {
+        const auto all = all_gather<"M F">(up);
+        return e == 0 ? first(rows, all) : second(rows, all, b);
+      },
+      w.up, x, bias);
+}
+/// The same on a mesh with e=1.
+auto loss_on_one(const Model& w, const Rows& x) -> Tensor<f32, "+d +e"> {
+  const auto all = all_gather<"M F">(w.up);
+  return to_partial<"+d +e">(first(x, all) + second(x, all, all_gather<"F">(w.bias)));
+}
+
+TEST_CASE("on_submeshes: two submeshes compute different parts of a loss, as one device does", "[ops]") {
+  std::vector<std::vector<f32>> expected;
+  for (const char* shape : {"d=1,e=1", "d=1,e=2", "d=2,e=2"})
+    for (const char* recompute : {"no", "marked", "everything"})
+      on_mesh(shape, [&](const DevicePtr& device) {
+        const Mesh<"d e"> mesh(device);
+        const Sizes sizes{{"B", 4}, {"M", 6}, {"F", 8}};
+        const Model w{random_normal<f32, "M/d F">(mesh, sizes, {2, 0}), random_normal<f32, "F/e">(mesh, sizes, {2, 1})};
+        const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 2});
+        const bool one = mesh.size("e") == 1, plain = std::string_view(recompute) == "no";
+        const auto f = [&](const Model& weights, const Rows& rows) {
+          if (one) return loss_on_one(weights, rows);
+          return plain ? loss_on_two(weights, rows)
+                       : explicit_activation_checkpointing(loss_on_two, {recompute})(weights, rows);
+        };
+        const auto [value, partial] = value_and_grad(mesh, f, w, x);
+        const Model grads = reduce_gradients(mesh, partial);
+        const std::vector<std::vector<f32>> found{fetch(value).data, fetch(grads.up).data, fetch(grads.bias).data};
+        if (expected.empty() && device->size() == 1) expected = found;
+        if (expected.empty()) return;  // an idle rank of the first mesh
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          expect(std::ranges::any_of(expected[i], [](f32 number) { return number != 0; }), "all parts have a gradient");
+          for (std::size_t k = 0; k < found[i].size(); ++k)
+            expect(std::abs(found[i][k] - expected[i][k]) <= 1e-5F * (1 + std::abs(expected[i][k])),
+                   std::string(shape) + ", " + recompute + ": leaf " + show(i) + " is that of one device");
+        }
+      });
+}
+
+struct Layer {
+  Tensor<f32, "F"> scale;
+  Tensor<f32, "F/t"> shift;
+};
+struct Config {
+  double factor;
+  explicit Config(double f) : factor(f) {}
+};
+
+TEST_CASE("on_submeshes: a new dim, trees, other arguments, several results", "[ops]") {
+  for (const char* shape : {"d=1,e=2,t=1", "d=1,e=4,t=1", "d=2,e=2,t=2", "d=2,t=2", "d=2,e=4"})
+    on_mesh(shape, [](const DevicePtr& device) {
+      const Whole mesh(device);
+      const int e = mesh.axis_index("e"), n = mesh.size("e");
+      const Sizes sizes{{"F", 8}, {"B", 4}};
+      const Layer layer{full<f32, "F">(mesh, sizes, 2.0), full<f32, "F/t">(mesh, sizes, 3.0)};
+      const auto ids = iota<"B/d">(mesh, 4);
+      const auto f = [e](const Mesh<"d t">& part, const Layer& w, const Tensor<i32, "B/d">& rows,
+                         const Config& config) {
+        expect(part.size("d") == w.scale.device()->size("d") && part.device() == w.scale.device(), "on the part");
+        const auto own = full<f32, "F">(part, {{"F", 8}}, config.factor * e);
+        return std::pair(w.scale * own + all_gather<"F">(w.shift), rows + e);
+      };
+      const auto [y, moved] = on_submeshes<"N/e">(mesh, f, layer, ids, Config(10));
+      static_assert(std::is_same_v<decltype(y), const Tensor<f32, "N/e F">>);
+      static_assert(std::is_same_v<decltype(moved), const Tensor<i32, "N/e B/d">>);
+      expect(y.size("N") == n && y.device() == device, "one element for each submesh");
+      const auto all = fetch(y).data;
+      const auto numbers = fetch(moved).data;
+      for (int i = 0; i < n; ++i) {
+        for (int k = 0; k < 8; ++k)
+          expect(all[static_cast<std::size_t>(8 * i + k)] == 20.F * static_cast<f32>(i) + 3, "y");
+        for (int k = 0; k < 4; ++k) expect(numbers[static_cast<std::size_t>(4 * i + k)] == k + i, "ids");
+      }
+      // What leaves as shards of a new dim is a summand after a sum over that dim.
+      const auto sums = fetch(all_reduce<"F">(sum<"N/e F -> F +e">(y))).data;
+      const auto summed = on_submeshes<"+e">(
+          mesh,
+          [&](const Mesh<"d t">& part, const Layer& w) {
+            return std::get<0>(f(part, w, iota<"B/d">(part, 4), Config(10)));
+          },
+          layer);
+      expect_equal(fetch(all_reduce<"F">(summed)).data, sums);
+    });
+}
+
+TEST_CASE("submesh: each trains a model of its own, and submeshes and other axes within", "[ops]") {
+  for (const char* shape : {"d=2,e=2,t=1", "d=2,e=2,t=2"})
+    on_mesh(shape, [](const DevicePtr& device) {
+      const Whole mesh(device);
+      const int t = mesh.size("t");
+      const auto part = submesh<"e">(mesh);
+      static_assert(std::is_same_v<decltype(part), const Mesh<"d t">>);
+      expect(part.device() == submesh<"e">(mesh).device(), "asked again, the same device");
+      expect(part.size() == 2 * t && part.rank() == t * mesh.axis_index("d") + mesh.axis_index("t"), "its devices");
+      const int e = mesh.axis_index("e");
+      const auto x = random_normal<f32, "B/d M">(part, {{"B", 4}, {"M", 6}}, {3, 0});
+      auto w = random_normal<f32, "M/t">(part, {{"M", 6}}, {3, 1});
+      const auto start = fetch(w).data;
+      const auto loss = [e](const Tensor<f32, "M/t">& weights, const Tensor<f32, "B/d M">& rows) {
+        const auto y = einsum_unreduced<"B/d M/t, M/t -> B/d +t">(shard<"B/d M/t">(rows), weights);
+        const auto r = reduce_scatter<"B/d/t">(y);
+        return e == 0 ? sum<"B/d/t -> +d +t">(square(r)) : sum<"B/d/t -> +d +t">(square(r - 1.0)) * 2.0;
+      };
+      // A number of steps of its own, too: submeshes do not wait for each other.
+      for (int step = 0; step < 2 + e; ++step) {
+        const auto [value, grads] = value_and_grad(part, loss, w, x);
+        w = w - reduce_gradients(part, grads) * 0.01;
+      }
+      const auto both = fetch(on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return w; })).data;
+      expect(both.size() == 12 && both[0] != both[6] && both[0] != start[0] && both[6] != start[0], "two models");
+
+      const auto own = submesh<"d">(part);
+      const auto y = on_submeshes<"R/d">(part, [&](const Mesh<"t">& inner) {
+        expect(inner.device() == own.device() && inner.size() == t, "a submesh of a submesh");
+        const auto seen = reinterpret<"t -> u">(inner);
+        return reinterpret<"u -> t">(
+            all_gather<"A">(full<f32, "A/u">(seen, {{"A", 2}}, 10.0 * e + mesh.axis_index("d"))), inner);
+      });
+      expect_equal(fetch(y).data, std::vector<f32>{10.F * e, 10.F * e, 10.F * e + 1, 10.F * e + 1});
+
+      const auto folded = reinterpret<"d e -> f">(mesh);
+      const auto z = on_submeshes<"F/f">(folded, [&](const Mesh<"t">& inner) {
+        return full<f32, "A/t">(inner, {{"A", 2}}, folded.axis_index("f"));
+      });
+      expect_equal(fetch(all_gather<"F A">(z)).data, std::vector<f32>{0, 0, 1, 1, 2, 2, 3, 3});
+    });
+}
+
+TEST_CASE("on_submeshes: no copy, and no traffic", "[ops]") {
+  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
+    const auto x = ones<f32, "A/e B">(Whole(device), {{"A", 4}, {"B", 2}});
+    const auto y = on_submeshes<"A/e">(
+        Whole(device), [](const Mesh<"d t">&, const auto& rows) { return rows; }, x);
+    expect(x.value()->data().data() == y.value()->data().data(), "the same memory");
+  });
+  const run::Plan counted = run::plan(parse_mesh("d=2,e=2"), [](const DevicePtr& device) {
+    const Mesh<"d e"> mesh(device);
+    const auto x = zeros<f32, "A/d">(mesh, {{"A", 8}});
+    device->local<run::Plan>() = run::count_step(device, [&] {
+      static_cast<void>(on_submeshes<"+e">(
+          mesh, [](const Mesh<"d">&, const auto& rows) { return all_gather<"A">(rows); }, x));
+    });
+  });
+  REQUIRE(counted.collectives.size() == 1);
+  CHECK(counted.collectives[0].axes == "d");
+}
+
+TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
+  on_mesh("d=2,e=2,t=1", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const auto part = submesh<"e">(mesh);
+    const std::string here = device->describe(), there = here + ", in its submesh d=2,t=1";
+    const auto x = ones<f32, "B">(mesh, {{"B", 2}});
+    const auto own = ones<f32, "B">(part, {{"B", 2}});
+    const auto nothing = [](const Mesh<"d t">& m, const auto&...) { return ones<f32, "B">(m, {{"B", 2}}); };
+    expect_error<Error>([&] { (void)on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return x + own; }); },
+                        "+ of `B` and `B`: its operands are on different meshes: " + there + " and " + here +
+                            "; tensors come to a submesh as arguments of `on_submeshes`, and leave it as results (no "
+                            "traffic) (" +
+                            here + ")");
+    expect_error<Error>([&] { (void)on_submeshes<"N/e">(mesh, nothing, own); },
+                        "on_submeshes<`N/e`>: argument 1 is on " + there +
+                            ", but the call is for mesh d=2,e=2,t=1; the function may capture what is on its submesh "
+                            "already (" +
+                            here + ")");
+    expect_error<Error>(
+        [&] { (void)on_submeshes<"+e">(mesh, [&](const Mesh<"d t">&) { return x; }); },
+        "on_submeshes<`+e`>: the result of the function is on " + here +
+            "; return a tensor that is made on the submesh that the function gets, or of its arguments (" + here + ")");
+    const auto padded = ones<f32, "B/e">(mesh, {{"B", 3, 4}});
+    expect_error<Error>(
+        [&] { (void)on_submeshes<"N/e">(mesh, nothing, padded); },
+        "on_submeshes<`N/e`>: argument 1 is padded along `B/e`, of size 3 (padded to 4), and the padding "
+        "would be that of some submeshes alone; choose a size that needs none (" +
+            here + ")");
+    expect_error<Error>(
+        [&] {
+          (void)on_submeshes<"B/e">(mesh, [](const Mesh<"d t">& m) { return ones<f32, "B/d">(m, {{"B", 3, 4}}); });
+        },
+        "on_submeshes<`B/e`>: the result of the function is padded along `B/d`, of size 3 (padded to 4), and the "
+        "padding would "
+        "be that of some submeshes alone; choose a size that needs none (" +
+            here + ")");
+    const auto square_of = [](const Tensor<f32, "B">& v) { return to_partial<"+d +e +t">(sum<"B -> ">(v * v)); };
+    expect_error<Error>(
+        [&] { (void)value_and_grad(mesh, square_of, own); },
+        "value_and_grad: the weight is on " + there +
+            ", but the call is for mesh d=2,e=2,t=1, and a gradient is typed by the axes of one mesh; "
+            "call value_and_grad with the mesh of the weights, or bring tensors over with `on_submeshes` "
+            "(no traffic)");
+    expect_error<Error>([&] { (void)Whole(part.device()); },
+                        "axis 'e' is not one of this mesh, which is a part of mesh d=2,e=2,t=1 at one place of it");
+  });
+}
+
+}  // namespace
