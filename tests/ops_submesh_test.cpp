@@ -198,6 +198,7 @@ TEST_CASE("submesh: each trains a model of its own, and submeshes and other axes
       expect(part.device() == submesh<"e">(mesh).device(), "asked again, the same device");
       expect(part.size() == 2 * t && part.rank() == t * mesh.axis_index("d") + mesh.axis_index("t"), "its devices");
       const int e = mesh.axis_index("e");
+      const f32 tens = 10.F * static_cast<f32>(e);
       const auto x = random_normal<f32, "B/d M">(part, {{"B", 4}, {"M", 6}}, {3, 0});
       auto w = random_normal<f32, "M/t">(part, {{"M", 6}}, {3, 1});
       const auto start = fetch(w).data;
@@ -221,7 +222,7 @@ TEST_CASE("submesh: each trains a model of its own, and submeshes and other axes
         return reinterpret<"u -> t">(
             all_gather<"A">(full<f32, "A/u">(seen, {{"A", 2}}, 10.0 * e + mesh.axis_index("d"))), inner);
       });
-      expect_equal(fetch(y).data, std::vector<f32>{10.F * e, 10.F * e, 10.F * e + 1, 10.F * e + 1});
+      expect_equal(fetch(y).data, std::vector<f32>{tens, tens, tens + 1, tens + 1});
 
       const auto folded = reinterpret<"d e -> f">(mesh);
       const auto z = on_submeshes<"F/f">(folded, [&](const Mesh<"t">& inner) {
@@ -229,6 +230,40 @@ TEST_CASE("submesh: each trains a model of its own, and submeshes and other axes
       });
       expect_equal(fetch(all_gather<"F A">(z)).data, std::vector<f32>{0, 0, 1, 1, 2, 2, 3, 3});
     });
+}
+
+TEST_CASE("on_submeshes: a name has a size of its own inside", "[ops]") {
+  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const auto w = random_normal<f32, "X/e M/t">(mesh, {{"X", 4}, {"M", 2}}, {4, 0});
+    const auto loss = [&](const Tensor<f32, "X/e M/t">& weights) -> Tensor<f32, "+d +e +t"> {
+      const auto y = on_submeshes<"X/e">(
+          mesh,
+          [](const Mesh<"d t">& part, const Tensor<f32, "X M/t">& rows) {
+            expect(rows.size("X") == 2, "half of the rows");
+            return rows * ones<f32, "X">(part, {});  // whose size the call knows
+          },
+          weights);
+      expect(y.size("X") == 4, "all rows");
+      return to_partial<"+d +e +t">(sum<"X/e M/t -> +e +t">(square(y)));
+    };
+    const auto [value, grads] = value_and_grad(mesh, loss, w);
+    expect_equal(fetch(reduce_gradients(mesh, grads)).data, fetch(w * 2.0).data);
+  });
+}
+
+TEST_CASE("on_submeshes: a collective over the axis finds results of different sizes", "[ops]") {
+  if (under_mpi()) return;  // where each rank would end the program
+  const std::string said = error_of([] {
+    on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
+      const Whole mesh(device);
+      const auto y = on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">& part) {
+        return ones<f32, "B">(part, {{"B", 2 + mesh.axis_index("e")}});
+      });
+      (void)all_gather<"N B">(y);
+    });
+  });
+  CHECK(said.find("every device of a group must make the same calls") != std::string::npos);
 }
 
 TEST_CASE("on_submeshes: no copy, and no traffic", "[ops]") {

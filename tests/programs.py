@@ -968,6 +968,22 @@ def context_parallel(p):
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(2, "--heads 2", "--mesh s=4", "choose a multiple of 4")
 
 
+def patch_embedding(p):
+    """A convolution of patches. The program itself fails where an einsum over split patches differs, or its gradients."""
+    one = None
+    for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=1", 0), ("d=2,t=2", 0), ("d=1,t=2", 2)]:
+        if ranks and not p.mpiexec:
+            continue
+        run = p.run("patch_embedding", [mesh], ranks=ranks)
+        run.succeeds()
+        losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", run.out, re.M)]
+        if not run.check(len(losses) == 6 and losses[-1] < 0.05 * losses[0], "the loss falls"):
+            return
+        one = one or losses
+        difference = max(abs(a - b) for a, b in zip(losses, one))
+        run.check(difference < 2e-3, f"the losses of one device ({difference:.1e})")
+
+
 def moe(p):
     """Mixtures of experts: the same curve on each mesh where nothing is dropped, and the numbers of the balance."""
     small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 8, "--d-ff": 16}
@@ -1307,4 +1323,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, options_of_others, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes], __doc__))

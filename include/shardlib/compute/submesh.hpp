@@ -1,12 +1,7 @@
 // The run-time part of submesh and on_submeshes.
 #pragma once
 
-#include <optional>
-#include <vector>
-
-#include "shardlib/autodiff/tape.hpp"
 #include "shardlib/ops/submesh.hpp"
-#include "shardlib/runtime/names.hpp"
 #include "shardlib/support/inline.hpp"
 
 #ifndef SHARDLIB_COMPILED
