@@ -124,6 +124,7 @@ struct Submeshes {
   template <int I, class D, Spec S>
   static auto enter(SubmeshCall& run, const Tensor<D, S>& x) -> typename inside<I, Tensor<D, S>>::type {
     using There = typename inside<I, Tensor<D, S>>::type;
+    const Calling op{"on_submeshes", P, {}};
     return There(
         run.enter(x.value(), I, parsed<There::spec>, parsed<dual_spec(S, A)>, parsed<dual_spec(There::spec, axes)>));
   }
@@ -139,6 +140,7 @@ struct Submeshes {
   template <class D, Spec S>
   static auto leave(SubmeshCall& run, const Tensor<D, S>& y) {
     using Out = typename outside<Tensor<D, S>>::type;
+    const Calling op{"on_submeshes", P, {}};
     return Out(run.leave(y.value(), parsed<Out::spec>, parsed<dual_spec(S, axes)>));
   }
   template <class... T>

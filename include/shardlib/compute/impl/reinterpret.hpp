@@ -97,8 +97,8 @@ SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, cons
                                        const TensorSpec& out, const TensorSpec& dual) {
   const DevicePtr& here = x->device;
   if (&here->original() != &device->original())
-    throw Error(op.describe() + ": the tensor is on " + here->describe() + ", and the mesh is one of " +
-                device->describe() + "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
+    throw Error(op.describe() + ": the tensor is on " + here->describe_view() + ", and the mesh is one of " +
+                device->describe_view() + "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
   const rules::AxisMap map = rules::parse_axis_map(op.spec);
   for (const auto& group : map.groups) check_same_devices(op, *here, group.from, *device, group.to);
   Axes stay;
