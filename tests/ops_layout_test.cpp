@@ -1,4 +1,4 @@
-// rename, rearrange, transpose, merge, split, concat, stack and broadcast, with their VJPs.
+// rename, rearrange, transpose, merge, split, stack_shards, concat, stack and broadcast, with their VJPs.
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -43,6 +43,127 @@ TEST_CASE("merge and split", "[ops]") {
       ONE(f32, "B/t", (split<"B/t -> C/t 2">(x, {})), same()),
       ONE(bf16, "A/t", (split<"A/t -> H/t 2 2">(x, {})), same()),
   });
+}
+
+/// The stack of x's shards: each element of x lies in the shard of a device, whose places along the axes count the
+/// first dim. Sizes depend on the mesh.
+Global stack_of_shards(const DevicePtr& device, const Global& x, const TensorSpec& from, const TensorSpec& to) {
+  const auto along = [&](std::string_view axis) -> std::int64_t { return axis_size(device->axes(), axis); };
+  Global y{{std::string(to.dims[0].name)}, {1}, {}, {1}};
+  Shape shards(x.shape.size(), 1);  // of each dim that is stacked
+  for (const auto axis : to.dims[0].axes) y.padded[0] = y.shape[0] *= along(axis);
+  for (std::size_t i = 0; i < x.shape.size(); ++i) {
+    const Dim &whole = from.dims[static_cast<int>(i)], &part = to.dims[static_cast<int>(i) + 1];
+    if (!(whole == part))
+      for (const auto axis : whole.axes) shards[i] *= along(axis);
+    y.names.emplace_back(part.name);
+    y.shape.push_back(x.shape[i] / shards[i]);
+    y.padded.push_back(x.padded[i] / shards[i]);
+  }
+  y.data.resize(x.data.size());
+  const Shape strides = strides_along(y, y.names);
+  auto element = x.data.begin();
+  for_each_index(x.shape, [&](const Shape& index) {
+    std::map<std::string_view, std::int64_t> place;  // of the device, along each axis
+    Shape at{0};
+    for (std::size_t i = 0; i < index.size(); ++i) {
+      const std::int64_t size = x.shape[i] / shards[i];
+      at.push_back(index[i] % size);
+      const Axes& axes = from.dims[static_cast<int>(i)].axes;
+      std::int64_t shard = index[i] / size;
+      for (int k = shards[i] > 1 ? axes.size() : 0; k-- > 0; shard /= along(axes[k]))
+        place[axes[k]] = shard % along(axes[k]);
+    }
+    for (const auto axis : to.dims[0].axes) at[0] = at[0] * along(axis) + place[axis];
+    y.data[offset(strides, at)] = *element++;
+  });
+  return y;
+}
+
+/// stack_shards<O> of X, and unstack_shards<Back> of the result, forward and backward. Dims that are not stacked are
+/// one element shorter than padded, if `pad`.
+template <class X, OpSpec O, OpSpec Back>
+void check_stack_of_shards(const DevicePtr& device, bool pad) {
+  using Y = decltype(stack_shards<O>(std::declval<X>()));
+  static_assert(std::is_same_v<decltype(unstack_shards<Back>(std::declval<Y>())), X>);
+  static const TensorSpec from = parse_tensor(X::spec).spec, to = parse_tensor(Y::spec).spec;
+  if (!names_axes_of(*device, from)) return;
+  const DType dtype = dtype_v<typename X::value_type>;
+  const auto draw_x = [&](Draw kind, std::uint64_t seed) {
+    Global x = shell(from);
+    for (int i = 0; i < from.rank(); ++i)
+      if (pad && !from.dims[i].is_integer() && from.dims[i] == to.dims[i + 1]) --x.shape[static_cast<std::size_t>(i)];
+    x.data.resize(count_of(x.shape));
+    for (std::size_t i = 0; i < x.data.size(); ++i) x.data[i] = draw(kind, seed, i);
+    return x;
+  };
+  const bool floating = is_floating(dtype);
+  const Global x = draw_x(floating ? Draw::odd : Draw::integers, 1);
+  const Global y = stack_of_shards(device, x, from, to);
+  const auto placed = place(device, dtype, from, x, 1);
+  const X operand(floating ? detail::as_leaf(*placed) : placed);
+  const Y stacked = stack_shards<O>(operand);
+  expect_close(assemble(*stacked.value(), to), y, dtype, 0, "stack_shards");
+  expect(stacked.value()->data().data() == placed->data().data(), "without a copy");
+  const auto placed_stack = place(device, dtype, to, y, 1);
+  const Y of_back(floating ? detail::as_leaf(*placed_stack) : placed_stack);
+  const X back = unstack_shards<Back>(of_back);
+  expect_close(assemble(*back.value(), from), x, dtype, 0, "unstack_shards");
+  if (!floating) return;
+  // Cotangents go the other way.
+  const Global ct = draw_x(Draw::odd, 77), ct_of_stack = stack_of_shards(device, ct, from, to);
+  const std::string dual_x = dual_on(*device, from), dual_y = dual_on(*device, to);
+  const TensorSpec due = parse_tensor(dual_x).spec, due_of_stack = parse_tensor(dual_y).spec;
+  const auto x_bar = place(device, dtype, due, ct, 7), y_bar = place(device, dtype, due_of_stack, ct_of_stack, 7);
+  const auto found = detail::backward({{stacked.value()->slot, y_bar}}, {operand.value()->slot});
+  expect_close(assemble(*found[0], due), ct, dtype, 0, "cotangent of stack_shards");
+  const auto found_back = detail::backward({{back.value()->slot, x_bar}}, {of_back.value()->slot});
+  expect_close(assemble(*found_back[0], due_of_stack), ct_of_stack, dtype, 0, "cotangent of unstack_shards");
+  const Dot there = pair_up(*stacked.value(), *y_bar), here = pair_up(*operand.value(), *found[0]);
+  expect(std::abs(there.sum - here.sum) <= 1e-6 * there.magnitude, "adjoint law");
+}
+
+TEST_CASE("stack_shards and unstack_shards", "[ops]") {
+  for (const std::string& mesh : op_meshes())
+    for (const bool pad : {false, true})
+      on_mesh(mesh, [&](const DevicePtr& device) {
+        poison(*device);
+        check_stack_of_shards<Tensor<f32, "B/d L/t M">, "B/d L/t M -> P/t/d U W M", "P/t/d U W M -> B/d L/t M">(device,
+                                                                                                                pad);
+        check_stack_of_shards<Tensor<f32, "L/t B/d M">, "P/d/t U W M", "L/t B/d M">(device, pad);
+        check_stack_of_shards<Tensor<f32, "B/t/d M">, "B/t/d M -> P/d/t U M", "P/d/t U M -> B/t/d M">(device, pad);
+        check_stack_of_shards<Tensor<f32, "K M/t L/d">, "P/d K M/t W", "K M/t L/d">(device, pad);
+        check_stack_of_shards<Tensor<f32, "2 B/d L +t">, "P/d 2 U L +t", "2 B/d L +t">(device, pad);
+        check_stack_of_shards<Tensor<f32, "A/p B/d L/t">, "P/t/p/d N U W", "A/p B/d L/t">(device, pad);
+        check_stack_of_shards<Tensor<bf16, "B/d L/t">, "P/d/t U W", "B/d L/t">(device, pad);
+        check_stack_of_shards<Tensor<i32, "B/d L/t K">, "P/t/d U W K", "B/d L/t K">(device, pad);
+      });
+  SUCCEED();
+}
+
+TEST_CASE("stack_shards: padding, and stacks that are none", "[ops]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const std::string on = " (" + device->describe() + ")";
+    const auto padded = zeros<f32, "B/d L">(mesh, {{"B", 5, 6}, {"L", 2}});
+    expect_error<Error>(
+        [&] { stack_shards<"B/d L -> P/d U L">(padded); },
+        "stack_shards<`B/d L -> P/d U L`>: dim `B` is 5 (padded to 6), and shards would have several sizes; "
+        "choose one that needs none" +
+            on);
+    const auto rows = zeros<f32, "P/d U">(mesh, {{"P", 4}, {"U", 3}});
+    expect_error<Error>(
+        [&] { unstack_shards<"P/d U -> B/d">(rows); },
+        "unstack_shards<`P/d U -> B/d`>: dim `P/d` is 4, but must have one element for each of the 2 devices "
+        "along its axes; `split` it first, and keep the rest as a dim of the shards" +
+            on);
+    const auto parts = zeros<f32, "P/d W">(mesh, {{"P", 2}, {"W", 3, 4}});
+    expect_error<Error>([&] { unstack_shards<"P/d W -> B/d">(parts); },
+                        "unstack_shards<`P/d W -> B/d`>: dim `W` is 3 (padded to 4), and its padding would lie between "
+                        "elements; choose a size that needs none" +
+                            on);
+  });
+  SUCCEED();
 }
 
 /// One operand after the other along `dim`.

@@ -1302,6 +1302,40 @@ TEST_CASE("rules: layout") {
   illegal(rules::split("E -> B D", "B E"), "split<`E -> B D`>: dim `B` stands twice: rename one of the two");
   illegal(rules::split("E -> 2 D", "A/a B C F G I J K N E"), "split<`E -> 2 D`>: the result has more than 10 dims");
   illegal(rules::split("4 -> 2 3", "4"), "split<`4 -> 2 3`>: the product of the sizes `2 3` is not 4");
+  legal(rules::stack_shards("B/d/e L/s M/t -> P/s/d/e U W M/t", "B/d/e L/s M/t"), "P/s/d/e U W M/t");
+  legal(rules::stack_shards("P/d U 2 +t", "B/d 2 +t"), "P/d U 2 +t");
+  legal(rules::unstack_shards("P/s/d U W -> B/d L/s", "P/s/d U W"), "B/d L/s");
+  const auto stack = [](const char* op, const char* in, const std::string& why) {
+    illegal(rules::stack_shards(op, in), "stack_shards<`" + std::string(op) + "`>: " + why);
+  };
+  const std::string sizes = "dim `B/d` has the size of all shards, and ";
+  stack("B/d -> P/d", "B/d",
+        "the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
+  stack("B/d L -> 2 U L", "B/d L", "the first dim of the stack, `2`, lacks the axis d of dim `B/d`; write it there");
+  stack("B/d L -> P/d U N", "B/d L", "dim `L` is not sharded, so it stays as it is and cannot be `N`");
+  stack("B/d/t L -> P/d U/t L", "B/d/t L",
+        "dim `B/d/t` cannot be `U/t` in the stack; leave it as it is, or give all its axes to the first");
+  stack("B/d L -> P/d 2 L", "B/d L", sizes + "`2` that of one; write a name for it, which takes any size");
+  stack("B/d L -> P/d B L", "B/d L", sizes + "`B` that of one; write another name for one of them");
+  stack("B/d L/s -> P/d U W", "B/d L/s",
+        "the first dim of the stack, `P/d`, lacks the axis s of dim `L/s`; write it there");
+  stack("B/d L -> P/d/t U L", "B/d L",
+        "the first dim of the stack, `P/d/t`, has the axis t, which it gets from no dim; leave it out there");
+  stack("B/d L -> P B/d L", "B/d L",
+        "no dim gives its axes to the first, so there are no shards to stack; drop the op");
+  stack("B/d +t -> P/d U", "B/d +t",
+        "the sum over t is still pending in the operand, so the result must keep `+t`; take `all_reduce` for it before "
+        "or "
+        "afterwards (communicates)");
+  stack("B/d, L -> P/d U", "B/d", "the op spec has 2 operands, the call has 1");
+  illegal(rules::unstack_shards("P/d U W -> B/d L/s", "P/d U W"),
+          "unstack_shards<`P/d U W -> B/d L/s`>: the first dim of the stack, `P/d`, lacks the axis s of dim `L/s`; "
+          "write it "
+          "there");
+  illegal(rules::unstack_shards("P/d/s U W -> B/d", "P/d/s U W"),
+          "unstack_shards<`P/d/s U W -> B/d`>: the stack has one dim more, the first, with an element for each device: "
+          "`B/d "
+          "L/s -> P/d/s U W`");
   legal(rules::broadcast("M -> B/d M", "M"), "B/d M");
   legal(rules::broadcast("M +t -> B/d M +t", "M +t"), "B/d M +t");
   legal(rules::broadcast(" -> A/t", ""), "A/t");

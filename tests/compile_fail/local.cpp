@@ -643,3 +643,17 @@ auto ulysses_of_a_part_of_the_axes(const Tensor<f32, "L/s/t H D">& x) {
   return ulysses_attention<"L/s/t H -> L/s H/t", "D">(x, x, x);
 }
 #endif
+
+// expect: stack_shards<`B/d L/s M -> P/d U W M`>: the first dim of the stack, `P/d`, lacks the axis s of dim `L/s`
+#if SECTION == 91
+auto stack_shards_of_one_axis(const Tensor<f32, "B/d L/s M">& x) {
+  return stack_shards<"B/d L/s M -> P/d U W M">(x);
+}
+#endif
+
+// expect: unstack_shards<`P/d U -> U/d`>: dim `U/d` has the size of all shards, and `U` that of one; write another name
+#if SECTION == 92
+auto unstack_shards_to_one_name(const Tensor<f32, "P/d U">& x) {
+  return unstack_shards<"P/d U -> U/d">(x);
+}
+#endif

@@ -1,5 +1,5 @@
-// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack, unstack.
-// Ranges: narrow, pad.
+// Names and order of dims: rename, rearrange, transpose, merge, split, stack_shards. Joining of arrays: concat, stack,
+// unstack. Ranges: narrow, pad.
 #pragma once
 
 #include <cstdint>
@@ -101,6 +101,34 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
   const detail::Calling op{"split", O, site};
   return detail::relabel<"split", Out>(op, x,
                                        detail::split_sizes(op, parts, detail::parsed<Out::spec>, x.value(), sizes));
+}
+
+namespace detail {
+/// The sizes of the stack of a tensor's shards, or of the tensor that the elements of a stack are shards of.
+GlobalSizes stacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out);
+GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out);
+}  // namespace detail
+
+/// The shard of each device as an element of a new first dim, without traffic or copy: what is sharded over several
+/// dims is then sharded over one. A shard has another size than its dim, so it has another name. Dims that keep their
+/// axes are not stacked. *Throws* if a stacked dim is padded. Backward: unstack_shards. `stack_shards<"B/d/e L/s M ->
+/// P/s/d/e U W M">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto stack_shards(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::stack_shards, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::stack_shards, O, S>>;
+  const detail::Calling op{"stack_shards", detail::full_op<"stack_shards", O, S>, site};
+  return detail::relabel<"stack_shards", Out>(op, x, detail::stacked_sizes(op, x.value(), detail::parsed<Out::spec>));
+}
+/// The inverse of stack_shards. *Throws* unless the first dim has one element on each device.
+/// `unstack_shards<"P/s/d/e U W M -> B/d/e L/s M">(y)`
+template <OpSpec O, dtype D, Spec S>
+auto unstack_shards(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::unstack_shards, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::unstack_shards, O, S>>;
+  const detail::Calling op{"unstack_shards", detail::full_op<"unstack_shards", O, S>, site};
+  return detail::relabel<"unstack_shards", Out>(op, x,
+                                                detail::unstacked_sizes(op, x.value(), detail::parsed<Out::spec>));
 }
 
 namespace detail {

@@ -1,5 +1,5 @@
-// Typing rules of ops that move or rename elements without computing: rename, rearrange, merge, split, broadcast,
-// concat, stack, unstack.
+// Typing rules of ops that move or rename elements without computing: rename, rearrange, merge, split, stack_shards,
+// broadcast, concat, stack, unstack.
 #pragma once
 
 #include "shardlib/rules/local.hpp"
@@ -327,6 +327,52 @@ constexpr Verdict merge(std::string_view op, const TensorSpec& x) {
 /// split<"E/t -> H/t D">: the inverse of merge. The sizes of the new dims are known at run time.
 constexpr Verdict split(std::string_view op, const TensorSpec& x) {
   return detail_::regroup("split", op, x);
+}
+
+namespace detail_ {
+/// stack_shards from `apart` to `stacked`, or unstack_shards back: dims give all their axes to a new first dim.
+constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const TensorSpec& stacked) {
+  if (stacked.rank() != apart.rank() + 1)
+    return call.fail("the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
+  const Dim& first = stacked.dims[0];
+  const Text stack = "the first dim of the stack, " + quoted(to_string(first)) + ",";
+  Axes given;
+  for (int i = 0; i < apart.rank(); ++i) {
+    const Dim &whole = apart.dims[i], &shard = stacked.dims[i + 1];
+    if (whole == shard) continue;
+    const Text is = "dim " + quoted(to_string(whole)), one = quoted(to_string(shard));
+    const Text sizes = is + " has the size of all shards, and " + one + " that of one; write ";
+    if (whole.axes.empty()) return call.fail(is + " is not sharded, so it stays as it is and cannot be " + one);
+    if (!shard.axes.empty())
+      return call.fail(is + " cannot be " + one +
+                       " in the stack; leave it as it is, or give all its axes to the first");
+    if (shard.is_integer()) return call.fail(sizes + "a name for it, which takes any size");
+    if (whole.name == shard.name) return call.fail(sizes + "another name for one of them");
+    for (auto axis : whole.axes) {
+      given.push_back(axis);
+      if (!first.axes.contains(axis))
+        return call.fail(stack + " lacks the axis " + axis + " of " + is + "; write it there");
+    }
+  }
+  for (auto axis : first.axes)
+    if (!given.contains(axis))
+      return call.fail(stack + " has the axis " + axis + ", which it gets from no dim; leave it out there");
+  if (given.empty())
+    return call.fail("no dim gives its axes to the first, so there are no shards to stack; drop the op");
+  if (!(call.op.in[0].partial == call.op.out.partial)) return call.fail(other_sums(call.op.in[0], call.op.out));
+  return call.accept();
+}
+}  // namespace detail_
+
+/// stack_shards<"B/d/e L/s M -> P/s/d/e U W M">: the shards of B and L along a new first dim.
+constexpr Verdict stack_shards(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("stack_shards", op, x);
+  return call.why.empty() ? detail_::shards(call, call.op.in[0], call.op.out) : call.fail();
+}
+/// unstack_shards<"P/s/d/e U W M -> B/d/e L/s M">: the inverse.
+constexpr Verdict unstack_shards(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("unstack_shards", op, x);
+  return call.why.empty() ? detail_::shards(call, call.op.out, call.op.in[0]) : call.fail();
 }
 
 /// broadcast<"M -> B/d M">: repeats a replicated value along new dims.

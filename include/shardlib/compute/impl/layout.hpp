@@ -94,6 +94,38 @@ SHARDLIB_INLINE GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, 
   return names.sizes(out);
 }
 
+SHARDLIB_INLINE GlobalSizes stacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out) {
+  GlobalSizes global;
+  global.push_back(shard_count(*x->device, out.dims[0].axes));
+  for (int i = 0; i < x->spec->rank(); ++i) {
+    const Dim& dim = x->spec->dims[i];
+    const bool stacked = !(dim == out.dims[i + 1]);
+    if (stacked && x->global[i].is_padded())
+      fail_padded(op, *x->device, dim.name, x->global[i],
+                  "shards would have several sizes; choose one that needs none");
+    global.push_back(stacked ? DimSize(x->local[i]) : x->global[i]);
+  }
+  return global;
+}
+SHARDLIB_INLINE GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out) {
+  const Dim& first = x->spec->dims[0];
+  if (const std::int64_t devices = shard_count(*x->device, first.axes); x->global[0] != DimSize(devices))
+    throw Error(op.describe() + ": dim `" + std::string(to_string(first).view()) + "` is " + to_string(x->global[0]) +
+                ", but must have one element for each of the " + std::to_string(devices) +
+                " devices along its axes; `split` it first, and keep the rest as a dim of the shards (" +
+                x->device->describe() + ")");
+  GlobalSizes global;
+  for (int i = 0; i < out.rank(); ++i) {
+    const DimSize size = x->global[i + 1];
+    const bool stacked = !(out.dims[i] == x->spec->dims[i + 1]);
+    if (stacked && size.is_padded())
+      fail_padded(op, *x->device, x->spec->dims[i + 1].name, size,
+                  "its padding would lie between elements; choose a size that needs none");
+    global.push_back(stacked ? DimSize(size.size * shard_count(*x->device, out.dims[i].axes)) : size);
+  }
+  return global;
+}
+
 SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at) {
   if (b.device != a.device) {
     Bindings operands(op, a.device);
