@@ -44,25 +44,25 @@ struct Layer {
 moe::Sum one_hot_form(const Layer& w, const moe::Config& config) {
   const MoeMesh mesh(w.x.device());
   const std::int64_t experts = w.router.size("X");
-  const auto shares = softmax<"X">(einsum_unreduced<"P/d/e T M, M X -> P/d/e T X">(w.x, w.router));
+  const auto shares = softmax<"X">(einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(w.x, w.router));
   const auto [best, chosen] = top_k<"X", "K">(shares, config.top_k);
-  const auto share = best / sum<"P/d/e T K -> P/d/e T">(best);
+  const auto share = best / sum<"P/s/d/e T K -> P/s/d/e T">(best);
   const auto expert = one_hot<"X">(chosen, experts);
   const auto before =
       split<"R -> T K">(cumsum<"R">(merge<"T K -> R">(expert)) - merge<"T K -> R">(expert), {{"K", config.top_k}});
-  const auto place = sum<"P/d/e T K X -> P/d/e T K">(before * expert);
+  const auto place = sum<"P/s/d/e T K X -> P/s/d/e T K">(before * expert);
   const auto slot = cast<f32>(equal(place, cast<f32>(iota<"C">(mesh, moe::slots(config, w.x.size("T"), experts)))));
-  const auto combine = einsum_unreduced<"P/d/e T K X, P/d/e T K C -> P/d/e T X C">(expert * share, slot);
+  const auto combine = einsum_unreduced<"P/s/d/e T K X, P/s/d/e T K C -> P/s/d/e T X C">(expert * share, slot);
   const auto dispatch = cast<f32>(greater(stop_gradient(combine), 0.0));
-  const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(w.x);
-  const auto sent = einsum_unreduced<"P/d/e T X C, P/d/e T M/t -> P/d/e X C M/t">(dispatch, shards);
-  const auto here = all_to_all<"P/d/e X C M/t -> P/d X/e C M/t">(sent);
-  const auto rows = all_gather<"P/d X/e C M/t -> P/d X/e C M">(here);
-  const auto gate = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.experts.w_gate);
-  const auto up = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.experts.w_up);
-  const auto done = einsum<"P/d X/e C F/t, X/e M F/t -> P/d X/e C M/t">(moe::swiglu(gate, up), w.experts.w_down);
-  const auto back = all_to_all<"P/d X/e C M/t -> P/d/e X C M/t">(done);
-  return einsum_unreduced<"P/d/e T X C, P/d/e X C M/t -> P/d/e T M/t">(combine, back);
+  const auto shards = shard<"P/s/d/e T M -> P/s/d/e T M/t">(w.x);
+  const auto sent = einsum_unreduced<"P/s/d/e T X C, P/s/d/e T M/t -> P/s/d/e X C M/t">(dispatch, shards);
+  const auto here = all_to_all<"P/s/d/e X C M/t -> P/s/d X/e C M/t">(sent);
+  const auto rows = all_gather<"P/s/d X/e C M/t -> P/s/d X/e C M">(here);
+  const auto gate = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.experts.w_gate);
+  const auto up = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.experts.w_up);
+  const auto done = einsum<"P/s/d X/e C F/t, X/e M F/t -> P/s/d X/e C M/t">(moe::swiglu(gate, up), w.experts.w_down);
+  const auto back = all_to_all<"P/s/d X/e C M/t -> P/s/d/e X C M/t">(done);
+  return einsum_unreduced<"P/s/d/e T X C, P/s/d/e X C M/t -> P/s/d/e T M/t">(combine, back);
 }
 
 moe::Sum output(const Layer& w, const Options& o) {
@@ -73,11 +73,11 @@ moe::Sum output(const Layer& w, const Options& o) {
 }
 moe::Loss loss(const Layer& w, const Options& o) {
   const double numbers = static_cast<double>(o.tokens * o.d_model);
-  return sum<"P/d/e T M/t -> +d +e +t">(square(output(w, o))) / numbers;
+  return sum<"P/s/d/e T M/t -> +d +e +s +t">(square(output(w, o))) / numbers;
 }
 
 Layer layer(const MoeMesh& mesh, const Options& o) {
-  const std::int64_t places = mesh.size("d") * mesh.size("e");
+  const std::int64_t places = mesh.size("d") * mesh.size("e") * mesh.size("s");
   const Sizes sizes{{"P", places}, {"T", o.tokens / places}, {"M", o.d_model}, {"X", o.experts}, {"F", o.d_ff}};
   std::uint64_t stream = 0;
   const auto draw = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t fan_in) {
@@ -116,9 +116,9 @@ void measure(const Layer& w, const MoeMesh& mesh, const Options& o) {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   };
   for (std::int64_t round = -1; round < o.rounds; ++round) {  // the first one does not count
-    const double once = timed([&] { value = item(all_reduce<"+d +e +t -> ">(loss(w, o))); });
+    const double once = timed([&] { value = item(all_reduce<"+d +e +s +t -> ">(loss(w, o))); });
     const double twice =
-        timed([&] { value = item(all_reduce<"+d +e +t -> ">(value_and_grad(mesh, loss, w, o).first)); });
+        timed([&] { value = item(all_reduce<"+d +e +s +t -> ">(value_and_grad(mesh, loss, w, o).first)); });
     if (round < 0) continue;
     forward += fmt::format("{}{:.3f}", round == 0 ? "" : ", ", once);
     both += fmt::format("{}{:.3f}", round == 0 ? "" : ", ", twice);

@@ -1,7 +1,9 @@
 // Trains a GPT whose feed-forward layers are mixtures of experts: fully sharded data parallel over the axes d and e of
-// the mesh, with the experts over e; tensor parallel over t.
+// the mesh, with the experts over e; context parallel over s (each device has a part of every sequence); tensor
+// parallel over t.
 //
 //   moe --data text.txt --mesh d=2,e=2             four devices as threads of this process; dropless
+//   moe --data text.txt --mesh e=2,s=2             each sequence over two devices
 //   moe --data text.txt --mesh e=4 --capacity 1.25 slots of a fixed number; rows that find none are dropped
 //   mpirun -n 4 moe --data text.txt --mesh e=4     four devices as MPI ranks
 //   moe --load models/qwen1.5-moe --mesh e=4 ...   weights of Mixtral or Qwen-MoE
@@ -12,6 +14,7 @@
 
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/rope_options.hpp>
+#include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
@@ -54,7 +57,7 @@ void declare(run::Options& options, Options& o) {
 using Trained = run::Trained<moe::Model, moe::Model>;
 
 // The mean of the microbatches' numbers, and the sums of their gradients. Gradients of whole weights are pending:
-// "M H/t D +d +e".
+// "M H/t D +d +e +s".
 template <bool Whole>
 struct Found {
   run::StepResult result;
@@ -67,9 +70,9 @@ Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights
   double loss = 0, load = 0, dropped = 0;
   gradient_t<MoeMesh, moe::ModelOf<Whole>> grads;
   for (const io::TokenBatch& rows : step.microbatches) {
-    const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
+    const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
     auto [l, g, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
-    loss += item(all_reduce<"+d +e +t -> ">(metrics.cross_entropy));
+    loss += item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
     load += item(metrics.balance.load) / static_cast<double>(microbatches);
     dropped += item(metrics.balance.dropped) / static_cast<double>(microbatches);
     if (&rows == &step.microbatches.front())
@@ -111,8 +114,8 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   program.checkpoints = run::checkpoints_of(mesh, trained, o.training);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
-    return item(all_reduce<"+d +e +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));
+    const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
+    return item(all_reduce<"+d +e +s +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));
   };
   program.decode = moe::decoder(mesh, trained, o.config, moe::sizes_of(o, mesh), o.training.seq);
   run::note_state(program, o.training, trained);
@@ -120,8 +123,9 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     std::int64_t whole = 0;
     for_each_leaf(
         [&]<Spec S>(std::string_view, const Tensor<f32, S>& w) {
-          const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<"X/e M/d F/t", false>>;
-          whole += static_cast<std::int64_t>(w.value()->bytes()) * mesh.size("d") * (expert ? 1 : mesh.size("e"));
+          const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<"X/e M/d/s F/t", false>>;
+          whole += static_cast<std::int64_t>(w.value()->bytes()) * mesh.size("d") * mesh.size("s") *
+                   (expert ? 1 : mesh.size("e"));
         },
         weights);
     program.copy_bytes = whole;
@@ -138,12 +142,15 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
 
 int program(int argc, char** argv) {
   Options o;
-  run::Options options("moe", "Trains a GPT with mixtures of experts, which are sharded over axis e.");
+  run::Options options("moe",
+                       "Trains a GPT with mixtures of experts, which are sharded over axis e. Sequences are sharded "
+                       "over s, if the mesh has it.");
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
   moe::read_config(options, o, o.files, o.training);
-  const auto mesh = run::chosen_mesh(o.training, "d e t");
+  const auto mesh = run::chosen_mesh(o.training, "d e s t", "s");
   run::batch_must_divide(mesh, o.training);
+  o.config.order = run::sequence_order(mesh, o.training, "s");
   run::check_rope(o.config.rope, o.d_head);
   if (o.experts % mesh[1].size != 0)
     throw UsageError(fmt::format("--experts {} is not a multiple of axis e, which has size {}; change one of them",

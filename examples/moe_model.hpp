@@ -1,11 +1,11 @@
 // The model of moe.cpp: a GPT whose feed-forward layers are mixtures of experts, with all communication spelled out.
 //
-// Tokens are sharded over d and e, experts over e, heads and the width of experts over t. The tokens of a device are
-// sorted by expert. Then they travel to their experts' devices along e, as many as there are (dropless) or in slots of
-// a fixed number (capacity), and back. No product with one-hot rows chooses anything. Dims: B batch, L length, M model,
-// Q query heads per key-value head, H key-value heads, D head, F feed-forward of an expert, G of the shared one,
-// X experts, K experts of a token, V vocabulary; P places (devices), T tokens of a place, R = T K their choices
-// ("rows"), A all rows, S rows at their experts, C slots.
+// Sequences are sharded over d and e, their length over s, experts over e, heads and the width of experts over t. The
+// tokens of a device are sorted by expert. Then they travel to their experts' devices along e, as many as there are
+// (dropless) or in slots of a fixed number (capacity), and back. No product with one-hot rows chooses anything. Dims:
+// B batch, L length, M model, Q query heads per key-value head, H key-value heads, D head, F feed-forward of an expert,
+// G of the shared one, X experts, K experts of a token, V vocabulary; P places (devices), T = U W tokens of a place, of
+// U sequences W each, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
 #pragma once
 
 #include <shardlib/shardlib.hpp>
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "gpt_model.hpp"
@@ -20,40 +21,41 @@
 namespace moe {
 
 using namespace shardlib;
-using MoeMesh = Mesh<"d e t">;
+using MoeMesh = Mesh<"d e s t">;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
 
-// With `Whole` a weight is gathered over d and e before the microbatches, and experts, which lie over e, over d alone.
+// With `Whole` a weight is gathered over d, e and s before the microbatches, and experts, which lie over e, over d and
+// s.
 template <Spec S, bool Whole>
-using Weight = Tensor<f32, Whole ? without_axis<without_axis<S, "d">, "e"> : S>;
+using Weight = Tensor<f32, Whole ? without_axis<without_axis<without_axis<S, "d">, "e">, "s"> : S>;
 template <Spec S, bool Whole>
-using ExpertWeight = Tensor<f32, Whole ? without_axis<S, "d"> : S>;
+using ExpertWeight = Tensor<f32, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
 
 template <bool Whole>
 struct SharedOf {
-  Weight<"M/d/e G/t", Whole> w_gate, w_up, w_down;
-  Array<"mix", Weight<"I M/t/d/e", Whole>> mix;  // one in Qwen's: a token's share of this expert; I is 1
+  Weight<"M/d/e/s G/t", Whole> w_gate, w_up, w_down;
+  Array<"mix", Weight<"I M/t/d/e/s", Whole>> mix;  // one in Qwen's: a token's share of this expert; I is 1
 };
 template <bool Whole>
 struct LayerOf {
-  Weight<"M/t/d/e", Whole> norm1, norm2;
-  Weight<"M/d/e Q H/t D", Whole> w_q;
-  Weight<"M/d/e H/t D", Whole> w_k, w_v;
-  Weight<"M/d/e Q H/t D", Whole> w_o;
+  Weight<"M/t/d/e/s", Whole> norm1, norm2;
+  Weight<"M/d/e/s Q H/t D", Whole> w_q;
+  Weight<"M/d/e/s H/t D", Whole> w_k, w_v;
+  Weight<"M/d/e/s Q H/t D", Whole> w_o;
   // One each in Qwen 2, of all heads.
-  Array<"bias", Weight<"HQD/t/d/e", Whole>> b_q;
-  Array<"bias", Weight<"HD/t/d/e", Whole>> b_k, b_v;
-  Array<"norm", Weight<"E/t/d/e", Whole>> q_norm, k_norm;  // one each in Qwen 3; E is D, padded
-  Weight<"M/t/d/e X", Whole> router;
-  ExpertWeight<"X/e M/d F/t", Whole> w_gate, w_up, w_down;
+  Array<"bias", Weight<"HQD/t/d/e/s", Whole>> b_q;
+  Array<"bias", Weight<"HD/t/d/e/s", Whole>> b_k, b_v;
+  Array<"norm", Weight<"E/t/d/e/s", Whole>> q_norm, k_norm;  // one each in Qwen 3; E is D, padded
+  Weight<"M/t/d/e/s X", Whole> router;
+  ExpertWeight<"X/e M/d/s F/t", Whole> w_gate, w_up, w_down;
   Array<"shared", SharedOf<Whole>> shared;  // none, or an expert of every token
 };
 template <bool Whole>
 struct ModelOf {
-  Weight<"V/t M/d/e", Whole> embed, unembed;
+  Weight<"V/t M/d/e/s", Whole> embed, unembed;
   Array<"layers", LayerOf<Whole>> layers;
-  Weight<"M/t/d/e", Whole> final_norm;
+  Weight<"M/t/d/e/s", Whole> final_norm;
 };
 using Layer = LayerOf<false>;
 using Model = ModelOf<false>;
@@ -64,6 +66,7 @@ struct Config {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
   RecomputePolicy recompute = {"seqax"};
+  SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
   std::int64_t top_k = 2;
   bool norm_topk_prob = true;  ///< whether the weights of a token's experts add up to 1 (Hugging Face's name)
   double capacity = 0;         ///< slots of an expert, as a multiple of its share of the tokens; 0: dropless
@@ -72,25 +75,25 @@ struct Config {
 };
 
 struct Batch {
-  Tensor<i32, "B/d/e L"> inputs, targets, segments;
-  Tensor<f32, "B/d/e L"> weights;
+  Tensor<i32, "B/d/e L/s"> inputs, targets, segments;
+  Tensor<f32, "B/d/e L/s"> weights;
 };
-using Residual = Tensor<f32, "B/d/e L M/t">;
-using Hidden = Tensor<f32, "B/d/e L M">;
-using Loss = Tensor<f32, "+d +e +t">;
+using Residual = Tensor<f32, "B/d/e L/s M/t">;
+using Hidden = Tensor<f32, "B/d/e L/s M">;
+using Loss = Tensor<f32, "+d +e +s +t">;
 using gpt::gathered;  // a weight as it is used
 
 // ---- routing -------------------------------------------------------------------------------------------------------
 
-using Tokens = Tensor<f32, "P/d/e T M">;
-using Sum = Tensor<f32, "P/d/e T M/t">;  // of its experts, for each token
+using Tokens = Tensor<f32, "P/s/d/e T M">;
+using Sum = Tensor<f32, "P/s/d/e T M/t">;  // of its experts, for each token
 
 // The rows of a place in the order of their experts: the token and the weight of each one, and how many each expert
 // has.
 struct Routing {
-  Tensor<i32, "P/d/e R"> token;
-  Tensor<f32, "P/d/e R"> weight;
-  Tensor<i32, "P/d/e X"> counts;
+  Tensor<i32, "P/s/d/e R"> token;
+  Tensor<f32, "P/s/d/e R"> weight;
+  Tensor<i32, "P/s/d/e X"> counts;
 };
 /// How evenly the experts are used: the rows of the fullest expert as a multiple of the mean, and the share of the rows
 /// that found no slot.
@@ -115,27 +118,27 @@ inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Confi
   const MoeMesh mesh(x.device());
   const std::int64_t experts = router.size("X"), tokens = x.size("P") * x.size("T");
   const auto all_rows = static_cast<double>(tokens * config.top_k);
-  const auto logits = einsum_unreduced<"P/d/e T M, M X -> P/d/e T X">(x, router);
+  const auto logits = einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(x, router);
   const auto shares = softmax<"X">(logits);
   const auto [best, chosen] = top_k<"X", "K">(shares, config.top_k);
-  const auto share_of_row = config.norm_topk_prob ? best / sum<"P/d/e T K -> P/d/e T">(best) : best;
+  const auto share_of_row = config.norm_topk_prob ? best / sum<"P/s/d/e T K -> P/s/d/e T">(best) : best;
   const auto weights = merge<"T K -> J">(share_of_row);
   const auto expert = merge<"T K -> R">(chosen);
   const auto order = argsort<"R">(expert);
-  const auto one = ones<f32, "P/d/e R">(mesh, {{"P", x.size("P")}, {"R", expert.size("R")}});
-  const auto counts = scatter_add<"P/d/e R, P/d/e R -> P/d/e [X]">(one, expert, {{"X", experts}});
+  const auto one = ones<f32, "P/s/d/e R">(mesh, {{"P", x.size("P")}, {"R", expert.size("R")}});
+  const auto counts = scatter_add<"P/s/d/e R, P/s/d/e R -> P/s/d/e [X]">(one, expert, {{"X", experts}});
   const Routing routing{floor_divide(order, static_cast<double>(config.top_k)),
-                        index_unreduced<"P/d/e [J], P/d/e R -> P/d/e R">(weights, order), cast<i32>(counts)};
+                        index_unreduced<"P/s/d/e [J], P/s/d/e R -> P/s/d/e R">(weights, order), cast<i32>(counts)};
 
   // Of the tokens of all devices: the part of the rows that each expert gets, and the mean share that the router gives
   // it. The latter is still a pending sum, and so is the loss.
-  const auto part = all_reduce<"X +d +e -> X">(sum<"P/d/e X -> X +d +e">(counts)) / all_rows;
-  const auto share = sum<"P/d/e T X -> X +d +e">(shares) / static_cast<double>(tokens);
-  const auto balance = sum<"X +d +e -> +d +e">(share * part) * (config.balance * static_cast<double>(experts));
-  const auto z = sum<"P/d/e T -> +d +e">(square(logsumexp<"P/d/e T X -> P/d/e T">(logits)));
+  const auto part = all_reduce<"X +d +e +s -> X">(sum<"P/s/d/e X -> X +d +e +s">(counts)) / all_rows;
+  const auto share = sum<"P/s/d/e T X -> X +d +e +s">(shares) / static_cast<double>(tokens);
+  const auto balance = sum<"X +d +e +s -> +d +e +s">(share * part) * (config.balance * static_cast<double>(experts));
+  const auto z = sum<"P/s/d/e T -> +d +e +s">(square(logsumexp<"P/s/d/e T X -> P/s/d/e T">(logits)));
   const auto kept =
       config.capacity == 0 ? counts : minimum(counts, static_cast<double>(slots(config, x.size("T"), experts)));
-  const auto served = all_reduce<"+d +e -> ">(sum<"P/d/e X -> +d +e">(kept)) / all_rows;
+  const auto served = all_reduce<"+d +e +s -> ">(sum<"P/s/d/e X -> +d +e +s">(kept)) / all_rows;
   return {routing,
           to_partial<over<"t">>(balance + z * (config.router_z / static_cast<double>(tokens))),
           {max<"X -> ">(part) * static_cast<double>(experts), 1.0 - served}};
@@ -156,11 +159,11 @@ auto swiglu(const Tensor<f32, S>& gate, const Tensor<f32, S>& up) {
 }
 
 // The most rows that a device gets, of all devices. A dry run, which has no counts, plans for a load of 1.25.
-inline std::int64_t most_rows(const Tensor<i32, "P/d X/e">& received, std::int64_t mean) {
+inline std::int64_t most_rows(const Tensor<i32, "P/s/d X/e">& received, std::int64_t mean) {
   const MoeMesh mesh(received.device());
-  const auto by_device =
-      split<"X/e -> Y/e Z">(split<"P/d -> O/d U">(received, {{"O", mesh.size("d")}}), {{"Y", mesh.size("e")}});
-  const auto most = all_reduce_max<"O/d Y/e -> ">(sum<"O/d U Y/e Z -> O/d Y/e">(by_device));
+  const auto by_device = split<"X/e -> Y/e Z">(
+      split<"P/s/d -> O/s/d N">(received, {{"O", mesh.size("s") * mesh.size("d")}}), {{"Y", mesh.size("e")}});
+  const auto most = all_reduce_max<"O/s/d Y/e -> ">(sum<"O/s/d N Y/e Z -> O/s/d Y/e">(by_device));
   const std::int64_t rows = item(most);
   return std::max<std::int64_t>(1, mesh.device()->is_dry() ? mean * 5 / 4 : rows);
 }
@@ -171,20 +174,20 @@ inline auto dropless(const Tokens& x, const Routing& r, const Experts& w) -> Sum
   const MoeMesh mesh(x.device());
   const Scope scope(mesh);  // each layer has an S of its own
   const std::int64_t rows = r.token.size("R"), places = x.size("P");
-  const auto received = all_to_all<"P/d/e X -> P/d X/e">(r.counts);
+  const auto received = all_to_all<"P/s/d/e X -> P/s/d X/e">(r.counts);
   const std::int64_t bound = most_rows(received, rows) * places;
-  const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(x);
-  const auto sorted = index_unreduced<"P/d/e [T] M/t, P/d/e R -> P/d/e R M/t">(shards, r.token);
-  const auto here = ragged_all_to_all<"A/d/e M/t -> S/d/e M/t">(merge<"P/d/e R -> A/d/e">(sorted), r.counts, received,
-                                                                {{"S", bound}});
-  const auto rows_of_experts = all_gather<"S/d/e M/t -> S/d/e M">(here);
-  const auto gate = grouped_einsum<"S/d/e M, X/e M F/t -> S/d/e F/t">(rows_of_experts, w.w_gate, received);
-  const auto up = grouped_einsum<"S/d/e M, X/e M F/t -> S/d/e F/t">(rows_of_experts, w.w_up, received);
-  const auto y = grouped_einsum<"S/d/e F/t, X/e M F/t -> S/d/e M +t">(swiglu(gate, up), w.w_down, received);
-  const auto done = reduce_scatter<"S/d/e M +t -> S/d/e M/t">(y);
-  const auto back = ragged_all_to_all<"S/d/e M/t -> A/d/e M/t">(done, received, r.counts, {{"A", rows * places}});
-  return scatter_add<"P/d/e R M/t, P/d/e R -> P/d/e [T] M/t">(
-      split<"A/d/e -> P/d/e R">(back, {{"P", places}}) * r.weight, r.token, {{"T", x.size("T")}});
+  const auto shards = shard<"P/s/d/e T M -> P/s/d/e T M/t">(x);
+  const auto sorted = index_unreduced<"P/s/d/e [T] M/t, P/s/d/e R -> P/s/d/e R M/t">(shards, r.token);
+  const auto here = ragged_all_to_all<"A/s/d/e M/t -> S/s/d/e M/t">(merge<"P/s/d/e R -> A/s/d/e">(sorted), r.counts,
+                                                                    received, {{"S", bound}});
+  const auto rows_of_experts = all_gather<"S/s/d/e M/t -> S/s/d/e M">(here);
+  const auto gate = grouped_einsum<"S/s/d/e M, X/e M F/t -> S/s/d/e F/t">(rows_of_experts, w.w_gate, received);
+  const auto up = grouped_einsum<"S/s/d/e M, X/e M F/t -> S/s/d/e F/t">(rows_of_experts, w.w_up, received);
+  const auto y = grouped_einsum<"S/s/d/e F/t, X/e M F/t -> S/s/d/e M +t">(swiglu(gate, up), w.w_down, received);
+  const auto done = reduce_scatter<"S/s/d/e M +t -> S/s/d/e M/t">(y);
+  const auto back = ragged_all_to_all<"S/s/d/e M/t -> A/s/d/e M/t">(done, received, r.counts, {{"A", rows * places}});
+  return scatter_add<"P/s/d/e R M/t, P/s/d/e R -> P/s/d/e [T] M/t">(
+      split<"A/s/d/e -> P/s/d/e R">(back, {{"P", places}}) * r.weight, r.token, {{"T", x.size("T")}});
 }
 
 // An expert has C slots for each place. Rows that find none are dropped: of those tokens only the residual stream goes
@@ -195,43 +198,43 @@ inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, c
   const auto slot = iota<"C">(mesh, slots(config, x.size("T"), r.counts.size("X")));
   const auto used = greater(r.counts, slot);
   const auto at = where(used, first + slot, 0.0);
-  const auto token = index_unreduced<"P/d/e [J], P/d/e X C -> P/d/e X C">(rename<"R -> J">(r.token), at);
-  const auto weight = index_unreduced<"P/d/e [J], P/d/e X C -> P/d/e X C">(rename<"R -> J">(r.weight), at);
-  const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(x);
-  const auto sent = masked(used, index_unreduced<"P/d/e [T] M/t, P/d/e X C -> P/d/e X C M/t">(shards, token));
-  const auto here = all_to_all<"P/d/e X C M/t -> P/d X/e C M/t">(sent);
-  const auto rows = all_gather<"P/d X/e C M/t -> P/d X/e C M">(here);
-  const auto gate = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.w_gate);
-  const auto up = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.w_up);
-  const auto done = einsum<"P/d X/e C F/t, X/e M F/t -> P/d X/e C M/t">(swiglu(gate, up), w.w_down);
-  const auto back = all_to_all<"P/d X/e C M/t -> P/d/e X C M/t">(done);
-  return scatter_add<"P/d/e X C M/t, P/d/e X C -> P/d/e [T] M/t">(back * masked(used, weight), token,
-                                                                  {{"T", x.size("T")}});
+  const auto token = index_unreduced<"P/s/d/e [J], P/s/d/e X C -> P/s/d/e X C">(rename<"R -> J">(r.token), at);
+  const auto weight = index_unreduced<"P/s/d/e [J], P/s/d/e X C -> P/s/d/e X C">(rename<"R -> J">(r.weight), at);
+  const auto shards = shard<"P/s/d/e T M -> P/s/d/e T M/t">(x);
+  const auto sent = masked(used, index_unreduced<"P/s/d/e [T] M/t, P/s/d/e X C -> P/s/d/e X C M/t">(shards, token));
+  const auto here = all_to_all<"P/s/d/e X C M/t -> P/s/d X/e C M/t">(sent);
+  const auto rows = all_gather<"P/s/d X/e C M/t -> P/s/d X/e C M">(here);
+  const auto gate = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.w_gate);
+  const auto up = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.w_up);
+  const auto done = einsum<"P/s/d X/e C F/t, X/e M F/t -> P/s/d X/e C M/t">(swiglu(gate, up), w.w_down);
+  const auto back = all_to_all<"P/s/d X/e C M/t -> P/s/d/e X C M/t">(done);
+  return scatter_add<"P/s/d/e X C M/t, P/s/d/e X C -> P/s/d/e [T] M/t">(back * masked(used, weight), token,
+                                                                        {{"T", x.size("T")}});
 }
 
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
 template <Spec S>
 auto normalized(const Residual& x, const Tensor<f32, S>& scale, const Config& config) -> Hidden {
-  return rms_norm<"M">(all_gather<"B/d/e L M/t -> B/d/e L M">(x), config.norm_epsilon) * gathered<"M">(scale);
+  return rms_norm<"M">(all_gather<"B/d/e L/s M/t -> B/d/e L/s M">(x), config.norm_epsilon) * gathered<"M">(scale);
 }
 
-using Queries = Tensor<f32, "B/d/e L Q H/t D">;
+using Queries = Tensor<f32, "B/d/e L/s Q H/t D">;
 struct Projected {
   Queries q;
-  Tensor<f32, "B/d/e L H/t D"> k, v;
+  Tensor<f32, "B/d/e L/s H/t D"> k, v;
 };
 // Normalizes each head (Qwen 3). Heads share the scale.
 template <Spec S, Spec E>
 auto head_norm(const Tensor<f32, S>& x, const Tensor<f32, E>& norm, const Config& config) -> Tensor<f32, S> {
   return rms_norm<"D">(x, config.norm_epsilon) * narrow<"E -> D">(gathered<"E">(norm), 0, x.size("D"));
 }
-// The queries, keys and values of tokens from the position `first` on.
+// The queries, keys and values of the tokens at these positions.
 template <bool Whole>
-auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, std::int64_t first) -> Projected {
-  auto q = einsum_unreduced<"B/d/e L M, M Q H/t D -> B/d/e L Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
-  auto k = einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(w.w_k));
-  auto v = einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(w.w_v));
+auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, Positions positions) -> Projected {
+  auto q = einsum_unreduced<"B/d/e L/s M, M Q H/t D -> B/d/e L/s Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
+  auto k = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_k));
+  auto v = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_v));
   const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
   for (const auto& bias : w.b_q)
     q = q + rearrange<"H/t Q D -> Q H/t D">(split<"HQD/t -> H/t Q D">(gathered<"HQD/t">(bias), groups));
@@ -239,38 +242,39 @@ auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, s
   for (const auto& bias : w.b_v) v = v + split<"HD/t -> H/t D">(gathered<"HD/t">(bias), heads);
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
-  return {rope<"L", "D">(q, config.rope, first), rope<"L", "D">(k, config.rope, first), v};
+  return {rope<"L", "D">(q, config.rope, positions), rope<"L", "D">(k, config.rope, positions), v};
 }
 template <bool Whole>
 auto joined(const Queries& y, const LayerOf<Whole>& w) -> Residual {
-  return einsum<"B/d/e L Q H/t D, M Q H/t D -> B/d/e L M/t">(y, gathered<"M Q H/t D">(w.w_o));
+  return einsum<"B/d/e L/s Q H/t D, M Q H/t D -> B/d/e L/s M/t">(y, gathered<"M Q H/t D">(w.w_o));
 }
+// Keys and values go to the devices of s that hold later tokens.
 template <bool Whole>
-auto attention(const Hidden& x, const Tensor<i32, "B/d/e L">& segments, const LayerOf<Whole>& w, const Config& config)
+auto attention(const Hidden& x, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<Whole>& w, const Config& config)
     -> Residual {
-  const auto [q, k, v] = projected(x, w, config, 0);
-  return joined(causal_attention<"L", "D">(q, k, v, segments), w);
+  const auto [q, k, v] = projected(x, w, config, config.order);
+  return joined(causal_attention<"L", "D", over<"s">>(q, k, v, segments, std::nullopt, config.order), w);
 }
 
 template <bool Whole>
 auto shared_expert(const Hidden& x, const SharedOf<Whole>& w) -> Residual {
-  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_gate));
-  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_up));
-  const auto y = einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  const auto gate = einsum_unreduced<"B/d/e L/s M, M G/t -> B/d/e L/s G/t">(x, gathered<"M G/t">(w.w_gate));
+  const auto up = einsum_unreduced<"B/d/e L/s M, M G/t -> B/d/e L/s G/t">(x, gathered<"M G/t">(w.w_up));
+  const auto y = einsum<"B/d/e L/s G/t, M G/t -> B/d/e L/s M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
   if (w.mix.empty()) return y;
-  const auto share = sigmoid(einsum_unreduced<"B/d/e L M, I M -> B/d/e L I">(x, gathered<"I M">(w.mix[0])));
-  return einsum_unreduced<"B/d/e L M/t, B/d/e L I -> B/d/e L M/t">(y, share);
+  const auto share = sigmoid(einsum_unreduced<"B/d/e L/s M, I M -> B/d/e L/s I">(x, gathered<"I M">(w.mix[0])));
+  return einsum_unreduced<"B/d/e L/s M/t, B/d/e L/s I -> B/d/e L/s M/t">(y, share);
 }
 
 template <bool Whole>
 auto feed_forward(const Hidden& x, const LayerOf<Whole>& w, const Config& config) -> std::pair<Residual, Routed> {
-  const MoeMesh mesh(x.device());
-  const auto tokens = split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(x), {{"P", mesh.size("d") * mesh.size("e")}});
+  const auto shards = stack_shards<"B/d/e L/s M -> P/s/d/e U W M">(x);
+  const auto tokens = merge<"U W -> T">(shards);
   const Routed routed = route(tokens, gathered<"M X">(w.router), config);
   const Experts experts = gathered_experts(w);
   const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
                                       : with_capacity(tokens, routed.routing, experts, config);
-  const auto out = split<"N/d/e -> B/d/e L">(merge<"P/d/e T -> N/d/e">(y), {{"L", x.size("L")}});
+  const auto out = unstack_shards<"P/s/d/e U W M/t -> B/d/e L/s M/t">(split<"T -> U W">(y, {{"W", shards.size("W")}}));
   return {w.shared.empty() ? out : out + shared_expert(x, w.shared[0]), routed};
 }
 
@@ -282,7 +286,7 @@ struct State {
 };
 
 template <bool Whole>
-auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const LayerOf<Whole>& w, const Config& config)
+auto layer(const State& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<Whole>& w, const Config& config)
     -> State {
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
   const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
@@ -292,9 +296,9 @@ auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const La
 // ---- the model -----------------------------------------------------------------------------------------------------
 
 template <bool Whole>
-auto embedded(const ModelOf<Whole>& w, const Tensor<i32, "B/d/e L">& inputs) -> Residual {
-  return reduce_scatter<"B/d/e L M/t">(
-      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(gathered<"V/t M">(w.embed), inputs));
+auto embedded(const ModelOf<Whole>& w, const Tensor<i32, "B/d/e L/s">& inputs) -> Residual {
+  return reduce_scatter<"B/d/e L/s M/t">(
+      index_unreduced<"[V/t] M, B/d/e L/s -> B/d/e L/s M +t">(gathered<"V/t M">(w.embed), inputs));
 }
 
 /// Of the last batch, averaged over the layers.
@@ -308,7 +312,7 @@ template <bool Whole = false>
 auto loss(const ModelOf<Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
-  const auto none = to_partial<over<"d e t">>(zeros<f32, "">(mesh, {}));
+  const auto none = to_partial<over<"d e s t">>(zeros<f32, "">(mesh, {}));
   State state{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
   for (const LayerOf<Whole>& weights : w.layers) {
@@ -317,8 +321,8 @@ auto loss(const ModelOf<Whole>& w, const Batch& batch, const Config& config, std
   }
   const auto last = normalized(state.x, w.final_norm, config);
   const auto losses =
-      linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
-  const Loss cross_entropy = sum<"B/d/e L +t -> +d +e +t">(losses * batch.weights);
+      linear_cross_entropy<"B/d/e L/s M, V/t M -> B/d/e L/s V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
+  const Loss cross_entropy = sum<"B/d/e L/s +t -> +d +e +s +t">(losses * batch.weights);
   const auto layers = static_cast<double>(w.layers.size());
   return {cross_entropy + state.loss / static_cast<double>(microbatches),
           {cross_entropy, {total.load / layers, total.dropped / layers}}};

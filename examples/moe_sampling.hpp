@@ -21,36 +21,39 @@ namespace moe {
 struct Cache {
   Tensor<f32, "B/d/e Klen H/t D"> k, v;
 };
-// The tokens that a text grows by.
+// The tokens that a text grows by. Others fill up the devices of s; they are after the text, and have no place.
 struct NewTokens {
-  Tensor<i32, "B/d/e L"> ids;
-  std::int64_t first = 0;        // the position of the first one
-  Tensor<f32, "L Klen"> places;  // the position of each one, one-hot
-  Tensor<bool_, "L Klen"> seen;  // the positions that each one attends to
+  Tensor<i32, "B/d/e L/s"> ids;
+  std::int64_t first = 0;          // the position of the first one
+  Tensor<f32, "L Klen"> places;    // the position of each one, one-hot
+  Tensor<bool_, "L/s Klen"> seen;  // the positions that each one attends to
 };
 
-// Adds the keys and values of the new tokens to the cache, then attends to all of it.
+// Adds the keys and values of the new tokens to the cache, which every device of s has whole, then attends to all of
+// it.
 inline auto cached_attention(const Hidden& x, Cache& cache, const NewTokens& tokens, const Layer& w,
                              const Config& config) -> Residual {
   const auto [q, k, v] = projected(x, w, config, tokens.first);
-  cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, k);
-  cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, v);
-  const auto scores = einsum_unreduced<"B/d/e L Q H/t D, B/d/e Klen H/t D -> B/d/e Q H/t L Klen">(q, cache.k);
+  const auto new_k = all_gather<"B/d/e L H/t D">(k), new_v = all_gather<"B/d/e L H/t D">(v);
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, new_k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, new_v);
+  const auto scores = einsum_unreduced<"B/d/e L/s Q H/t D, B/d/e Klen H/t D -> B/d/e Q H/t L/s Klen">(q, cache.k);
   const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
   const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
-  return joined(einsum_unreduced<"B/d/e Q H/t L Klen, B/d/e Klen H/t D -> B/d/e L Q H/t D">(probabilities, cache.v), w);
+  return joined(einsum_unreduced<"B/d/e Q H/t L/s Klen, B/d/e Klen H/t D -> B/d/e L/s Q H/t D">(probabilities, cache.v),
+                w);
 }
 
 inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Config& config)
-    -> Tensor<f32, "B/d/e L V/t"> {
+    -> Tensor<f32, "B/d/e L/s V/t"> {
   Residual x = embedded(w, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer& layer = w.layers[i];
     x = x + cached_attention(normalized(x, layer.norm1, config), caches[i], tokens, layer, config);
     x = x + feed_forward(normalized(x, layer.norm2, config), layer, config).first;
   }
-  return einsum_unreduced<"B/d/e L M, V/t M -> B/d/e L V/t">(normalized(x, w.final_norm, config),
-                                                             all_gather<"V/t M/d/e -> V/t M">(w.unembed));
+  return einsum_unreduced<"B/d/e L/s M, V/t M -> B/d/e L/s V/t">(normalized(x, w.final_norm, config),
+                                                                 all_gather<"V/t M/d/e/s -> V/t M">(w.unembed));
 }
 
 // Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
@@ -61,23 +64,26 @@ inline run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, Model>& trai
   Array<"layers", Cache> caches;
   return [=, &mesh, &trained](std::span<const std::int32_t> ids, std::int64_t first) mutable {
     const Model& weights = trained.model();
-    const NamedSize rows{"B", mesh.size("d") * mesh.size("e")}, length{"L", std::ssize(ids)};
-    const NamedSize context{"Klen", positions};
+    const NamedSize rows{"B", mesh.size("d") * mesh.size("e")}, context{"Klen", positions};
+    const NamedSize length{"L", round_up(std::ssize(ids), mesh.size("s"))};
     if (first == 0) {
       Sizes all = sizes;
       all.insert(all.end(), {rows, context});
       const auto empty = zeros<f32, "B/d/e Klen H/t D">(mesh, all);
       caches.assign(weights.layers.size(), {empty, empty});
     }
-    std::vector<i32> row(ids.size());
+    std::vector<i32> row(static_cast<std::size_t>(length.size));
     if (mesh.axis_index("d") == 0 && mesh.axis_index("e") == 0) std::ranges::copy(ids, row.begin());
-    const auto at = iota<"L">(mesh, length.size) + static_cast<double>(first);
+    const auto whole_row = from_memory<i32, "B/d/e L">(mesh, {rows, length}, std::span<const i32>(row));
+    const auto number = iota<"L">(mesh, length.size), at = number + static_cast<double>(first);
     const auto keys = iota<"Klen">(mesh, context.size);
-    const NewTokens tokens{from_memory<i32, "B/d/e L">(mesh, {rows, length}, std::span<const i32>(row)), first,
-                           cast<f32>(equal(at, keys)), greater_equal(at, keys)};
+    const auto is_new = less(number, static_cast<double>(ids.size()));
+    const NewTokens tokens{shard<"B/d/e L -> B/d/e L/s">(whole_row), first,
+                           cast<f32>(logical_and(equal(at, keys), is_new)), greater_equal(shard<"L -> L/s">(at), keys)};
     const auto logits = cached_logits(weights, caches, tokens, config);
-    const auto last = full<i32, "B/d/e">(mesh, {rows}, static_cast<double>(length.size - 1));
-    const auto found = index_unreduced<"B/d/e [L] V/t, B/d/e -> B/d/e V/t">(logits, last);
+    const auto last = full<i32, "B/d/e">(mesh, {rows}, static_cast<double>(ids.size() - 1));
+    const auto found = all_reduce<"B/d/e V/t +s -> B/d/e V/t">(
+        index_unreduced<"B/d/e [L/s] V/t, B/d/e -> B/d/e V/t +s">(logits, last));
     const auto whole = all_gather<"B/d/e V/t -> B V">(found);
     const auto numbers = whole.span().first(static_cast<std::size_t>(weights.embed.size("V")));
     return std::vector<float>(numbers.begin(), numbers.end());

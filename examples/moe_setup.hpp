@@ -92,9 +92,10 @@ inline void declare_presets(run::Options& options) {
 
 // Sizes of the model's dims, padded so that the devices divide them.
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
-  const std::int64_t t = axis_size(mesh, "t"), shards = axis_size(mesh, "d") * axis_size(mesh, "e");
+  const std::int64_t t = axis_size(mesh, "t");
+  const std::int64_t shards = std::int64_t{axis_size(mesh, "d")} * axis_size(mesh, "e") * axis_size(mesh, "s");
   const std::int64_t devices = shards * t;
-  // Biases lie over t as whole heads, and over d and e.
+  // Biases lie over t as whole heads, and over d, e and s.
   const std::int64_t heads = round_up(o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   const std::int64_t head_norm = o.qk_norm ? o.d_head : 0;
@@ -122,7 +123,7 @@ inline Model initial_weights(const MoeMesh& mesh, const ModelOptions& o, std::ui
   const auto draw = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t fan_in) {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream++}) / std::sqrt(static_cast<double>(fan_in));
   };
-  const auto scale = [&](Tensor<f32, "M/t/d/e">& w) { w = ones<f32, "M/t/d/e">(mesh, sizes); };
+  const auto scale = [&](Tensor<f32, "M/t/d/e/s">& w) { w = ones<f32, "M/t/d/e/s">(mesh, sizes); };
   const std::int64_t branches = 2 * o.layers;
   Model model;
   draw(model.embed, o.d_model);
@@ -139,9 +140,9 @@ inline Model initial_weights(const MoeMesh& mesh, const ModelOptions& o, std::ui
     draw(layer.w_gate, o.d_model);
     draw(layer.w_up, o.d_model);
     draw(layer.w_down, o.d_ff * branches);
-    if (o.qkv_bias) layer.b_q = {zeros<f32, "HQD/t/d/e">(mesh, sizes)};
-    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "HD/t/d/e">(mesh, sizes)};
-    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "E/t/d/e">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_q = {zeros<f32, "HQD/t/d/e/s">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "HD/t/d/e/s">(mesh, sizes)};
+    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "E/t/d/e/s">(mesh, sizes)};
     if (o.shared == 0) continue;
     auto& shared = layer.shared.emplace_back();
     draw(shared.w_gate, o.d_model);
