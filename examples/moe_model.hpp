@@ -25,8 +25,8 @@ using MoeMesh = Mesh<"d e s t">;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
 
-// With `Whole` a weight is gathered over d, e and s before the microbatches, and experts, which lie over e, over d and
-// s.
+// With `Whole` a weight is gathered over d, e and s before the microbatches. Experts, which lie over e, are gathered
+// over d and s alone.
 template <Spec S, bool Whole>
 using Weight = Tensor<f32, Whole ? without_axis<without_axis<without_axis<S, "d">, "e">, "s"> : S>;
 template <Spec S, bool Whole>

@@ -28,7 +28,7 @@ MODELS = {
     "qwen3_moe": {**QWEN_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts_per_tok": 3,
                   "norm_topk_prob": True, "head_dim": 8, "mlp_only_layers": [], "bos_token_id": None, "sliding_window": None},
 }  # fmt: skip
-MESHES = ["d=1", "d=2,e=2", "e=2,t=3"]
+MESHES = ["d=1", "d=2,e=2", "e=2,t=3", "e=2,s=2"]
 
 
 def is_mixtral(c):

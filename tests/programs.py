@@ -1000,13 +1000,15 @@ def moe(p):
         numbers = step["numbers"]
         run.check(1 <= numbers["expert_load"] <= 4 and numbers["dropped"] == 0, "the balance is there")
     # Rounding differs, and a choice that is nearly even may fall the other way: a few steps are compared.
-    for options, ranks in [(["--mesh=e=2"], 0), (["--mesh=d=2,e=2"], 0), (["--mesh=e=4", "--capacity=4"], 0), (["--mesh=e=2"], 2)]:
+    meshes = [(["--mesh=e=2"], 0), (["--mesh=d=2,e=2"], 0), (["--mesh=e=4", "--capacity=4"], 0), (["--mesh=e=2"], 2)]
+    meshes += [(["--mesh=d=2,s=2"], 0), (["--mesh=e=2,s=2", "--capacity=4"], 0), (["--mesh=e=2,s=2,t=2"], 0), (["--mesh=e=2,s=2"], 4)]
+    for options, ranks in meshes:
         if ranks and not p.mpiexec:
             continue
         run, steps = measured(*options, ranks=ranks)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], alone)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
-    for mesh in ["--mesh=d=2,e=2", "--mesh=e=2,t=2"]:
+    for mesh in ["--mesh=d=2,e=2", "--mesh=e=2,t=2", "--mesh=e=2,s=2"]:
         both = []
         for gather in ["per-microbatch", "per-step"]:
             run, steps = measured(mesh, "--shared=8", "--microbatches=2", f"--gather={gather}")
@@ -1036,7 +1038,7 @@ def moe(p):
     folder = os.path.join(p.folder, "moe-to-sample")
     sampled = p.run("moe", [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--max-tokens=12", "--prompt=And God", "--temperature=0"])
     sampled.check("\n\nAnd God" in sampled.out, "the run ends with a sample")
-    for mesh in ["d=1", "d=1,e=2,t=2"]:
+    for mesh in ["d=1", "d=1,e=2,t=2", "e=2,s=2"]:
         again = p.run("shardlib-sample", [folder, f"--mesh={mesh}"])
         texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
         again.check(texts[0] == texts[1], f"the same sample, by {mesh}")
@@ -1047,6 +1049,10 @@ def moe(p):
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
     planned.succeeds()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")
+    planned = p.run("moe", [*bad, "--plan", "--mesh=e=2,s=2"])
+    planned.succeeds()
+    moved = dict(re.findall(r"^  (causal_attention|ragged_all_to_all) .*? +([des]) +\d+ ", planned.out, re.M))
+    planned.check(moved == {"causal_attention": "s", "ragged_all_to_all": "e"}, "keys and values move over s, rows over e")
 
 
 def tutorial(p):
