@@ -367,6 +367,15 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
                       "plan: the program has not called run::train");
 }
 
+TEST_CASE("a plan names no axis that the mesh lacks", "[plan]") {
+  const run::Plan counted = run::plan(parse_mesh("d=2"), [](const DevicePtr& device) {
+    const auto x = zeros<f32, "A/d/s">(Mesh<"d s">(device), {{"A", 8}});
+    device->local<run::Plan>() = run::count_step(device, [&] { static_cast<void>(all_gather<"A">(x)); });
+  });
+  REQUIRE(counted.collectives.size() == 1);
+  CHECK(counted.collectives[0].axes == "d");
+}
+
 TEST_CASE("a dry device has no elements to look at, and checks what it does not do", "[plan]") {
   const auto device = DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
   const Mesh<"d"> mesh(device);

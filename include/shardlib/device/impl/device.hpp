@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "shardlib/comm/single.hpp"
 #include "shardlib/comm/staged.hpp"
@@ -83,9 +84,15 @@ SHARDLIB_INLINE DevicePtr Device::reinterpreted(const DevicePtr& device, std::ve
 }
 
 SHARDLIB_INLINE std::vector<std::string_view> Device::original_axes(std::span<const std::string_view> axes) const {
-  if (!reinterpreted_) return whole_ ? whole_->original_axes(axes) : std::vector(axes.begin(), axes.end());
-  const Device& whole = original();
+  if (whole_ && !reinterpreted_) return whole_->original_axes(axes);
   std::vector<std::string_view> result;
+  if (!reinterpreted_) {
+    std::ranges::copy_if(axes, std::back_inserter(result), [&](std::string_view axis) {
+      return std::ranges::find(axes_, axis, &AxisSize::name) != axes_.end();
+    });
+    return result;
+  }
+  const Device& whole = original();
   for (const std::string_view axis : axes) {
     if (size(axis) == 1) continue;
     const int least = stride(axis), most = least * size(axis);
