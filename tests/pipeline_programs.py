@@ -15,7 +15,7 @@ import time
 import xml.etree.ElementTree as xml
 
 import programs
-from programs import TIMEOUT, apart, check, floats, numbers
+from programs import TIMEOUT, apart, check, floats, numbers, shown_histograms
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
 CLOSE = 1e-5
@@ -149,6 +149,22 @@ def gathers(p):
     check(moved(plans[0]) == moved(plans[1]) != [], "per-step sends the same bytes with 4 and 8 microbatches", plans[1])
     check(re.search(r"^  per-step .*this plan$", plans[1], re.M), "the plan has both choices", plans[1])
     check(re.search(r"^  per-microbatch .*this plan$", planned(), re.M), "and auto is per-microbatch of unknown devices")
+
+
+def histograms(p):
+    """--histogram-every: the weights and gradients of all stages, by the names in gpt_fsdp."""
+    for i, model in enumerate([["--tied", "--d-model=10"], ["--dtype=bf16", "--optimizer=muon"]]):
+        names = []
+        for program, options in [
+            ("gpt_fsdp", ["--mesh=d=1"]),
+            ("gpt_pipeline", ["--mesh=p=2,d=2,t=1"]),
+            ("gpt_pipeline", ["--mesh=p=2,d=1,t=2", "--schedule=dualpipe-v", "--gather=per-step"]),
+            ("gpt_pipeline", ["--mesh=p=4", "--schedule=interleaved-1f1b"]),
+        ]:
+            folder = f"{p.folder}/histograms-{i}-{len(names)}"
+            every = ["--tensorboard", "--histogram-every=2", f"--run={folder}"]
+            names.append(shown_histograms(run(p, *model, *options, *every, program=program), folder, [1, 3]))
+        check("layers/7/w_q" in names[0] and names.count(names[0]) == 4, f"the names in the model {names}")
 
 
 def checkpoints(p):
@@ -400,4 +416,4 @@ def tutorial(p):
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, dtypes, gathers, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, dtypes, gathers, histograms, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))

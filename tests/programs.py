@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 
+import event_files
+
 TIMEOUT = 60  # seconds for one program, against hangs
 CURVE = 50  # steps over which the meshes' losses are compared
 
@@ -465,8 +467,12 @@ def lora(p):
             same = one_of_six if "--batch=6" in more else one
             run.check(other and apart(other, same) < tolerance, f"as on one device ({apart(other, same):.1e})")
     logits = [os.path.join(p.folder, name) for name in ["adapted.safetensors", "merged.safetensors"]]
-    run = p.run("gpt2", [*train, f"--run={run_folder}", f"--export={tuned}", f"--logits={logits[0]}", "--prompt=And"])
+    run = p.run("gpt2", [*train, f"--run={run_folder}", f"--export={tuned}", f"--logits={logits[0]}", "--prompt=And",
+                         "--tensorboard", "--histogram-every=6"])  # fmt: skip
     run.succeeds()
+    shown = {tag for tag, _ in event_files.histograms(f"{run_folder}/tensorboard")}
+    adapters = {f"{kind}/layers/{i}/{w}" for kind in ("weights", "gradients") for i in (0, 1) for w in ("a", "b_q", "b_k", "b_v")}
+    run.check(shown == adapters, f"histograms of the adapters alone: {shown}")
     p.run("gpt2", [f"--load={tuned}", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And", f"--logits={logits[1]}"]).succeeds()
     adapted, merged = (floats(path) for path in logits)
     check(len(adapted) == len(merged) > 0 and max(abs(a - b) for a, b in zip(adapted, merged)) < 1e-4,
@@ -499,6 +505,51 @@ def collective_matmul(p):
             run.check(numbers(ranks) == numbers(hidden), "the same bits on threads and ranks")
     planned = p.run("gpt_fsdp", [*train, "--mesh=d=2,t=2", "--collective-matmul", "--plan"])
     planned.check("einsum_scatter" in planned.out and "F/t" in planned.out, "the plan has the products that communicate")
+
+
+def shown_histograms(run, folder, steps):
+    """The names of the weights in the histograms of a run with --histogram-every, which have all parameters once, also in
+    gradients, whose norm is that of the record."""
+    if not run.succeeds():
+        return set()
+    parameters = int(re.search(r"^(\d+) parameters", run.out, re.M)[1])
+    found = event_files.histograms(f"{folder}/tensorboard")
+    with open(f"{folder}/metrics.jsonl") as file:
+        norms = {record["step"]: record["grad_norm"] for record in map(json.loads, file)}
+    run.check(sorted({step for _, step in found}) == steps, f"histograms of the steps {steps}")
+    names = {}
+    for step in steps:
+        for kind in ("weights/", "gradients/"):
+            of = {tag[len(kind) :]: h for (tag, at), h in found.items() if at == step and tag.startswith(kind)}
+            names[kind, step] = set(of)
+            count = sum(h[3] for h in of.values())
+            run.check(count == parameters, f"step {step}: {count} {kind} of {parameters} parameters")
+            run.check(all(sum(c for _, _, c in event_files.bars(h)) == h[3] for h in of.values()), "buckets have them")
+        norm, clipped = sum(h[5] for h in of.values()) ** 0.5, min(norms[step], 1)
+        run.check(abs(norm - clipped) < 1e-4 * clipped, f"step {step}: gradients of the norm {norm}, not {clipped}")
+    run.check(len(set(map(frozenset, names.values()))) == 1, f"weights and gradients have the same names: {names}")
+    return names["weights/", steps[-1]]
+
+
+def histograms(p):
+    """--histogram-every: each parameter counts once on every mesh, without padding, in weights and in gradients."""
+    moe = [*p.small(), "--experts=4", "--d-head=8"]
+    gpt2 = [*GPT2_SMALL, f"--data={p.text}"]
+    cases = [
+        ("gpt_fsdp", p.small(), ["d=1", "d=2,t=2", "r=2,d=2", "d=2,s=2"]),
+        ("gpt_fsdp", [*p.small(), "--d-model=10", "--tied", "--microbatches=2"], ["d=1", "d=4,t=2"]),
+        ("gpt_fsdp", [*p.small(), "--dtype=bf16", "--optimizer=adafactor"], ["d=1", "d=2,t=2"]),
+        ("gpt2", gpt2, ["d=1", "d=2,t=2"]),
+        ("moe", moe, ["d=1", "d=2,e=2"]),
+    ]
+    for i, (program, options, meshes) in enumerate(cases):
+        names = []
+        for mesh in meshes:
+            folder = f"{p.folder}/histograms-{i}-{mesh}"
+            words = [*options, f"--mesh={mesh}", "--steps=5", "--tensorboard", "--histogram-every=2", f"--run={folder}"]
+            names.append(shown_histograms(p.run(program, words), folder, [1, 3]))
+        check(len(names[0]) > 4 and names.count(names[0]) == len(names), f"{program}: the same names on every mesh {names}")
+    p.gpt("--histogram-every=1", "--tensorboard").fails(2, "--tensorboard", "--run DIR")
 
 
 def data_and_runs(p):
@@ -1227,6 +1278,7 @@ def mistakes(p):
         (["--trace"], ["--trace", "--run DIR"]),
         (["--step-graph"], ["--step-graph", "--run DIR"]),
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
+        (["--histogram-every=5"], ["--histogram-every", "give --tensorboard too"]),
         (["--turns={}"], ["--turns has no effect without --chat"]),
         ([f"--validation-data={p.text}"], ["--validation-data", "--validate-every"]),
         (["--stream=."], ["--data and --stream", "one of them"]),
@@ -1329,4 +1381,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes], __doc__))

@@ -18,10 +18,11 @@ import math
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
+
+from event_files import bars, crc32c, events, fields
 
 failures = []
 
@@ -214,63 +215,6 @@ def trace(path):
 # ---- TensorBoard ---------------------------------------------------------------------------------------------------
 
 
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data):
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def varint(data, at):
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def fields(data):
-    """The fields of a protobuf message: (number, value)."""
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = varint(data, at)
-        elif kind == 1:
-            (value,), at = struct.unpack("<d", data[at : at + 8]), at + 8
-        elif kind == 5:
-            (value,), at = struct.unpack("<f", data[at : at + 4]), at + 4
-        else:
-            length, at = varint(data, at)
-            value, at = data[at : at + length], at + length
-        yield key >> 3, value
-
-
-def events(path):
-    with open(path, "rb") as file:
-        data = file.read()
-    at = 0
-    while at < len(data):
-        head = data[at : at + 8]
-        (length,), (crc,) = struct.unpack("<Q", head), struct.unpack("<I", data[at + 8 : at + 12])
-        check(crc == masked(head), "a length has its checksum")
-        body = data[at + 12 : at + 12 + length]
-        check(struct.unpack("<I", data[at + 12 + length : at + 16 + length])[0] == masked(body), "data have theirs")
-        at += 16 + length
-        yield dict(fields(body))
-
-
 def tensorboard(folder):
     check(crc32c(b"123456789") == 0xE3069283, "this test's own checksum is CRC-32C")
     files = sorted(glob.glob(f"{folder}/events.out.tfevents.*"))
@@ -281,12 +225,16 @@ def tensorboard(folder):
         check(all(1.6e9 < e[1] < 1e11 for e in each), "events have the time")
     scalars = {}
     texts = {}
+    histograms = {}
     for event in first[1:]:
         value = dict(fields(dict(fields(event[5]))[1]))
         if 8 in value:
             tensor, plugin = dict(fields(value[8])), dict(fields(dict(fields(value[9]))[1]))
             check(tensor[1] == 7 and plugin == {1: b"text"}, "a text is a tensor of strings for the plugin of texts")
             texts[value[1].decode()] = event[2], tensor[8].decode()
+            continue
+        if 5 in value:
+            histograms[value[1].decode()] = event[2], dict(fields(value[5]))
             continue
         scalars.setdefault(value[1].decode(), []).append((event[2], value[2]))
     tags = {
@@ -300,6 +248,16 @@ def tensorboard(folder):
         "sample/3": (299, "    And then"),
     }
     check(texts == expected, f"texts are shown as they are: {texts}")
+    check(scalars.pop("not_finite/weights/layers/0/w", None) == [(299, 2)], "values that are not finite are counted")
+    check(set(histograms) == {"weights/layers/0/w", "weights/none"}, f"the histograms are {sorted(histograms)}")
+    step, some = histograms["weights/layers/0/w"]
+    numbers = [-3, 8, 6, -3 + 0.5 + 0.5 + 0.6 + 1e-20 + 8, 9 + 0.25 + 0.25 + 0.6**2 + 64]
+    check(step == 299, "a histogram has its step")
+    check(all(abs(some[i + 1] - x) < 1e-12 for i, x in enumerate(numbers)), f"min, max, num and sums: {some}")
+    full = [bar for bar in bars(some) if bar[2] > 0]
+    check(full == [(-3, -3, 1), (-(2**-40), 2**-40, 1), (0.5, 0.625, 3), (8, 8, 1)], f"the bars are {full}")
+    none = histograms["weights/none"][1]
+    check(none[3] == 0 and not none[6] and not none[7], f"a histogram of no values: {none}")
     check(set(scalars) == tags, f"the tags are {sorted(scalars)}")
     check([s for s, _ in scalars["train/loss"]] == list(range(300)), "every step is there")
     check(all(abs(v - (3 + 8 / (1 + 0.01 * s))) < 1e-5 for s, v in scalars["train/loss"]), "the loss is the loss")

@@ -358,6 +358,10 @@ TEST_CASE("run files for run_report.py", "[.run_report]") {
   for (std::int64_t i = 0; i < 300; ++i) board.write(record(i, true));
   board.text("configuration", 0, "[model]\nd = 64\n");
   for (const char* text : {"And *so* on\nto the end", "And", "And then"}) board.write(Sample{299, "And", text});
+  run::Histogram some, none;
+  for (const double x : {-3.0, 0.5, 0.5, 0.6, 1e-20, 8.0, std::nan(""), HUGE_VAL}) some.add(x);
+  board.histogram("weights/layers/0/w", 299, some);
+  board.histogram("weights/none", 299, none);
   TensorBoard resumed(folder + "/tensorboard", 250);
   resumed.scalar("train/loss", 250, 0.5);
   resumed.flush();

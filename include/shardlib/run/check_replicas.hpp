@@ -1,14 +1,20 @@
 // Compares replicated values across devices, bit by bit.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "shardlib/device/device.hpp"
 #include "shardlib/io/checkpoint/checkpoint.hpp"
-#include "shardlib/run/training.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib::run {
+
+/// Numbers of a program that are the same on all devices, by names for messages: {{"step", 7}}.
+using ReplicatedNumbers = std::vector<std::pair<std::string, std::uint64_t>>;
 
 namespace detail {
 void check_replicas(Device& device, const io::detail::NamedValues& leaves, const ReplicatedNumbers& numbers,

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "shardlib/io/checkpoint/checkpoint.hpp"
-#include "shardlib/run/check_replicas.hpp"
 #include "shardlib/run/training.hpp"
 
 namespace shardlib::run {
@@ -30,9 +29,7 @@ template <Spec A, class Tree>
                                          const io::Rename& rename = {}) {
   Checkpoints c;
   if (mesh.device()->is_dry()) return c;
-  c.check_replicas = [mesh, rename, &state](const std::string& when, const ReplicatedNumbers& numbers) {
-    check_replicas(mesh, state, when, numbers, rename);
-  };
+  c.leaves = [rename, &state] { return io::detail::named_values(state, rename); };
   if (training.directory.empty()) return c;
   const std::string folder = training.directory + "/checkpoints";
   const auto saver = std::make_shared<io::AsyncSaver>(mesh, folder,

@@ -1,4 +1,4 @@
-// Writes numbers and texts for TensorBoard into an event file beside the run's own records.
+// Writes numbers, texts and histograms for TensorBoard into an event file beside the run's own records.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "shardlib/run/histogram.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -26,6 +27,9 @@ class TensorBoard {
   void scalar(std::string_view tag, std::int64_t step, double value);
   /// Adds a text, which TensorBoard's tab TEXT shows as it is.
   void text(std::string_view tag, std::int64_t step, std::string_view text);
+  /// Adds a histogram, which the tabs HISTOGRAMS and DISTRIBUTIONS show. If some values are not finite, it also adds
+  /// their number to the curve "not_finite/" + tag.
+  void histogram(std::string_view tag, std::int64_t step, const Histogram& histogram);
   /// Adds the record's `numbers_of`.
   void write(const Record& record);
   /// Adds the text, as sample; further ones of the same step as sample/2, sample/3 and so on.

@@ -20,6 +20,7 @@
 #include "shardlib/run/parameter_groups.hpp"
 #include "shardlib/run/state_bytes.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tree.hpp"
 
@@ -98,6 +99,17 @@ void begin(Trained<W, C>& trained, const OptimizerOptions& o) {
   trained.copies = cast_tree<C>(state.weights);
 }
 
+namespace detail {
+/// The values of the leaves, in their order.
+template <class Tree>
+std::vector<shardlib::detail::ValuePtr> leaf_values(const Tree& tree) {
+  std::vector<shardlib::detail::ValuePtr> values;
+  const auto add = [&](const shardlib::detail::Path&, const auto& leaf) { values.push_back(leaf.value()); };
+  shardlib::detail::visit(add, {}, tree);
+  return values;
+}
+}  // namespace detail
+
 /// A step of the optimizer with gradients of the global norm `norm`, which are clipped, then the average. `factors(leaf
 /// name)` are a leaf's LeafFactors. `update(trained, o.optimizer, o.training, step, grads, norm, o.optimizer.groups)`
 template <class W, class C, class Grads, class F>
@@ -105,6 +117,7 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
             double norm, const F& factors) {
   TrainState<W>& state = trained.state;
   const double scale = clip_factor(norm, t.clip);
+  if (step.show_gradients) step.show_gradients(detail::leaf_values(grads), scale);
   // The moments are moved, not copied, so that they are written in place.
   const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
     typename O::template Moments<W> all{std::exchange(moments, {})...};

@@ -15,12 +15,14 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/launch.hpp"
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/io/checkpoint/writer.hpp"
 #include "shardlib/io/data/loader.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/sampling.hpp"
+#include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
@@ -60,9 +62,10 @@ struct Training {
   std::string on_spike = "none";
   std::int64_t spike_window = 100;
   double spike_deviations = 6;
-  std::int64_t check_replicas = 0;  ///< steps between comparisons of replicated values; 0 for none
-  std::string device = "cpu";       ///< --device: what runs the kernels
-  double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
+  std::int64_t check_replicas = 0;   ///< steps between comparisons of replicated values; 0 for none
+  std::int64_t histogram_every = 0;  ///< with `tensorboard`: steps between histograms; 0 for none
+  std::string device = "cpu";        ///< --device: what runs the kernels
+  double collective_timeout = 600;   ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
   bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
   std::int64_t trace_steps = 5,
@@ -163,6 +166,10 @@ struct Step {
   /// if it returns false, leave the state as it is. Throws Error if one of the two is not finite or is a spike, unless
   /// --on-spike says what to do then. `if (!step.accepts(result)) return result;`
   std::function<bool(const StepResult&)> accepts;
+  /// Not empty if --histogram-every shows the gradients of this step. `update` of run/trained.hpp calls it; a program
+  /// with an update of its own may call it with the gradients of all weights, in the weights' order, and the factor
+  /// that clips them.
+  std::function<void(std::vector<shardlib::detail::ValuePtr> gradients, double scale)> show_gradients = {};
 };
 
 /// The factor that reduces a gradient norm to `clip` (0: no clipping). `clip_factor(norm, 1.0)`
@@ -186,9 +193,6 @@ struct RunIdentity {
   std::map<std::string, std::string> settings;
 };
 
-/// Numbers of a program that are the same on all devices, by names for messages: {{"step", 7}}.
-using ReplicatedNumbers = std::vector<std::pair<std::string, std::uint64_t>>;
-
 /// Saves the state in the run's folder and loads it; see run/checkpoints.hpp. If all members are empty, the run saves
 /// nothing.
 struct Checkpoints {
@@ -209,8 +213,8 @@ struct Checkpoints {
   std::function<void(std::int64_t step)> set_aside;
   std::function<bool()> poll;   ///< called once a step; returns whether a checkpoint has become complete
   std::function<bool()> flush;  ///< waits for the checkpoint under way; returns whether one has become complete
-  /// Runs run::check_replicas on the state and these numbers. It is set also if the run saves nothing.
-  std::function<void(const std::string& when, const ReplicatedNumbers& numbers)> check_replicas;
+  /// The leaves of the state, for --check-replicas and --histogram-every. It is set also if the run saves nothing.
+  std::function<io::detail::NamedValues()> leaves;
 };
 
 /// The functions of a program that the loop calls on each device. All devices call them in the same order.

@@ -111,6 +111,34 @@ SHARDLIB_INLINE void TensorBoard::text(std::string_view tag, std::int64_t step, 
   flush();
 }
 
+SHARDLIB_INLINE void TensorBoard::histogram(std::string_view tag, std::int64_t step, const Histogram& h) {
+  if (!on()) return;
+  if (h.not_finite > 0) scalar("not_finite/" + std::string(tag), step, static_cast<double>(h.not_finite));
+  // Buckets from the first to the last that has values. Neighbours without values become one.
+  const auto has_values = [&](int bucket) { return h.counts[static_cast<std::size_t>(bucket)] > 0; };
+  int first = 0, last = Histogram::buckets - 1;
+  while (first <= last && !has_values(first)) ++first;
+  while (first <= last && !has_values(last)) --last;
+  std::string limits, counts;
+  double num = 0;
+  for (int bucket = first; bucket <= last; ++bucket) {
+    if (!has_values(bucket) && !has_values(bucket + 1)) continue;
+    const auto count = static_cast<double>(h.counts[static_cast<std::size_t>(bucket)]);
+    limits += detail::little_endian(Histogram::right_edge(bucket));
+    counts += detail::little_endian(count);
+    num += count;
+  }
+  // HistogramProto: min = 1, max = 2, num = 3, sum = 4, sum_squares = 5, bucket_limit = 6, bucket = 7. TensorBoard
+  // converts it to the tensor of its plugin; unlike that tensor it has the sums, and old versions read it, too.
+  std::string proto;
+  for (unsigned field = 1; const double number : {h.min, h.max, num, h.sum, h.sum_squares})
+    proto += detail::protobuf_key(field++, 1) + detail::little_endian(number);
+  proto += detail::protobuf_bytes(6, limits) + detail::protobuf_bytes(7, counts);
+  // Value: tag = 1, histo = 5.
+  const std::string entry = detail::protobuf_bytes(1, detail::as_utf8(tag)) + detail::protobuf_bytes(5, proto);
+  event(detail::tensorboard_event(step) + detail::protobuf_bytes(5, detail::protobuf_bytes(1, entry)));
+}
+
 SHARDLIB_INLINE void TensorBoard::write(const Sample& s) {
   samples_ = s.step == sampled_at_ ? samples_ + 1 : 1;
   sampled_at_ = s.step;

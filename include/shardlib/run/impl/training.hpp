@@ -132,6 +132,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("FILE.svg") | ends_in(".svg") | command_line_only());
   o.flag("--step-graph", t.draw_step, "draw a whole step into the run's folder, as step.svg", command_line_only());
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
+  o.add("--histogram-every", t.histogram_every,
+        "with --tensorboard: steps between histograms of weights and gradients (0: none)", size(0));
 
   o.group("sampling");
   o.add("--sample-every", t.sample_every, "steps between samples, the first before step 0 (0: only at the end)",

@@ -67,6 +67,8 @@ inline void check_conversation(const Training& t) {
 inline void check_settings(const Training& t) {
   check_conversation(t);
   static_cast<void>(lr_schedule(t));
+  if (t.histogram_every > 0 && !t.tensorboard)
+    throw UsageError("--histogram-every writes TensorBoard events: give --tensorboard too, or leave it out");
   if (!t.directory.empty()) return;
   if (t.sample_only) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
   for (const auto& [name, given] : {std::pair("--trace", t.trace), std::pair("--tensorboard", t.tensorboard),

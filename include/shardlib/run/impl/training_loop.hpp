@@ -23,6 +23,7 @@
 #include "shardlib/interop/find_nan.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/run/check_replicas.hpp"
 #include "shardlib/run/console.hpp"
 #include "shardlib/run/impl/answers.hpp"
 #include "shardlib/run/impl/batches.hpp"
@@ -31,6 +32,7 @@
 #include "shardlib/run/impl/one_run.hpp"
 #include "shardlib/run/impl/plan_step.hpp"
 #include "shardlib/run/impl/require_outputs.hpp"
+#include "shardlib/run/impl/run_histograms.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
@@ -73,6 +75,7 @@ class TrainingLoop {
                  }),
         batches_(device, training, data),
         judge_(training),
+        histograms_(device, training, program.checkpoints),
         saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }),
         live_report_(directory_, [this](const std::string& text) { message(text); }) {}
 
@@ -160,6 +163,7 @@ class TrainingLoop {
         continue;
       }
       if (due(step, training_.check_replicas)) check_replicas(record);
+      histograms_.write(record, events_.get());
       if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
         const double begin = now();
         record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
@@ -221,7 +225,6 @@ class TrainingLoop {
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
   void say(const std::string& line) const {
     if (speaks_) print_line(line);
   }
@@ -229,14 +232,16 @@ class TrainingLoop {
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
   /// Throws Error if devices differ in values that should be the same on all.
   void check_replicas(const Record& record) const {
-    if (!program_.checkpoints.check_replicas) return;
+    if (!program_.checkpoints.leaves) return;
     const std::int64_t before = record.step + 1 - training_.check_replicas;
     const std::string when = fmt::format("after step {}{}", record.step,
                                          before > 0 ? fmt::format(" (after step {} all was alike)", before - 1) : "");
-    program_.checkpoints.check_replicas(when, {{"step", static_cast<std::uint64_t>(record.step)},
-                                               {"seed", training_.seed},
-                                               {"loss", std::bit_cast<std::uint64_t>(record.loss)},
-                                               {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}});
+    detail::check_replicas(*device_, program_.checkpoints.leaves(),
+                           {{"step", static_cast<std::uint64_t>(record.step)},
+                            {"seed", training_.seed},
+                            {"loss", std::bit_cast<std::uint64_t>(record.loss)},
+                            {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}},
+                           when);
   }
   /// The last records of the run, on all devices. The window that finds spikes must equal that of an undisturbed run.
   std::vector<Judge::AcceptedStep> shared_records() const {
@@ -320,10 +325,12 @@ class TrainingLoop {
     auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
     bool asked = false;
-    const StepResult result = program_.step({step, record.learning_rate, parts, [&](const StepResult& r) {
-                                               asked = true;
-                                               return accepts(r, step);
-                                             }});
+    const auto accepted = [&](const StepResult& r) {
+      asked = true;
+      return accepts(r, step);
+    };
+    const StepResult result =
+        program_.step({step, record.learning_rate, parts, accepted, histograms_.gradients_of(step)});
     if (!asked && training_.on_spike != "none")
       throw UsageError("--on-spike " + training_.on_spike +
                        ": this program does not check a step before it updates: it has to call run::Step::accepts");
@@ -375,6 +382,7 @@ class TrainingLoop {
   RunIdentity identity_ = {};
   Batches batches_;
   Judge judge_;
+  RunHistograms histograms_;
   Saving saving_;
   LiveReport live_report_;
   std::unique_ptr<Progress> progress_;

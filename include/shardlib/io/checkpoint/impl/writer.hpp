@@ -22,9 +22,9 @@
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/impl/finite.hpp"
+#include "shardlib/io/checkpoint/impl/holders.hpp"
 #include "shardlib/io/checkpoint/layout.hpp"
 #include "shardlib/io/impl/temporary.hpp"
-#include "shardlib/runtime/padding.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
@@ -117,55 +117,6 @@ SHARDLIB_INLINE CheckpointWriter::~CheckpointWriter() {
   if (std::uncaught_exceptions() == 0 && device_->rank() == 0)
     std::fprintf(stderr, "warning: the checkpoint of step %lld in '%s' was never finished (AsyncSaver::flush)\n",
                  static_cast<long long>(job_->meta.step), directory_.c_str());
-}
-
-/// This device's shard of a leaf: its description, which is the same on all devices, and its place.
-struct ShardPlace {
-  json leaf;
-  json place;  ///< null if the shard is nothing but padding
-};
-
-inline ShardPlace shard_place(const std::string& name, const shardlib::detail::Value& x) {
-  Index shape, shard, place;
-  std::vector<std::string> dims;
-  for (int i = 0; i < x.spec->rank(); ++i) {
-    shape.push_back(x.global.logical[i]);
-    dims.emplace_back(x.spec->dims[i].name);
-    shard.push_back(std::max<std::int64_t>(x.local[i], 1));
-    place.push_back(shardlib::detail::shard_index(*x.device, x.spec->dims[i].axes));
-  }
-  const bool padding = shardlib::detail::product(shardlib::detail::true_shape(x)) == 0;
-  return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place)};
-}
-
-/// The leaves of all devices. Each device has sent a list of descriptions and places. Devices may hold different
-/// leaves (pipeline stages), and several may hold the same shard.
-inline Leaves leaves_together(const std::vector<std::string>& lists) {
-  Leaves leaves;
-  std::map<std::string, json> described;
-  for (std::size_t d = 0; d < lists.size(); ++d)
-    for (const json& entry : json::parse(lists[d])) {
-      const json& about = entry[0];
-      const std::string name = about[0];
-      LeafShards& leaf = leaves[name];
-      if (const auto [it, fresh] = described.try_emplace(name, about); fresh)
-        leaf = {{name, static_cast<DType>(about[1].get<int>()), about[2].get<Index>(),
-                 about[3].get<std::vector<std::string>>()},
-                about[4].get<Index>(),
-                {}};
-      else if (it->second != about)
-        throw Error("the leaf '" + name + "' has another shape, dtype or layout on device " + std::to_string(d));
-      if (!entry[1].is_null()) leaf.holders[entry[1].get<Index>()].push_back(static_cast<int>(d));
-    }
-  for (const auto& [name, leaf] : leaves) {
-    std::size_t count = 1;
-    for (std::size_t i = 0; i < leaf.shard.size(); ++i)
-      count *= static_cast<std::size_t>((leaf.array.shape[i] + leaf.shard[i] - 1) / leaf.shard[i]);
-    if (leaf.holders.size() != count)
-      throw Error("the devices hold " + std::to_string(leaf.holders.size()) + " of the " + std::to_string(count) +
-                  " shards of '" + name + "'");
-  }
-  return leaves;
 }
 
 /// Finds out which arrays there are, and which device writes each file.
