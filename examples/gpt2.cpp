@@ -8,8 +8,8 @@
 
 #include <shardlib/io/file.hpp>
 #include <shardlib/run/checkpoints.hpp>
-#include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/hugging_face.hpp>
+#include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
@@ -30,7 +30,6 @@
 #include "gpt2_model.hpp"
 #include "gpt2_setup.hpp"
 #include "gpt2_state.hpp"
-#include "trainers.hpp"
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
@@ -53,9 +52,8 @@ template <class W, class C, class Grads>
 run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const auto factors = [&](std::string_view leaf) { return factors_of(s.o, leaf); };
-  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), global_norm(s.mesh, grads, factors)};
-  if (step.accepts(result)) run::update(trained, s.o.optimizer, s.o.training, step, grads, result.grad_norm, factors);
-  return result;
+  return run::update(trained, s.o.optimizer, s.o.training, step, grads,
+                     {item(all_reduce<"+d +t -> ">(loss)), global_norm(s.mesh, grads, factors)}, factors);
 }
 
 // Loss and gradients of the microbatches by `f`, a function of W in the dtype of computation, and what comes before the
@@ -72,14 +70,11 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
     const auto dropout = of_step.of(static_cast<std::int64_t>(i));
     return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), causal, positions, s.config(), dropout);
   };
-  auto [loss, grads] = differentiated(0);
-  if (microbatches.size() == 1) return then(loss, grads);
-  auto sums = cast_tree<gradient_t<Mesh2, W>>(std::exchange(grads, {}));
-  for (std::size_t i = 1; i < microbatches.size(); ++i) {
-    const auto [l, g] = differentiated(i);
-    loss = loss + l;
-    accumulate(sums, g);
+  if (microbatches.size() == 1) {
+    auto [loss, grads] = differentiated(0);
+    return then(loss, grads);
   }
+  auto [loss, sums] = run::sum_microbatches<gradient_t<Mesh2, W>>(step, differentiated);
   return then(loss, sums);
 }
 
@@ -165,15 +160,15 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"pre", "post"}));
   options.add("--activation", o.activation, "activation of the feed-forward layer", run::one_of({"gelu", "relu"}));
   options.flag("--tied", o.tied, "use the embedding as the output layer too");
-  options.add("--epsilon", o.epsilon, "epsilon of LayerNorm", run::above(0));
+  options.add("--epsilon", o.config.epsilon, "epsilon of LayerNorm", run::above(0));
   options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches",
               run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication; weights are trained in f32",
               run::one_of({"f32", "bf16"}));
   options.add("--attention", o.attention, "attention in training: the library's fused op, or einsums of gpt2_model.hpp",
               run::one_of({"fused", "einsum"}));
-  run::declare(options, o.recompute);
-  options.flag("--prefetch", o.prefetch,
+  run::declare(options, o.config.recompute);
+  options.flag("--prefetch", o.config.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
@@ -243,21 +238,14 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
   if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
-  run::Program program;
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
-    const std::int64_t bytes = run::shard_bytes(trains.state.weights);
-    program.optimizer_bytes = run::shard_bytes(trains.state) - bytes;
     // "nu.0.embed" keeps its number, as in older checkpoints.
-    program.checkpoints = run::checkpoints_of(s.mesh, trains, o.training, run::stored_names({"mu"}));
-    return bytes;
+    return run::program_of(s.mesh, trains, o.training, run::stored_names({"mu"}));
   };
-  const std::int64_t trained_bytes = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
-  program.step = [&](const run::Step& step) {
-    trained.base.free_average();
-    trained.lora.free_average();
-    return train_step(s, trained, step);
-  };
+  run::Program program = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
+  const std::int64_t trained_bytes = program.weight_bytes;
+  program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
   program.decode = Decoder<C>(s, [&] { return trained.model(); });
   program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
@@ -301,10 +289,10 @@ int program(int argc, char** argv) {
   if (o.training.seq > o.context)
     throw UsageError(
         fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
-  if (o.prefetch && o.recompute.name == "none")
+  if (o.config.prefetch && o.config.recompute.name == "none")
     throw UsageError(
         "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or another one");
-  if (o.prefetch && o.gather.name == "per-step")
+  if (o.config.prefetch && o.gather.name == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (o.lora > 0 && o.gather.name == "per-step")
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
@@ -324,25 +312,17 @@ int program(int argc, char** argv) {
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size),
                     {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--heads"}, {"F", "--d-ff"}, {"R", "--lora"}});
-  const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const DevicePtr& device) {
-      const Setup setup{Mesh2(device), used, data.vocabulary};
-      (used.dtype == "bf16" ? train<bf16> : train<f32>)(setup, data, options.to_toml());
-    };
+  if (!o.training.plan && o.training.graph.empty()) {
+    run::note_loaded(o.training, data, o.load);
+    if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
+    if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
+    if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
+  }
+  const auto train_on = [&](const DevicePtr& device, const Options& used) {
+    const Setup setup{Mesh2(device), used, data.vocabulary};
+    (used.dtype == "bf16" ? train<bf16> : train<f32>)(setup, data, options.to_toml());
   };
-  const bool may_gather_once = !o.prefetch && o.lora == 0;
-  if (may_gather_once) run::choose_gather(o.gather, o.training, mesh, body(o));
-  run::announce(options, o.training);
-  Options single = o;  // --graph draws one layer
-  single.layers = 1;
-  single.optimizer.groups = {};  // may name other layers
-  if (run::dry_run(o.training, mesh, body(o), body(single), "", &o.recompute, may_gather_once ? &o.gather : nullptr))
-    return 0;
-  run::note_loaded(o.training, data, o.load);
-  if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
-  if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
-  if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
-  launch(mesh, body(o), run::launch_options(o.training));
+  train_or_plan(options, o, mesh, train_on, !o.config.prefetch && o.lora == 0);
   return 0;
 }
 

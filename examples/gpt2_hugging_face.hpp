@@ -153,7 +153,7 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
   "tie_word_embeddings": true
 }}
 )",
-      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, run::json_float(o.epsilon),
+      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, run::json_float(o.config.epsilon),
       run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
 }
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "dropout.hpp"
+#include "model_parts.hpp"
 
 namespace gpt2 {
 
@@ -91,12 +91,7 @@ struct ModelConfig {
 
 using gpt::Dropout, gpt::drop;
 
-// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
-// those of a step, over all devices and microbatches, add up to 1.
-struct Batch {
-  Tensor<i32, "B/d L"> inputs, targets, segments;
-  Tensor<f32, "B/d L"> weights;
-};
+using Batch = gpt::TokenTensors<"B/d L">;
 
 /// Keys and values of the positions that sampling has passed.
 template <dtype C>

@@ -15,21 +15,19 @@
 #include <string>
 
 #include "gpt2_model.hpp"
+#include "trainers.hpp"
 
 using namespace shardlib;
 using Mesh2 = Mesh<"d t">;
 
-struct Options {
-  run::Training training;
+struct Options : TrainerOptions {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
   std::string norm = "pre", activation = "gelu", dtype = "f32", attention = "fused", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
-  RecomputePolicy recompute{"seqax"};
-  run::GatherPolicy gather;
-  run::OptimizerOptions optimizer;
-  bool tied = true, prefetch = false;
-  double dropout = 0, epsilon = 1e-5, lora_alpha = 16;
+  bool tied = true;
+  double dropout = 0, lora_alpha = 16;
   std::int64_t lora = 0;
+  gpt2::ModelConfig config;  // epsilon, recompute and prefetch; Setup::config has the rest
 };
 
 // The arguments of the functions below: the mesh, the options and the number of tokens.
@@ -39,9 +37,11 @@ struct Setup {
   std::int64_t vocabulary;
 
   [[nodiscard]] gpt2::ModelConfig config() const {
-    return {o.norm == "post", o.activation == "relu",
-            o.epsilon,        o.recompute,
-            o.prefetch,       o.lora == 0 ? 0 : o.lora_alpha / static_cast<double>(o.lora)};
+    gpt2::ModelConfig config = o.config;
+    config.post_norm = o.norm == "post";
+    config.relu = o.activation == "relu";
+    if (o.lora > 0) config.adapter_scale = o.lora_alpha / static_cast<double>(o.lora);
+    return config;
   }
   // The mask of attention that is spelled; the library's needs none.
   [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
@@ -52,19 +52,16 @@ struct Setup {
 
 // Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
 inline Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::int64_t t) {
-  const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
-    return NamedSize{name, size, round_up(size, parts)};
-  };
   const std::int64_t head = o.d_model / o.heads;
-  const NamedSize heads = dim("E", o.d_model, t * std::lcm(d, head));  // whole heads, sharded as biases are
-  return {dim("V", vocabulary, std::lcm<std::int64_t>(64, d * t)),
+  const NamedSize heads = padded("E", o.d_model, t * std::lcm(d, head));  // whole heads, sharded as biases are
+  return {padded("V", vocabulary, std::lcm<std::int64_t>(64, d * t)),
           {"P", o.context},
-          dim("M", o.d_model, d * t),
+          padded("M", o.d_model, d * t),
           heads,
           {"H", o.heads, heads.padded / head},
           {"D", head},
-          dim("F", o.d_ff, d * t),
-          dim("R", o.lora, d)};
+          padded("F", o.d_ff, d * t),
+          padded("R", o.lora, d)};
 }
 inline Sizes sizes_of(const Setup& s) {
   return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t"));

@@ -9,11 +9,8 @@
 //
 // gpt_fsdp.hpp and gpt_model.hpp are the whole training step; gpt_setup.hpp has the model's options and first values.
 // Data, checkpoints and reports are the library's (run/training.hpp).
-#include <shardlib/run/sequence_order.hpp>
-
 #include "gpt_fsdp.hpp"
 #include "gpt_presets.hpp"
-#include "trainers.hpp"
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
@@ -38,12 +35,8 @@ int program(int argc, char** argv) {
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "r d s t", "r");
   run::batch_must_divide(mesh, o.training);
-  o.config.order = run::sequence_order(mesh, o.training, "s");
-  gpt::settle(o);
-  const run::Data data = run::open_data(o.training, o.vocabulary);
-  o.vocabulary = data.vocabulary;
+  const run::Data data = gpt::settle(mesh, o, o.training);
   gpt::check_files(o.files, o.training, data);
-  gpt::note_padding(mesh, o);
   train_or_plan(options, o, mesh, [&](const DevicePtr& device, const Options& used) {
     (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
   });

@@ -4,9 +4,8 @@
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
 // of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
-// V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel. FSDP is over d
-// and s. The batch is sharded over r, too, and the weights are not: each of r groups of devices has all of them (hybrid
-// sharding).
+// V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel, r as d for
+// the batch alone: each of r groups of devices has all weights (hybrid sharding). FSDP is over d and s.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -14,13 +13,11 @@
 #include <cmath>
 #include <cstddef>
 #include <optional>
-#include <type_traits>
+#include <tuple>
 
-#include "dropout.hpp"
+#include "model_parts.hpp"
 
 namespace gpt {
-
-using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over d, s and t ------------------------------------------------------
 
@@ -69,28 +66,12 @@ struct ModelConfig {
   }
 };
 
-// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
-// those of a step, over all devices and microbatches, add up to 1.
-struct Batch {
-  Tensor<i32, "B/r/d L/s"> inputs, targets, segments;
-  Tensor<f32, "B/r/d L/s"> weights;
-};
-
-// ---- one layer: every weight is gathered just before its use (FSDP) ------------------------------------------
-
+using Batch = TokenTensors<"B/r/d L/s">;
 using Residual = Tensor<f32, "B/r/d L/s M/t">;
 
-// A weight as a layer reads it, gathered over what it is sharded over and `To` is not. The backward pass of the gather
-// sums the gradient over these devices and leaves the sum over r pending: "M/d/s F/t +r". `backward_sum<f32>`: in f32,
-// also where C is bf16. A whole weight may be as it is read already; its gradient keeps all three sums, "M F/t +d +r
-// +s", until the microbatches are done.
-template <Spec To, dtype C, Spec S>
-auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, To> {
-  if constexpr (std::is_same_v<Tensor<C, S>, Tensor<C, To>>)
-    return w;
-  else
-    return all_gather<make_op<S, To>, backward_sum<f32>>(w, site);
-}
+// ---- one layer: every weight is gathered just before its use (FSDP) -------------------------------------------------
+
+// The backward pass of `gathered` sums a gradient over d and s and leaves the sum over r pending: "M/d/s F/t +r".
 
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
 template <dtype C, Spec S = "M/t/d/s">
@@ -99,12 +80,6 @@ auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfi
   const auto scale = gathered<"M">(norm);
   return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
 }
-
-template <dtype C>
-struct Heads {
-  Tensor<C, "B/r/d L/s Q K/t D"> q;
-  Tensor<C, "B/r/d L/s K/t D"> k, v;
-};
 
 // Normalizes each head (Qwen 3). Heads share the scale.
 template <dtype C, Spec S, Spec N>
@@ -116,25 +91,21 @@ auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfi
 // Queries, keys and values of the tokens at these positions. Heads are sharded over t: this is tensor parallelism.
 template <dtype C, bool Whole = false>
 auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
-               Positions positions) -> Heads<C> {
+               Positions positions)
+    -> std::tuple<Tensor<C, "B/r/d L/s Q K/t D">, Tensor<C, "B/r/d L/s K/t D">, Tensor<C, "B/r/d L/s K/t D">> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
   auto q = einsum_unreduced<"B/r/d L/s M, M Q K/t D -> B/r/d L/s Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
   auto k = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_k);
   const auto w_v = gathered<"M K/t D">(w.w_v);
   auto v = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_v);
-  const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
-  for (const auto& bias : w.b_q) {
-    const auto b = gathered<"E/t">(bias);
-    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b, groups));
-  }
-  for (const auto& bias : w.b_k) {
-    const auto b = gathered<"G/t">(bias);
-    k = k + split<"G/t -> K/t D">(b, heads);
-  }
-  for (const auto& bias : w.b_v) {
-    const auto b = gathered<"G/t">(bias);
-    v = v + split<"G/t -> K/t D">(b, heads);
+  if (!w.b_q.empty()) {
+    const auto b_q = gathered<"E/t">(w.b_q[0]);
+    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b_q, {{"Q", q.size("Q")}, {"D", q.size("D")}}));
+    const auto b_k = gathered<"G/t">(w.b_k[0]);
+    k = k + split<"G/t -> K/t D">(b_k, {{"D", k.size("D")}});
+    const auto b_v = gathered<"G/t">(w.b_v[0]);
+    v = v + split<"G/t -> K/t D">(b_v, {{"D", v.size("D")}});
   }
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);

@@ -17,8 +17,8 @@
 #include <shardlib/pipeline/timeline.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/graph.hpp>
+#include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/plan.hpp>
-#include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/trained.hpp>
@@ -43,10 +43,7 @@
 
 using namespace shardlib;
 
-struct Options : gpt::ModelOptions {
-  run::Training training;
-  run::OptimizerOptions optimizer;
-  run::GatherPolicy gather;
+struct Options : gpt::ModelOptions, TrainerOptions {
   std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
   bool show_schedule = false, show_placement = false;
@@ -124,7 +121,7 @@ class Gpt : Layout<"p r d s t"> {
     return {layer_map, batches, o.config, dropout};
   }
   [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
-    Sizes sizes = gpt::sizes_of(o, mesh.stage());
+    Sizes sizes = gpt::sizes_of(o, mesh.stage().device()->axes());
     sizes.insert(sizes.end(), {{"B", rows}, {"L", o.training.seq}});
     return sizes;
   }
@@ -168,10 +165,10 @@ class Tutorial : Layout<"p d t"> {
 
   // Sizes of the model's dims, padded so that the devices of a stage divide them.
   static Sizes sizes_of(const Options& o, std::int64_t devices) {
-    const auto dim = [&](const char* name, std::int64_t size) {
-      return NamedSize{name, size, round_up(size, devices)};
-    };
-    return {dim("M", o.d_model), dim("H", o.n_q_per_kv * o.n_kv), {"D", o.d_head}, dim("F", o.d_ff)};
+    return {padded("M", o.d_model, devices),
+            padded("H", o.n_q_per_kv * o.n_kv, devices),
+            {"D", o.d_head},
+            padded("F", o.d_ff, devices)};
   }
 
   // The names in the whole model.
@@ -258,7 +255,6 @@ class Trainer {
   // Clipping by the norm over all ranks, --optimizer on each rank's own weights. Patterns of leaves are of their names
   // in the whole model.
   run::StepResult step(const run::Step& step) {
-    trained.free_average();
     const auto factors = [&, name = model.names_in_model()](std::string_view leaf) {
       return o_.optimizer.groups(name(std::string(leaf)));
     };
@@ -267,9 +263,7 @@ class Trainer {
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(
         mesh_, grads, [&](std::string_view leaf) { return model.counts(leaf) && factors(leaf).rate != 0; });
-    const run::StepResult result{Model::total(loss), norm};
-    if (step.accepts(result)) run::update(trained, o_.optimizer, o_.training, step, grads, norm, factors);
-    return result;
+    return run::update(trained, o_.optimizer, o_.training, step, grads, {Model::total(loss), norm}, factors);
   }
 
   [[nodiscard]] double validate(const io::TokenBatch& rows) {
@@ -307,11 +301,10 @@ class Trainer {
     };
     if constexpr (!std::is_void_v<typename Model::Whole>)
       if (o_.gather.per_step) {
-        auto whole = gather_weights<typename Model::Whole>(trained.copies);
-        auto [loss, sums] = by(model.template program<true>(batches, dropout), whole);
-        whole = {};
         using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
-        return std::pair{std::move(loss), scatter_gradients<Gradients>(std::exchange(sums, {}))};
+        return run::gathered_once<typename Model::Whole, Gradients>(trained.copies, [&](const auto& whole) {
+          return by(model.template program<true>(batches, dropout), whole);
+        });
       }
     return by(model.program(batches, dropout), trained.copies);
   }
@@ -436,23 +429,20 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
            const std::string& toml) {
   const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
-  run::Program program;
   auto& trained = trainer.trained;
-  program.checkpoints = run::checkpoints_of(mesh.whole(), trained, o.training,
-                                            [stored = run::stored_names(), in_model = trainer.model.names_in_model()](
-                                                const std::string& leaf) { return stored(in_model(leaf)); });
+  run::Program program = run::program_of(mesh.whole(), trained, o.training,
+                                         [stored = run::stored_names(), in_model = trainer.model.names_in_model()](
+                                             const std::string& leaf) { return stored(in_model(leaf)); });
   program.step = [&](const run::Step& step) { return trainer.step(step); };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
-  run::note_state(program, o.training, trained);
   program.parameters = trainer.model.parameters();
   program.gradient_bytes = run::shard_bytes(trained.copies);
   if (o.gather.per_step) {
     const auto& axes = mesh.whole().device()->axes();
-    run::note_gathered(program, trained.state.weights, trained.copies, axis_size(axes, "d") * axis_size(axes, "s"));
+    run::note_gathered(program, trained, axis_size(axes, "d") * axis_size(axes, "s"));
   }
   program.flops_per_token = trainer.model.flops_per_token();
-  program.context = o.training.seq;
   program.dtype = o.dtype;
   run::train(device, o.training, data, toml, program);
 }
@@ -514,17 +504,13 @@ int program(int argc, char** argv) {
   const bool stops = shows && !o.training.plan;
   if (shows) o.training.plan = true;  // so that no data is needed
   run::batch_must_divide(mesh, o.training);
-  o.config.order = run::sequence_order(mesh, o.training, "s");
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
     run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size),
                       {{"M", "--d-model"}, {"H", "--n-kv * --n-q-per-kv"}, {"F", "--d-ff"}});
   } else {
-    gpt::settle(o);
-    data = run::open_data(o.training, o.vocabulary);
-    o.vocabulary = data.vocabulary;
-    gpt::note_padding(mesh, o);
+    data = gpt::settle(mesh, o, o.training);
   }
   if (shows && world_rank() == 0) fmt::print("{}{}", chosen_shown(o)(mesh, o, schedule), stops ? "" : "\n");
   if (stops) return 0;
@@ -536,10 +522,9 @@ int program(int argc, char** argv) {
   run::announce(options, o.training);
   if (!o.training.graph.empty() &&
       world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
-    Options single = o;
-    single.layers = single.training.microbatches = 1;
+    Options single = one_layer(o);
+    single.training.microbatches = 1;
     single.stage_layers.clear();
-    single.optimizer.groups = {};  // may name other layers
     single.training.batch /= o.training.microbatches;
     auto flat = mesh;
     flat[0].size = 1;

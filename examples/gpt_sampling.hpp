@@ -27,7 +27,7 @@ run::Decode decoder(const Mesh<"r d s t">& mesh, run::Trained<Model<f32>, Model<
     const NamedSize one{"B", 1, mesh.size("r") * mesh.size("d")}, context{"Klen", positions};
     const NamedSize length{"L", std::ssize(ids), round_up(std::ssize(ids), mesh.size("s"))};
     if (first == 0) {
-      Sizes sizes = sizes_of(o, mesh);
+      Sizes sizes = sizes_of(o, mesh.device()->axes());
       sizes.insert(sizes.end(), {one, context});
       const auto empty = zeros<C, "B/r/d Klen K/t D">(mesh, sizes);
       caches.assign(weights.layers.size(), {empty, empty});

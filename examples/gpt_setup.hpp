@@ -3,6 +3,7 @@
 
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/rope_options.hpp>
+#include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -50,43 +51,36 @@ inline void declare(run::Options& options, ModelOptions& o) {
                "sum over t while the products that make the summands run (einsum_scatter): for t over slow links");
 }
 
-// Checks the options, and sets what follows from --init.
-inline void settle(ModelOptions& o) {
+// Sizes of the model's dims, padded so that the devices that weights are sharded over divide them, and the vocabulary
+// so that GEMMs have round shapes.
+inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
+  const std::int64_t t = axis_size(mesh, "t"), shards = axis_size(mesh, "d") * axis_size(mesh, "s");
+  // Biases lie over t as whole heads, and over d and s.
+  const NamedSize keys = padded("K", o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
+  const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
+  return {padded("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
+          padded("M", o.d_model, shards * t),
+          {"Q", o.n_q_per_kv},
+          keys,
+          {"D", o.d_head},
+          padded("F", o.d_ff, t),
+          {"E", o.n_kv * query_bias, keys.padded * query_bias},
+          {"G", o.n_kv * key_bias, keys.padded * key_bias},
+          padded("N", o.qk_norm ? o.d_head : 0, shards * t)};
+}
+
+// Checks the options, opens the data, and sets what follows from the mesh, from --init and from the data.
+inline run::Data settle(const std::vector<AxisSize>& mesh, ModelOptions& o, run::Training& training) {
+  o.config.order = run::sequence_order(mesh, training, "s");
   run::check_rope(o.config.rope, o.d_head);
   if (o.init == "seqax") o.config.score_scale = 1;
   if (o.init == "seqax" && (o.tied || o.qk_norm))
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
-}
-
-// Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary
-// so that GEMMs have round shapes.
-inline Sizes sizes_of(const ModelOptions& o, std::int64_t shards, std::int64_t t) {
-  const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
-    return NamedSize{name, size, round_up(size, parts)};
-  };
-  // Biases lie over t as whole heads, and over d and s.
-  const NamedSize keys = dim("K", o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
-  const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
-  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
-          dim("M", o.d_model, shards * t),
-          {"Q", o.n_q_per_kv},
-          keys,
-          {"D", o.d_head},
-          dim("F", o.d_ff, t),
-          {"E", o.n_kv * query_bias, keys.padded * query_bias},
-          {"G", o.n_kv * key_bias, keys.padded * key_bias},
-          dim("N", o.qk_norm ? o.d_head : 0, shards * t)};
-}
-inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
-  return sizes_of(o, axis_size(mesh, "d") * axis_size(mesh, "s"), axis_size(mesh, "t"));
-}
-inline Sizes sizes_of(const ModelOptions& o, const Mesh<"r d s t">& mesh) {
-  return sizes_of(o, mesh.device()->axes());
-}
-
-inline void note_padding(const std::vector<AxisSize>& mesh, const ModelOptions& o) {
+  run::Data data = run::open_data(training, o.vocabulary);
+  o.vocabulary = data.vocabulary;
   run::note_padding(mesh, sizes_of(o, mesh),
                     {{"V", "--vocabulary"}, {"M", "--d-model"}, {"K", "--n-kv"}, {"F", "--d-ff"}});
+  return data;
 }
 
 // First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
@@ -95,15 +89,13 @@ struct Initializer {
   const Mesh<"r d s t">& mesh;
   const ModelOptions& o;
   std::uint64_t seed;
-  Sizes sizes = sizes_of(o, mesh);
+  Sizes sizes = sizes_of(o, mesh.device()->axes());
   bool seqax = o.init == "seqax";
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
   void embed(Tensor<f32, "V/t M/d/s">& table) const {
-    if (seqax)
-      table = random_normal<f32, "V/t M/d/s">(mesh, sizes, {seed, 0});
-    else
-      draw(table, 0, o.d_model);
+    if (!seqax) return draw(table, 0, o.d_model);
+    table = random_normal<f32, "V/t M/d/s">(mesh, sizes, {seed, 0});
   }
   void unembed(Tensor<f32, "V/t M/d/s">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/token_tensors.hpp>
@@ -20,6 +21,7 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -34,10 +36,7 @@
 using namespace shardlib;
 using moe::MoeMesh;
 
-struct Options : moe::ModelOptions {
-  run::GatherPolicy gather;
-  run::OptimizerOptions optimizer;
-  run::Training training;
+struct Options : moe::ModelOptions, TrainerOptions {
   gpt::HuggingFace files;
 };
 
@@ -59,47 +58,38 @@ using Trained = run::Trained<moe::Model, moe::Model>;
 // The mean of the microbatches' numbers, and the sums of their gradients. Gradients of whole weights are pending:
 // "M H/t D +d +e +s".
 template <bool Whole>
-struct Found {
-  run::StepResult result;
-  gradient_t<MoeMesh, moe::ModelOf<Whole>> grads;
-};
+using Found = std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<Whole>>>;
 template <bool Whole>
 Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights, const Options& o,
                          const run::Step& step) {
+  using Sums = gradient_t<MoeMesh, moe::ModelOf<Whole>>;
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
-  double loss = 0, load = 0, dropped = 0;
-  gradient_t<MoeMesh, moe::ModelOf<Whole>> grads;
-  for (const io::TokenBatch& rows : step.microbatches) {
-    const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
-    auto [l, g, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
-    loss += item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
+  double load = 0, dropped = 0;
+  auto [loss, sums] = run::sum_microbatches<Sums>(step, [&](std::size_t i) {
+    const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
+    auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
+    const double cross_entropy = item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
     load += item(metrics.balance.load) / static_cast<double>(microbatches);
     dropped += item(metrics.balance.dropped) / static_cast<double>(microbatches);
-    if (&rows == &step.microbatches.front())
-      grads = std::move(g);
-    else
-      for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + x; }, grads, g);
-  }
-  return {{loss, 0, {{"expert_load", load}, {"dropped", dropped}}}, std::move(grads)};
+    return std::pair{cross_entropy, std::move(grads)};
+  });
+  return {{loss, 0, {{"expert_load", load}, {"dropped", dropped}}}, std::move(sums)};
 }
 
 // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
 Found<false> gathered_once(const MoeMesh& mesh, const moe::Model& weights, const Options& o, const run::Step& step) {
-  auto whole = gather_weights<moe::ModelOf<true>>(weights);
-  auto [result, sums] = accumulated(mesh, whole, o, step);
-  whole = {};
-  return {result, scatter_gradients<moe::Model>(std::exchange(sums, {}))};
+  using Whole = moe::ModelOf<true>;
+  const auto of = [&](const Whole& whole) { return accumulated(mesh, whole, o, step); };
+  return run::gathered_once<Whole, moe::Model>(weights, of);
 }
 
 run::StepResult train_step(const MoeMesh& mesh, Trained& trained, const Options& o, const run::Step& step) {
-  trained.free_average();
   const moe::Model& weights = trained.copies;
   auto [result, grads] =
       o.gather.per_step ? gathered_once(mesh, weights, o, step) : accumulated(mesh, weights, o, step);
   const run::ParameterGroups& groups = o.optimizer.groups;
   result.grad_norm = global_norm(mesh, grads, groups);
-  if (step.accepts(result)) run::update(trained, o.optimizer, o.training, step, grads, result.grad_norm, groups);
-  return result;
+  return run::update(trained, o.optimizer, o.training, step, grads, result, groups);
 }
 
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
@@ -110,15 +100,13 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   run::check_groups(o.optimizer.groups, leaf_names(weights));
   gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, weights);
   run::begin(trained, o.optimizer);
-  run::Program program;
-  program.checkpoints = run::checkpoints_of(mesh, trained, o.training);
+  run::Program program = run::program_of(mesh, trained, o.training);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +e +s +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));
   };
   program.decode = moe::decoder(mesh, trained, o.config, moe::sizes_of(o, mesh), o.training.seq);
-  run::note_state(program, o.training, trained);
   if (o.gather.per_step) {
     std::int64_t whole = 0;
     for_each_leaf(
@@ -135,7 +123,6 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);
   program.flops_per_token = run::training_flops_per_token(program.parameters - o.vocabulary * o.d_model - idle,
                                                           o.layers, o.n_q_per_kv * o.n_kv * o.d_head, o.training.seq);
-  program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
   moe::write_outputs(device, o, o.files, o.optimizer, o.training, data, program);
 }

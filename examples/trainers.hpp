@@ -7,9 +7,17 @@
 #include <shardlib/device/mesh_axes.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/options.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 
 #include <vector>
+
+// What every trainer has options for, besides its model.
+struct TrainerOptions {
+  shardlib::run::Training training;
+  shardlib::run::OptimizerOptions optimizer;
+  shardlib::run::GatherPolicy gather;
+};
 
 // The options that only some of the trainers have: the others name these programs in the error about such an option.
 // tests/programs.py compares it with the texts of --help.
@@ -36,18 +44,26 @@ inline bool parse(shardlib::run::Options& options, int argc, char** argv) {
   return false;
 }
 
-// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It settles --gather auto in `o`.
+// The program of --graph: one layer.
+template <class Options>
+Options one_layer(Options o) {
+  o.layers = 1;
+  o.optimizer.groups = {};  // may name other layers
+  return o;
+}
+
+// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It settles --gather auto in
+// `o`, unless `may_gather_once` says that the program cannot gather weights once per step.
 template <class Options, class F>
 void train_or_plan(const shardlib::run::Options& options, Options& o, const std::vector<shardlib::AxisSize>& mesh,
-                   const F& train) {
+                   const F& train, bool may_gather_once = true) {
   const auto body = [&](const Options& used) -> shardlib::DeviceBody {
     return [&](const shardlib::DevicePtr& device) { train(device, used); };
   };
-  shardlib::run::choose_gather(o.gather, o.training, mesh, body(o));
+  if (may_gather_once) shardlib::run::choose_gather(o.gather, o.training, mesh, body(o));
   shardlib::run::announce(options, o.training);
-  Options single = o;  // --graph draws one layer
-  single.layers = 1;
-  single.optimizer.groups = {};  // may name other layers
-  if (!shardlib::run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
+  const Options single = one_layer(o);
+  if (!shardlib::run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute,
+                              may_gather_once ? &o.gather : nullptr))
     shardlib::launch(mesh, body(o), shardlib::run::launch_options(o.training));
 }

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <vector>
 
+#include "model_parts.hpp"
+
 namespace tutorial {
 
 using namespace shardlib;
@@ -44,23 +46,19 @@ struct Batch {
   Hidden inputs, targets;
 };
 
-// The backward pass sums the gradient over the devices, in f32.
-template <OpSpec O, dtype C, Spec S>
-auto gathered(const Tensor<C, S>& x, Site site = Site::current()) {
-  return all_gather<O, backward_sum<f32>>(x, site);
-}
+using gpt::gathered;
 
 template <dtype C>
 auto norm(const Hidden& x, const Norm<C>& w) -> Hidden {
-  const auto scale = cast<f32>(gathered<"M/t/d -> M">(w.scale)), bias = cast<f32>(gathered<"M/t/d -> M">(w.bias));
+  const auto scale = cast<f32>(gathered<"M">(w.scale)), bias = cast<f32>(gathered<"M">(w.bias));
   return layer_norm<"M">(x, 1e-6) * scale + bias;
 }
 
 template <dtype C>
 auto attention(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
   const auto project = [&](const Tensor<C, "M/d H/t D">& kernel, const Tensor<C, "H/t/d D">& bias) {
-    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered<"M/d H/t D -> M H/t D">(kernel));
-    return y + gathered<"H/t/d D -> H/t D">(bias);
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered<"M H/t D">(kernel));
+    return y + gathered<"H/t D">(bias);
   };
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto q = rename<"L -> Qlen">(project(w.w_q, w.b_q) * scale);
@@ -68,16 +66,16 @@ auto attention(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
   const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(q, k);
   const auto heads = einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(
       rename<"Qlen -> L">(cast<C>(softmax<"Klen">(logits))), v);
-  const auto y = einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, gathered<"H/t D M/d -> H/t D M">(w.w_o));
-  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M/t/d -> M">(w.b_o));
+  const auto y = einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, gathered<"H/t D M">(w.w_o));
+  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M">(w.b_o));
 }
 
 template <dtype C>
 auto feed_forward(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
-  const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, gathered<"M/d F/t -> M F/t">(w.w_up));
-  const auto hidden = gelu(up + gathered<"F/t/d -> F/t">(w.b_up));
-  const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, gathered<"F/t M/d -> F/t M">(w.w_down));
-  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M/t/d -> M">(w.b_down));
+  const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, gathered<"M F/t">(w.w_up));
+  const auto hidden = gelu(up + gathered<"F/t">(w.b_up));
+  const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, gathered<"F/t M">(w.w_down));
+  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M">(w.b_down));
 }
 
 template <dtype C>

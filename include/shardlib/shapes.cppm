@@ -154,6 +154,7 @@ using shardlib::operator-;
 using shardlib::operator/;
 using shardlib::over;
 using shardlib::pad;
+using shardlib::padded;
 using shardlib::parameter_count;
 using shardlib::parse_op;
 using shardlib::parse_tensor;

@@ -21,12 +21,4 @@ void note_state(Program& program, const Training& training, const W& weights, co
   program.gradient_bytes = training.microbatches == 1 ? in_c : program.weight_bytes;
 }
 
-/// Notes that a step gathers the weights once, each over `devices` devices, and sums the gradients by them in f32. Call
-/// it after note_state. `note_gathered(program, weights, copies, mesh.size("d"))`
-template <class W, class C>
-void note_gathered(Program& program, const W& weights, const C& copies, std::int64_t devices) {
-  program.copy_bytes += devices * shard_bytes(copies);
-  program.gradient_bytes = devices * shard_bytes(weights);
-}
-
 }  // namespace shardlib::run

@@ -74,7 +74,7 @@ struct Trained {
     if (average_.empty()) average_.push_back(cast_tree<C>(state.ema[0]));
     return average_[0];
   }
-  /// Frees what `model` keeps. Call it at the beginning of a step.
+  /// Frees what `model` keeps, as the program of `program_of` does before each step.
   void free_average() { average_.clear(); }
 
  private:
@@ -94,8 +94,10 @@ void begin(Trained<W, C>& trained, const OptimizerOptions& o) {
     state.mu = {zeros_like(state.weights)};
   }
   if (o.name == "adamw" || o.name == "muon") state.nu = {zeros_like(state.weights)};
-  // Memory of its own, which the plan of the first step must count.
-  if (o.ema > 0) state.ema = {map_tree([](const auto& w) { return w * 1.0; }, state.weights)};
+  if (o.ema > 0) {  // memory of its own, which the plan of the first step must count
+    state.ema = {zeros_like(state.weights)};
+    accumulate(state.ema[0], state.weights);
+  }
   trained.copies = cast_tree<C>(state.weights);
 }
 
@@ -104,19 +106,20 @@ namespace detail {
 template <class Tree>
 std::vector<shardlib::detail::ValuePtr> leaf_values(const Tree& tree) {
   std::vector<shardlib::detail::ValuePtr> values;
-  const auto add = [&](const shardlib::detail::Path&, const auto& leaf) { values.push_back(leaf.value()); };
-  shardlib::detail::visit(add, {}, tree);
+  for (const auto& leaf : shardlib::detail::untyped_leaves(tree).leaves) values.push_back(leaf.value());
   return values;
 }
 }  // namespace detail
 
-/// A step of the optimizer with gradients of the global norm `norm`, which are clipped, then the average. `factors(leaf
-/// name)` are a leaf's LeafFactors. `update(trained, o.optimizer, o.training, step, grads, norm, o.optimizer.groups)`
+/// Makes the update if the step accepts the result, which is returned: the gradients are clipped by its norm, the
+/// optimizer makes a step, and the average follows. `factors(leaf name)` are a leaf's LeafFactors.
+/// `return update(trained, o.optimizer, o.training, step, grads, {loss, norm}, o.optimizer.groups);`
 template <class W, class C, class Grads, class F>
-void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step, const Grads& grads,
-            double norm, const F& factors) {
+StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step,
+                  const Grads& grads, StepResult result, const F& factors) {
+  if (!step.accepts(result)) return result;
   TrainState<W>& state = trained.state;
-  const double scale = clip_factor(norm, t.clip);
+  const double scale = clip_factor(result.grad_norm, t.clip);
   if (step.show_gradients) step.show_gradients(detail::leaf_values(grads), scale);
   // The moments are moved, not copied, so that they are written in place.
   const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
@@ -140,25 +143,34 @@ void update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t
     state.nu[0] = std::move(nu);
   }
   for (W& average : state.ema) update_average(average, state.weights, o.ema, factors);
+  return result;
 }
 
-/// How `train` saves and loads the state; a load renews the copies. `trained` must outlive the result.
-/// `checkpoints_of(mesh, trained, training)`
+/// A program that trains `trained`, which must outlive it, for `step`, `validate` and the rest to be set: it has the
+/// checkpoints, whose loads renew the copies, the parameters and bytes, and a context of --seq tokens. Call it after
+/// `begin`. `run::Program program = run::program_of(mesh, trained, o.training);`
 template <Spec A, class W, class C>
-[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Trained<W, C>& trained, const Training& training,
-                                         const io::Rename& rename = stored_names()) {
+[[nodiscard]] Program program_of(const Mesh<A>& mesh, Trained<W, C>& trained, const Training& training,
+                                 const io::Rename& rename = stored_names()) {
   const auto renew = [&trained] {
     trained.free_average();
     return cast_tree<C>(trained.state.weights);
   };
-  return renewing(checkpoints_of(mesh, trained.state, training, rename), trained.copies, renew);
-}
-
-/// Notes the parameters and the bytes of what is trained. `note_state(program, training, trained)`
-template <class W, class C>
-void note_state(Program& program, const Training& training, const Trained<W, C>& trained) {
+  Program program;
+  program.begin_step = [&trained] { trained.free_average(); };
+  program.checkpoints = renewing(checkpoints_of(mesh, trained.state, training, rename), trained.copies, renew);
   note_state(program, training, trained.state.weights, trained.copies);
   program.optimizer_bytes = shard_bytes(trained.state) - program.weight_bytes;
+  program.context = training.seq;
+  return program;
+}
+
+/// Notes that a step gathers the weights once, each over `devices` devices, and sums the gradients by them in f32.
+/// `note_gathered(program, trained, mesh.size("d"))`
+template <class W, class C>
+void note_gathered(Program& program, const Trained<W, C>& trained, std::int64_t devices) {
+  program.copy_bytes += devices * shard_bytes(trained.copies);
+  program.gradient_bytes = devices * shard_bytes(trained.state.weights);
 }
 
 }  // namespace shardlib::run

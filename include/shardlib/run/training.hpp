@@ -220,6 +220,7 @@ struct Checkpoints {
 /// The functions of a program that the loop calls on each device. All devices call them in the same order.
 struct Program {
   std::function<StepResult(const Step& step)> step;  ///< computes a step, and updates the state if it is accepted
+  std::function<void()> begin_step;  ///< called before `step`: frees what validation and samples keep. May be empty.
   /// The mean loss of a batch; these are this device's rows, with weights that add up to 1 over all devices.
   std::function<double(const io::TokenBatch& rows)> validate;
   /// Called after the last step on all devices, also if a signal has stopped the run. May be empty.

@@ -117,6 +117,10 @@ using Sizes = std::vector<NamedSize>;
 constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
+/// A dim's size, padded to a multiple. `padded("V", 50257, 64)`
+inline NamedSize padded(std::string name, std::int64_t size, std::int64_t multiple) {
+  return {std::move(name), size, round_up(size, multiple)};
+}
 
 #if defined(__NVCC__)
 // nvcc 13 takes `y = f(x)` for a discarded result; its other warning, 3005, is right.

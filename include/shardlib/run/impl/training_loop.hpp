@@ -325,6 +325,7 @@ class TrainingLoop {
     auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
     bool asked = false;
+    if (program_.begin_step) program_.begin_step();
     const auto accepted = [&](const StepResult& r) {
       asked = true;
       return accepts(r, step);
