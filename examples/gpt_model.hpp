@@ -4,8 +4,8 @@
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
 // of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
-// V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel, r as d for
-// the batch alone: each of r groups of devices has all weights (hybrid sharding). FSDP is over d and s.
+// V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel. FSDP is over d
+// and s. The batch is sharded over r, too, and the weights are replicated over it (hybrid sharding).
 #pragma once
 
 #include <shardlib/shapes.hpp>

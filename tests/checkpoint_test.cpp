@@ -314,7 +314,10 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       const auto all = io::gather_texts(*device, message);
       expect(std::ranges::count(all, message) == mesh.size(), "not the same message everywhere");
       expect(io::newest_whole(mesh, folder) == folder + "/step-00000001", "newest whole");
-      io::load(mesh, folder + "/step-00000001", state, {.verify = false});
+      const auto opened = io::open_newest(mesh, folder);
+      expect(opened && opened->meta().step == 1, "opened");
+      const io::CheckpointMeta meta = io::load(mesh, *opened, state, {.verify = false});
+      expect(meta.step == 1, "the step that was loaded");
       expect_same(state, make_state(mesh, 5));
     });
   }

@@ -201,7 +201,8 @@ def checkpoints(p):
 
 def leaves(folder):
     """The files of each array of the newest checkpoint."""
-    checkpoint = os.path.join(folder, "checkpoints", max(name for name in os.listdir(f"{folder}/checkpoints") if name.startswith("step-")))
+    steps = programs.checkpoints(folder)
+    checkpoint = steps[max(steps)]
     found = {}
     for place, _, names in os.walk(checkpoint):
         for name in sorted(names):

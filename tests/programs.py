@@ -261,6 +261,13 @@ def tree(folder):
     return files
 
 
+def checkpoints(folder):
+    """The steps of a run's whole checkpoints, from the oldest on, and the paths of their folders."""
+    path = os.path.join(folder, "checkpoints")
+    names = os.listdir(path) if os.path.isdir(path) else []
+    return {int(name[5:]): os.path.join(path, name) for name in sorted(names) if name.startswith("step-") and name[5:].isdigit()}
+
+
 def resuming(p):
     """A run that is killed goes on with the same bits; one that is asked to stop keeps a checkpoint; meshes change."""
     common = ["--steps=60", "--warmup=5", "--save-every=7", "--mesh=d=2,t=2", "--keep=9"]
@@ -271,12 +278,12 @@ def resuming(p):
 
     def interrupted(name, signal, after):
         """Starts the run, and signals it once `after` checkpoints are there."""
-        folder = os.path.join(p.folder, name, "checkpoints")
-        command = p.gpt_command(*common, f"--run={os.path.join(p.folder, name)}", "--steps=100000")
+        folder = os.path.join(p.folder, name)
+        command = p.gpt_command(*common, f"--run={folder}", "--steps=100000")
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         limit = time.time() + TIMEOUT
         while time.time() < limit and process.poll() is None:
-            if os.path.isdir(folder) and sum(n.startswith("step-") and "tmp" not in n for n in os.listdir(folder)) >= after:
+            if len(checkpoints(folder)) >= after:
                 break
             time.sleep(0.001)
         process.send_signal(signal)
@@ -291,14 +298,15 @@ def resuming(p):
     with open(f"{p.folder}/whole/config.toml") as file:
         check('mesh = "d=2,s=1,t=2"' in file.read(), "the run's configuration names the mesh")
     sampling_is_stopped(p)
+    sample_of_the_stop(p)
     status = interrupted("killed", 9, 3)
     check(status == -9, f"SIGKILL ends the run ({status})")
-    done = max(int(n[5:]) for n in os.listdir(f"{p.folder}/killed/checkpoints") if "tmp" not in n and n[5:].isdigit())
+    done = max(checkpoints(f"{p.folder}/killed"))
     check(done < 60, f"killed in the middle, after step {done}")
     status = interrupted("other", 15, 3)
     check(status == 0, f"SIGTERM ends the run with status 0 ({status})")
     kept = records("other")
-    saved = max(int(n[5:]) for n in os.listdir(f"{p.folder}/other/checkpoints") if "tmp" not in n and n[5:].isdigit())
+    saved = max(checkpoints(f"{p.folder}/other"))
     check(saved == len(kept), f"SIGTERM: a checkpoint after the last step ({saved}, {len(kept)} records)")
     status = interrupted("killed", 15, 8)
     check(status == 0, f"the killed run goes on ({status})")
@@ -357,6 +365,38 @@ def sampling_is_stopped(p):
         rest = process.communicate()[0] + "it hangs"
     check("step-00000020" in kept, f"the checkpoint is whole before the sample ({kept})")
     check(process.returncode == 0 and "stopped by a signal" in rest, f"SIGTERM stops the sample ({process.returncode})", rest[-500:])
+
+
+def sample_of_the_stop(p):
+    """A signal stops a run before the sample of its last step. The run that goes on draws it, once."""
+    common = ["--mesh=d=2,t=1", "--final-learning-rate=1", "--sample-every=1", "--max-tokens=3"]
+
+    def samples(name):
+        path = f"{p.folder}/{name}/samples.jsonl"
+        if not os.path.exists(path):
+            return []
+        with open(path) as file:
+            whole = [json.loads(line) for line in file if line.endswith("\n")]
+        return [(sample["step"], sample["text"]) for sample in whole]
+
+    folder = f"{p.folder}/stopped"
+    command = p.gpt_command(*common, f"--run={folder}", "--steps=100000")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit = time.time() + TIMEOUT
+    while time.time() < limit and process.poll() is None and len(samples("stopped")) < 4:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    status = process.wait(timeout=TIMEOUT)
+    if not check(status == 0 and checkpoints(folder), f"a run that samples is stopped ({status})"):
+        return
+    stop = max(checkpoints(folder))
+    check(stop - 1 not in dict(samples("stopped")), f"it is stopped before the sample of step {stop - 1}")
+    for steps in stop + 1, stop + 2:
+        p.gpt(*common, f"--run={folder}", f"--steps={steps}").succeeds()
+    p.gpt(*common, f"--run={p.folder}/undisturbed", f"--steps={stop + 2}").succeeds()
+    drawn, expected = samples("stopped"), samples("undisturbed")
+    check(drawn[-3:] == expected[-3:] and expected[-3][0] == stop - 1, "the samples from the stop on are those of an undisturbed run",
+          f"{drawn[-5:]}\n{expected[-3:]}")  # fmt: skip
 
 
 def other_options(p):
@@ -1173,9 +1213,6 @@ def full_disk(p):
         with open(f"{folder}/metrics.jsonl") as file:
             return [json.loads(line)["step"] for line in file]
 
-    def saved(folder):
-        return sorted(n for n in os.listdir(f"{folder}/checkpoints") if n[5:].isdigit())
-
     def room_again(folder, ranks):
         """The disk is full for a while in the middle of a run. Its status, and what it has printed."""
         command = p.gpt_command("--mesh=d=2,t=1", "--save-every=400", "--steps=100000", f"--run={folder}")
@@ -1191,7 +1228,7 @@ def full_disk(p):
                     break
             for line in process.stdout:
                 said.append(line)
-                if saved(folder):
+                if checkpoints(folder):
                     break
             with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
                 os.kill(int(file.read().split()[0]) if ranks else process.pid, signal.SIGTERM)
@@ -1216,7 +1253,7 @@ def full_disk(p):
             check(status == 0, f"full disk, {ranks} ranks: the run goes on when there is room ({status})", shown)
             done = steps(folder)
             check(done == list(range(len(done))), f"full disk, {ranks} ranks: no record is lost", shown)
-            check(saved(folder)[-1] == f"step-{len(done):08}", f"full disk, {ranks} ranks: the last step is saved", shown)
+            check(max(checkpoints(folder)) == len(done), f"full disk, {ranks} ranks: the last step is saved", shown)
             shutil.rmtree(folder)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)

@@ -290,8 +290,14 @@ TEST_CASE("byte pairs: both kinds of files give the same tokenizer, known by its
   for (const std::string& from : {folder / "small.tiktoken", folder.path(), hugging}) {
     io::copy_tokenizer(from, folder / "copy");
     CHECK(io::load_tokenizer(folder / "copy")->fingerprint() == tiktoken->fingerprint());
+    CHECK(io::is_tokenizer_copy(from, folder / "copy"));
   }
+  CHECK_FALSE(io::is_tokenizer_copy(folder / "small.tiktoken", folder / "copy"));  // other files
+  CHECK_FALSE(io::is_tokenizer_copy(hugging, folder / "nowhere"));
+  CHECK_FALSE(io::is_tokenizer_copy("bytes", folder / "copy"));
   CHECK(test::files_below(folder / "copy").size() == 2);
+  test::put(folder / "copy/vocab.json", "{}");
+  CHECK_FALSE(io::is_tokenizer_copy(hugging, folder / "copy"));
 }
 
 TEST_CASE("vocabularies: errors", "[tokenizer]") {

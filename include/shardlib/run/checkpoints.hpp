@@ -16,8 +16,6 @@ namespace detail {
 /// Converts RunIdentity to checkpoint metadata and back.
 [[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
 [[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
-/// Reads what the checkpoint at `path` stores about its run, on all devices or on none.
-[[nodiscard]] Checkpoints::Saved saved_at(Device& device, const std::string& path);
 /// Renames the checkpoint of a step. One device does so for all.
 void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
 }  // namespace detail
@@ -43,13 +41,13 @@ template <Spec A, class Tree>
   c.load = [mesh, folder, rename, read_only, &state](
                std::int64_t before,
                const std::function<void(const Checkpoints::Saved&)>& check) -> std::optional<Checkpoints::Saved> {
-    const auto path = io::newest_whole(mesh, folder, before, read_only);
-    if (!path) return std::nullopt;
-    if (check) check(detail::saved_at(*mesh.device(), *path));
-    io::LoadOptions verified;  // newest_whole has already compared all files with the manifest
+    const auto newest = io::open_newest(mesh, folder, before, read_only);
+    if (!newest) return std::nullopt;
+    if (check) check(detail::saved_of(newest->meta()));
+    io::LoadOptions verified;  // open_newest has already compared all files with the manifest
     verified.verify = false;
     verified.rename = rename;
-    return detail::saved_of(io::load(mesh, *path, state, verified));
+    return detail::saved_of(io::load(mesh, *newest, state, verified));
   };
   c.set_aside = [mesh, folder](std::int64_t step) { detail::set_aside_diverged(*mesh.device(), folder, step); };
   const auto completes = [saver](const auto& f) {

@@ -65,10 +65,21 @@ NamedValues named_values(const Tree& tree, const Rename& rename) {
   return named_values(shardlib::detail::untyped_leaves(tree), rename);
 }
 
-/// New values for the leaves, each with the sizes, padding and sharding of the old one.
+/// New values for the leaves, each with the sizes, padding and sharding of the old one. The checkpoint at `path` is
+/// opened, unless it is.
 [[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_values(const DevicePtr& device, const std::string& path,
-                                                                  const NamedValues& leaves, const LoadOptions& options,
-                                                                  CheckpointMeta& meta);
+                                                                  std::optional<Checkpoint>& checkpoint,
+                                                                  const NamedValues& leaves,
+                                                                  const LoadOptions& options);
+
+template <Spec A, class Tree>
+CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, std::optional<Checkpoint> checkpoint, Tree& tree,
+                    const LoadOptions& options) {
+  const auto values = load_values(mesh.device(), path, checkpoint, named_values(tree, options.rename), options);
+  std::size_t i = 0;
+  for (const auto& leaf : shardlib::detail::untyped_leaves(tree, false).leaves) *leaf.pointer = values[i++];
+  return checkpoint->meta();
+}
 
 }  // namespace detail
 
@@ -90,26 +101,33 @@ void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, 
 /// "runs/first/checkpoints/step-00000100", state)`
 template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, const LoadOptions& options = {}) {
-  CheckpointMeta meta;
-  const auto values =
-      detail::load_values(mesh.device(), path, detail::named_values(tree, options.rename), options, meta);
-  std::size_t i = 0;
-  for (const auto& leaf : shardlib::detail::untyped_leaves(tree, false).leaves) *leaf.pointer = values[i++];
-  return meta;
+  return detail::load(mesh, path, std::nullopt, tree, options);
+}
+/// As `load` of a path, of a checkpoint that all devices have opened. `load(mesh, *open_newest(mesh, directory),
+/// state)`
+template <Spec A, class Tree>
+CheckpointMeta load(const Mesh<A>& mesh, const Checkpoint& checkpoint, Tree& tree, const LoadOptions& options = {}) {
+  return detail::load(mesh, checkpoint.path(), checkpoint, tree, options);
 }
 
 namespace detail {
-[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory, std::int64_t before,
-                                                      bool read_only);
+[[nodiscard]] std::optional<Checkpoint> open_newest(Device& device, const std::string& directory, std::int64_t before,
+                                                    bool read_only);
 }
 
-/// newest_whole(directory), agreed on and checked by all devices together; of steps below `before` alone. `load` need
-/// not verify it again. The damaged ones passed over are renamed, step-00000100.damaged, so that retention does not
-/// count them, unless the directory is `read_only`. `newest_whole(mesh, "runs/first/checkpoints")`
+/// newest_whole(directory), agreed on and checked by all devices together, and opened; of steps below `before` alone.
+/// `load` need not verify it again. The damaged ones passed over are renamed, step-00000100.damaged, so that retention
+/// does not count them, unless the directory is `read_only`. `open_newest(mesh, "runs/first/checkpoints")`
 template <Spec A>
-[[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory,
-                                                      std::int64_t before = INT64_MAX, bool read_only = false) {
-  return detail::newest_whole(*mesh.device(), directory, before, read_only);
+[[nodiscard]] std::optional<Checkpoint> open_newest(const Mesh<A>& mesh, const std::string& directory,
+                                                    std::int64_t before = INT64_MAX, bool read_only = false) {
+  return detail::open_newest(*mesh.device(), directory, before, read_only);
+}
+/// The path of open_newest's checkpoint. `newest_whole(mesh, "runs/first/checkpoints")`
+template <Spec A>
+[[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory) {
+  const auto newest = detail::open_newest(*mesh.device(), directory, INT64_MAX, false);
+  return newest ? std::optional(newest->path()) : std::nullopt;
 }
 
 /// Saves during training: `save` returns once it holds the values of this moment, and a thread writes them.

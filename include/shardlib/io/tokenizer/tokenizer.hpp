@@ -91,6 +91,9 @@ inline constexpr std::string_view tokenizer_help =
 /// encoding. The folder appears, or replaces an older one, in one step. Nothing to copy, as of "bytes", is a
 /// UsageError. `copy_tokenizer("llama/tokenizer.json", "runs/first/tokenizer")`
 void copy_tokenizer(const std::string& name_or_path, const std::string& folder);
+/// Whether the folder has the files that `copy_tokenizer` writes, byte by byte. It costs less than to read a tokenizer.
+/// `is_tokenizer_copy("llama/tokenizer.json", "runs/first/tokenizer")`
+[[nodiscard]] bool is_tokenizer_copy(const std::string& name_or_path, const std::string& folder);
 
 }  // namespace shardlib::io
 

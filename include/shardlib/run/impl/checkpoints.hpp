@@ -27,12 +27,6 @@ SHARDLIB_INLINE Checkpoints::Saved saved_of(const io::CheckpointMeta& meta) {
   return saved;
 }
 
-SHARDLIB_INLINE Checkpoints::Saved saved_at(Device& device, const std::string& path) {
-  io::CheckpointMeta meta;
-  io::together(device, "", [&] { meta = io::Checkpoint::open(path).meta(); });
-  return saved_of(meta);
-}
-
 SHARDLIB_INLINE void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step) {
   io::together(device, "", [&] {
     if (device.rank() == 0) io::detail::set_aside(folder + "/" + io::checkpoint_name(step), "diverged");

@@ -82,19 +82,10 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
   return machine;
 }
 
-/// Throws UsageError if the policy names ops that the program does not run: a dry run of a step finds it.
-inline void check_policy(RecomputePolicy& policy, const std::vector<AxisSize>& mesh, const DeviceBody& body) {
+/// Whether the policy names ops, which a program may not run.
+inline bool names_ops(const RecomputePolicy& policy) {
   const std::vector<std::string> always{"none", "dots", "seqax", "marked", "everything"};
-  if (std::ranges::find(always, policy.name) != always.end()) return;
-  try {
-    static_cast<void>(plan(mesh, body));
-  } catch (const UsageError&) {
-    throw;
-  } catch (const Error& error) {
-    const std::string chosen = std::exchange(policy.name, "everything");
-    static_cast<void>(plan(mesh, body));  // throws if the mistake is not the policy's
-    throw UsageError("--recompute " + chosen + ": " + error.what());
-  }
+  return std::ranges::find(always, policy.name) == always.end();
 }
 
 /// The memory of a device under each policy, a line each. `planned` is the plan under the chosen one.
@@ -123,6 +114,21 @@ inline std::string policies_text(const std::vector<AxisSize>& mesh, const Device
 inline std::vector<Plan> plans_of(const std::vector<AxisSize>& mesh, const DeviceBody& body,
                                   std::string_view stage_axis) {
   return stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
+}
+
+/// As plans_of. Throws UsageError if the policy names ops that the program does not run, which a dry run finds.
+inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vector<AxisSize>& mesh,
+                                       const DeviceBody& body, std::string_view stage_axis) {
+  try {
+    return plans_of(mesh, body, stage_axis);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    if (policy == nullptr || !names_ops(*policy)) throw;
+    const std::string chosen = std::exchange(policy->name, "everything");
+    static_cast<void>(plan(mesh, body));  // throws if the mistake is not the policy's
+    throw UsageError("--recompute " + chosen + ": " + error.what());
+  }
 }
 
 /// The memory of a device of the run, the same on all ranks; nothing if it is not known.
@@ -216,15 +222,19 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
                              GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
-  if (policy != nullptr && !training.sample_only) detail::check_policy(*policy, mesh, body);
+  const bool prints = training.plan && speaks;
+  std::vector<Plan> plans;
+  if (prints)
+    plans = detail::checked_plans(policy, mesh, body, stage_axis);
+  else if (policy != nullptr && detail::names_ops(*policy) && !training.sample_only)
+    static_cast<void>(detail::checked_plans(policy, mesh, body, ""));
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
     throw UsageError(
         fmt::format("--plan-flops predicts a step of one stage: a pipeline's waits are the simulator's (give "
                     "--show-schedule), or a mesh of {}=1",
                     stage_axis));
-  if (training.plan && speaks) {
-    const std::vector<Plan> plans = detail::plans_of(mesh, body, stage_axis);
+  if (prints) {
     fmt::print("{}", to_string(stage_axis, plans));
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
     if (gather != nullptr && training.microbatches > 1)

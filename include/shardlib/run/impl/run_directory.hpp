@@ -162,6 +162,7 @@ SHARDLIB_INLINE void RunDirectory::keep_tokenizer(const io::Tokenizer& used, con
   if (io::file_exists(tokenizer())) {
     if (bytes) return io::remove_folder(tokenizer());
     try {
+      if (io::is_tokenizer_copy(name, tokenizer())) return;
       if (io::load_tokenizer(tokenizer())->fingerprint() == used.fingerprint()) return;
     } catch (const Error&) {  // a damaged copy is written again
     }

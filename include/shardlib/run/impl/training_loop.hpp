@@ -10,9 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -36,6 +34,7 @@
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
+#include "shardlib/run/impl/written_records.hpp"
 #include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/progress.hpp"
@@ -123,7 +122,7 @@ class TrainingLoop {
       if (!speaks_ || training_.metrics.empty()) return;
       metrics_ =
           JsonLines(training_.metrics, found ? JsonLines::Mode::append : JsonLines::Mode::overwrite, "check --metrics");
-      cut_metrics(first);
+      cut_metrics(metrics_, training_.metrics, first);
     });
     if (speaks_ && training_.tensorboard && first < training_.steps) {
       events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
@@ -145,8 +144,11 @@ class TrainingLoop {
     }
     if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
       saving_.save({0, identity_, 0, {}}, true);
-    judge_.begin(first, shared_records(), found.has_value());
+    judge_.begin(first, records_of_window(), found.has_value());
     if (first == 0 && training_.steps > 0 && training_.sample_every > 0) answers_.sample(-1);
+    if (found && 0 < first && first < training_.steps && due(first - 1, training_.sample_every) &&
+        !has_sample(*device_, directory_, first - 1))
+      answers_.sample(first - 1);                   // a stop comes before the sample of its step
     if (first < training_.steps) read_from(first);  // starts the clock of the time left
     device_->pool()->trim();                        // initialisation has left free ranges that no step may use
     device_->pool()->reset_peak();                  // a resumed run has held two states
@@ -218,10 +220,6 @@ class TrainingLoop {
     answers_.evaluate();
   }
 
-  /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
-  void cut_metrics(std::int64_t step) {
-    if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);
-  }
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
@@ -243,22 +241,10 @@ class TrainingLoop {
                             {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}},
                            when);
   }
-  /// The last records of the run, on all devices. The window that finds spikes must equal that of an undisturbed run.
-  std::vector<Judge::AcceptedStep> shared_records() const {
+  /// The window that finds spikes must equal that of an undisturbed run.
+  std::vector<Judge::AcceptedStep> records_of_window() const {
     if (!judge_.watches() || !directory_.exists()) return {};
-    std::vector<Judge::AcceptedStep> steps;
-    io::together(*device_, "", [&] {
-      if (!speaks_) return;
-      for (const Record& record : read_records(directory_.metrics()))
-        if (!record.skipped) steps.push_back({record.step, record.loss, record.grad_norm});
-      steps.erase(steps.begin(), steps.end() - std::min(std::ssize(steps), training_.spike_window));
-    });
-    std::string bytes(steps.size() * sizeof(Judge::AcceptedStep), '\0');
-    std::memcpy(bytes.data(), steps.data(), bytes.size());
-    bytes = io::gather_texts(*device_, bytes)[0];
-    steps.resize(bytes.size() / sizeof(Judge::AcceptedStep));
-    std::memcpy(steps.data(), bytes.data(), bytes.size());
-    return steps;
+    return shared_records(*device_, directory_, training_.spike_window);
   }
   /// Continues with the batches of `step` and later.
   void read_from(std::int64_t step) {
@@ -288,10 +274,10 @@ class TrainingLoop {
       for (const Record& record : read_records(directory_.metrics()))  // keeps the events of the removed records
         if (record.step >= found->step) std::ranges::copy(record.events, std::back_inserter(events_of_next_));
       directory_.go_back(found->step);
-      cut_metrics(found->step);
+      cut_metrics(metrics_, training_.metrics, found->step);
       if (events_) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), found->step);
     });
-    judge_.begin(found->step, shared_records(), false);
+    judge_.begin(found->step, records_of_window(), false);
     last_validation_.reset();
     events_of_next_.push_back(
         distrusts ? fmt::format("step {}: {}; the checkpoint of step {} is set aside as diverged, and the run goes on "

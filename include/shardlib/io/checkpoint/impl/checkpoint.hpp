@@ -80,17 +80,18 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
   return with_buffer(like, like.device->to_device(buffer));
 }
 
-/// Every device checks its share of the files, and returns the damage that all devices have found. Throws Error if
-/// devices have read different manifests.
-inline std::vector<std::string> damages_together(Device& device, const std::string& path) {
+/// Every device checks its share of the files, and returns the damage that all devices have found. Opens the
+/// checkpoint, unless it is. Throws Error if devices have read different manifests.
+inline std::vector<std::string> damages_together(Device& device, const std::string& path,
+                                                 std::optional<Checkpoint>& checkpoint) {
   std::string mine;
   try {
-    const Checkpoint checkpoint = Checkpoint::open(path);
+    if (!checkpoint) checkpoint = Checkpoint::open(path);
     shardlib::detail::Fingerprint files;
-    for (const ManifestFile& file : checkpoint.files()) files.add(file.path).add(file.bytes).add(file.crc32c);
+    for (const ManifestFile& file : checkpoint->files()) files.add(file.path).add(file.bytes).add(file.crc32c);
     mine = std::to_string(files.value()) + "\n";
     for (const std::string& damage :
-         checkpoint.damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
+         checkpoint->damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
       mine += damage + "\n";
   } catch (const std::exception& e) {
     mine = '\0' + std::string(e.what());
@@ -133,28 +134,27 @@ SHARDLIB_INLINE NamedValues named_values(const shardlib::detail::UntypedLeaves<c
 }
 
 SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const DevicePtr& device, const std::string& path,
+                                                                    std::optional<Checkpoint>& checkpoint,
                                                                     const NamedValues& leaves,
-                                                                    const LoadOptions& options, CheckpointMeta& meta) {
+                                                                    const LoadOptions& options) {
   const std::set<std::string> all_names =
       names_together(*device, leaves, [](const std::string& name, const auto&) { return std::vector{name}; });
-  std::optional<Checkpoint> checkpoint;
   together(*device, "", [&] {
-    checkpoint = Checkpoint::open(path);
+    if (!checkpoint) checkpoint = Checkpoint::open(path);
     compare(*checkpoint, leaves, all_names, options.ignore_extra);
   });
   if (options.verify)
-    if (const auto damages = damages_together(*device, path); !damages.empty())
+    if (const auto damages = damages_together(*device, path, checkpoint); !damages.empty())
       throw Error(together_message(path, damages) + ": restore it, or go back to an older one");
   std::vector<shardlib::detail::ValuePtr> values;
   together(*device, "", [&] {
     for (const auto& [name, value] : leaves) values.push_back(load_value(*checkpoint, name, *value));
   });
-  meta = checkpoint->meta();
   return values;
 }
 
-SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const std::string& directory,
-                                                        std::int64_t before, bool read_only) {
+SHARDLIB_INLINE std::optional<Checkpoint> open_newest(Device& device, const std::string& directory, std::int64_t before,
+                                                      bool read_only) {
   // One device lists the directory, so that all try the same checkpoints in the same order.
   std::string list;
   together(device, "", [&] {
@@ -167,12 +167,13 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
   for (std::size_t begin = 0; begin < list.size();) {
     const std::size_t end = list.find('\n', begin);
     const std::string path = list.substr(begin, end - begin);
-    const auto damages = damages_together(device, path);
+    std::optional<Checkpoint> checkpoint;
+    const auto damages = damages_together(device, path, checkpoint);
     if (damages.empty()) {
       // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
       if (device.rank() == 0 && !read_only)
         std::ranges::for_each(damaged, [](const std::string& p) { set_aside(p, "damaged"); });
-      return path;
+      return checkpoint;
     }
     if (device.rank() == 0) warn_damaged(together_message(path, damages));
     damaged.push_back(path);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -201,25 +202,33 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::strin
   return std::make_shared<BpeTokenizer>(read_merges(files.merges, files.ids), "'" + files.merges + "'");
 }
 
+namespace detail {
+/// The files that a copy of the tokenizer takes, and their names there.
+inline std::vector<std::pair<std::string, std::string>> files_to_copy(const std::string& name_or_path) {
+  const TokenizerFiles files = find_tokenizer(name_or_path);
+  std::vector<std::pair<std::string, std::string>> copied;
+  if (!files.json.empty()) {
+    copied.emplace_back(files.json, "tokenizer.json");
+    // It says which token ends a text.
+    const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
+    if (file_exists(config)) copied.emplace_back(config, "tokenizer_config.json");
+  }
+  for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    if (path.empty()) continue;
+    copied.emplace_back(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
+  }
+  return copied;
+}
+}  // namespace detail
+
 SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::string& folder) {
   if (name_or_path == "bytes") throw UsageError("the tokenizer \"bytes\" has no files to copy");
-  const detail::TokenizerFiles files = detail::find_tokenizer(name_or_path);
+  const auto files = detail::files_to_copy(name_or_path);
   const std::string partial = detail::temporary_name(folder);
   make_new_folder(partial);
   try {
-    const auto copy = [&](const std::string& from, const std::string& name) {
-      write_file(partial + "/" + name, read_file(from), true);
-    };
-    if (!files.json.empty()) {
-      copy(files.json, "tokenizer.json");
-      // It says which token ends a text.
-      const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
-      if (file_exists(config)) copy(config, "tokenizer_config.json");
-    }
-    for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
-      const std::string name = std::filesystem::path(path).filename().string();
-      if (!path.empty()) copy(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
-    }
+    for (const auto& [from, name] : files) write_file(partial + "/" + name, read_file(from), true);
     sync_path(partial);
     replace_folder(partial, folder);
   } catch (...) {  // a full disk needs the space
@@ -227,6 +236,17 @@ SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::
     std::filesystem::remove_all(partial, none);
     throw;
   }
+}
+
+SHARDLIB_INLINE bool is_tokenizer_copy(const std::string& name_or_path, const std::string& folder) {
+  if (name_or_path == "bytes") return false;
+  const auto files = detail::files_to_copy(name_or_path);
+  std::error_code ignored;
+  const std::filesystem::directory_iterator there(folder, ignored);  // of nothing if it is not a folder
+  return std::distance(there, {}) == std::ssize(files) && std::ranges::all_of(files, [&](const auto& file) {
+           const std::string copy = folder + "/" + file.second;
+           return file_exists(copy) && read_file(copy) == read_file(file.first);
+         });
 }
 
 }  // namespace shardlib::io

@@ -1,0 +1,55 @@
+// What the files of a run say about earlier steps.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/agree.hpp"
+#include "shardlib/run/impl/judge.hpp"
+#include "shardlib/run/metrics.hpp"
+#include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/training.hpp"
+
+namespace shardlib::run::detail {
+
+/// The last records of the run, on all devices: as many as the window that finds spikes takes.
+inline std::vector<Judge::AcceptedStep> shared_records(Device& device, const RunDirectory& directory,
+                                                       std::int64_t window) {
+  std::vector<Judge::AcceptedStep> steps;
+  io::together(device, "", [&] {
+    if (device.rank() != 0) return;
+    for (const Record& record : read_records(directory.metrics()))
+      if (!record.skipped) steps.push_back({record.step, record.loss, record.grad_norm});
+    steps.erase(steps.begin(), steps.end() - std::min(std::ssize(steps), window));
+  });
+  std::string bytes(steps.size() * sizeof(Judge::AcceptedStep), '\0');
+  std::memcpy(bytes.data(), steps.data(), bytes.size());
+  bytes = io::gather_texts(device, bytes)[0];
+  steps.resize(bytes.size() / sizeof(Judge::AcceptedStep));
+  std::memcpy(steps.data(), bytes.data(), bytes.size());
+  return steps;
+}
+
+/// Whether the run has a sample of this step, the same on all devices.
+inline bool has_sample(Device& device, const RunDirectory& directory, std::int64_t step) {
+  bool found = false;
+  io::together(device, "", [&] {
+    if (device.rank() != 0 || !std::filesystem::exists(directory.samples())) return;
+    const auto samples = read_samples(directory.samples());
+    found = std::ranges::find(samples, step, &Sample::step) != samples.end();
+  });
+  return !io::gather_texts(device, found ? "yes" : "")[0].empty();
+}
+
+/// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
+inline void cut_metrics(JsonLines& metrics, const std::string& path, std::int64_t step) {
+  if (metrics.is_open() && std::filesystem::is_regular_file(path)) metrics.cut(step);
+}
+
+}  // namespace shardlib::run::detail
