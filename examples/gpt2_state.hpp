@@ -1,4 +1,4 @@
-// How gpt2 trains its leaves, and what is compiled apart.
+// How gpt2 trains its leaves.
 #pragma once
 
 #include <shardlib/run/trained.hpp>
@@ -18,7 +18,3 @@ inline bool decays(std::string_view name) {
 inline LeafFactors factors_of(const Options& o, std::string_view leaf) {
   return o.optimizer.groups(leaf, decays(leaf));
 }
-
-// gpt2_adafactor.cpp compiles Adafactor beside the rest, and once for both dtypes.
-extern template struct run::AdafactorSteps<gpt2::Model<f32>>;
-extern template struct run::AdafactorSteps<gpt2::Adapters<f32>>;

@@ -1,11 +1,15 @@
 // Schedules, the global norm and the optimizers.
 #include <algorithm>
 #include <array>
+#include <string>
+#include <vector>
 
 #include "reference.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/compute/create.hpp"
 #include "shardlib/compute/einsum.hpp"
 #include "shardlib/compute/layout.hpp"
+#include "shardlib/interop/shard_map.hpp"
 #include "shardlib/optim/adafactor.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/optim/muon.hpp"
@@ -491,9 +495,134 @@ TEST_CASE("accumulate and update_average write in place what arithmetic gives", 
   SUCCEED();
 }
 
+struct Named {
+  Tensor<f32, "O P Q"> stack;
+  Tensor<f32, "P Q"> matrix;
+};
+struct Numbered {
+  Tensor<f32, "O 3 5"> stack;
+  Tensor<f32, "3 5"> matrix;
+};
+
+TEST_CASE("Muon and Adafactor take dims that are numbers", "[optim]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const Sizes sizes{{"O", 4}, {"P", 3}, {"Q", 5}};
+    const auto named = [&](std::uint64_t seed) {
+      return Named{random_normal<f32, "O P Q">(mesh, sizes, {seed, 0}),
+                   random_normal<f32, "P Q">(mesh, sizes, {seed, 1})};
+    };
+    const auto numbered = [&](const Named& x) {
+      const auto values = [](const auto& t) { return std::vector<float>(t.span().begin(), t.span().end()); };
+      return Numbered{place<Tensor<f32, "O 3 5">>(mesh, HostArray<f32>({4, 3, 5}, values(x.stack))),
+                      place<Tensor<f32, "3 5">>(mesh, HostArray<f32>({3, 5}, values(x.matrix)))};
+    };
+    const auto all = [](std::string_view) { return true; };
+    const auto check = [&](const auto& optimizer) {
+      Named w = named(1);
+      Numbered n = numbered(w);
+      auto moments = optimizer.init(w);
+      auto of_numbers = optimizer.init(n);
+      for (const std::int64_t step : {0, 1}) {
+        const Named g = named(2 + static_cast<std::uint64_t>(step));
+        optimizer.update(w, moments, g, rate, 1.0, step, all);
+        optimizer.update(n, of_numbers, numbered(g), rate, 1.0, step, all);
+      }
+      expect(std::ranges::equal(w.stack.span(), n.stack.span()), "a stack");
+      expect(std::ranges::equal(w.matrix.span(), n.matrix.span()), "a matrix");
+    };
+    check(Muon{.stack = all});
+    check(Adafactor{});
+  });
+  SUCCEED();
+}
+
+TEST_CASE("every optimizer takes bf16 gradients, and leaves what others hold as it was", "[optim]") {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto all = [](std::string_view) { return true; };
+    const HalfWeights g = rounded(random_weights(mesh, 2));
+    const auto check = [&](const auto& optimizer) {
+      Weights w = random_weights(mesh, 1), wide = random_weights(mesh, 1), same = wide;
+      const Weights before = w;
+      auto moments = optimizer.init(w);
+      auto of_wide = optimizer.init(wide);
+      const auto moments_before = moments;
+      optimizer.update(w, moments, g, rate, 0.5, 0, all);
+      optimizer.update(wide, of_wide, widened(g), rate, 0.5, 0, all, same);
+      expect_same(w.w, wide.w, "weights");
+      expect_same(w.gain, wide.gain, "weights");
+      expect(same.w.value() == wide.w.value(), "in f32 the copy is the weight");
+      expect_same(before.w, random_weights(mesh, 1).w, "what somebody else has stays as it was");
+      for_each_leaf(
+          [](std::string_view, const auto& moment) {
+            expect(std::ranges::all_of(moment.span(), [](float x) { return x == 0; }), "their moments too");
+          },
+          moments_before);
+    };
+    check(AdamW{});
+    check(SGD{});
+    check(Lion{});
+    check(Muon{});
+    check(Adafactor{});
+  });
+  SUCCEED();
+}
+
+TEST_CASE("updates in place and trees that are passed twice, or that the tape tracks", "[optim]") {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto all = [](std::string_view) { return true; };
+    Weights w = random_weights(mesh, 1), sums = w, mu = zeros_like(w);
+    accumulate(sums, sums);
+    expect_same(sums.w, w.w * 2.0, "a tree added to itself");
+    update_average(sums, sums, 0.5);
+    expect_same(sums.w, w.w * 2.0, "the average of a tree and itself");
+    expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, all); },
+                             "an optimizer writes to its weights, each of its moments and its copies, and two of them "
+                             "are one tree: pass a tree of its own for each");
+    std::string error;
+    try {
+      const auto loss = [](const Weights& x) {
+        Weights total = x;
+        accumulate(total, x);
+        return sum(total.w) + sum(total.gain);
+      };
+      static_cast<void>(value_and_grad(mesh, loss, w));
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    expect(
+        error.starts_with("accumulate: an update in place has no derivative; take stop_gradient of the operand first"),
+        error);
+  });
+  SUCCEED();
+}
+
 struct Deep {
   Array<"layers", Tensor<f32, "M/d">> layers;
 };
+struct Nested {
+  Array<"blocks", Deep> blocks;
+  Tensor<f32, "M/d"> last;
+};
+
+TEST_CASE("trees with Arrays in Arrays keep their structure", "[optim]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto leaf = [&](std::uint64_t seed) { return random_normal<f32, "M/d">(mesh, {{"M", 4}}, {seed, 0}); };
+    const Nested tree{{Deep{{leaf(1), leaf(2)}}, Deep{}, Deep{{leaf(3)}}}, leaf(4)};
+    const auto empty = same_structure<Nested>(tree);
+    expect(empty.blocks.size() == 3 && empty.blocks[0].layers.size() == 2 && empty.blocks[1].layers.empty() &&
+               empty.blocks[2].layers.size() == 1 && !empty.last,
+           "sizes");
+    Nested sums = zeros_like(tree);
+    accumulate(sums, tree);
+    expect_same(sums.blocks[2].layers[0], leaf(3), "a leaf of an inner Array");
+    expect_same(sums.last, leaf(4), "the leaf after Arrays");
+  });
+  SUCCEED();
+}
 
 TEST_CASE("an optimizer names what is missing or of another length", "[optim]") {
   on_mesh("d=2,t=1", [](const DevicePtr& device) {

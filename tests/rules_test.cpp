@@ -1513,6 +1513,20 @@ TEST_CASE("rules: an optimizer's update") {
           "`reduce_gradients(mesh, grads)`, once, after those over microbatches (communicates)");
 }
 
+TEST_CASE("rules: what is added in place") {
+  const auto add = [](DType sum, DType added, const char* spec) {
+    return rules::add_in_place("accumulate", sum, "M +r", added, spec);
+  };
+  legal(add(DType::f32, DType::f32, "M +r"), "");
+  legal(add(DType::f32, DType::bf16, "M +r"), "");
+  illegal(add(DType::bf16, DType::f32, "M +r"),
+          "accumulate: the leaf `bf16[M +r]` is not f32; keep sums and averages in f32");
+  illegal(add(DType::f32, DType::f64, "M +r"),
+          "accumulate: the leaf `f64[M +r]`, which is added to `f32[M +r]`, is neither f32 nor bf16; `cast` it");
+  illegal(add(DType::f32, DType::f32, "M/r"),
+          "accumulate: the leaf `f32[M/r]`, which is added to `f32[M +r]`, has another spec: dim 1 is `M/r`, not `M`");
+}
+
 TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   legal(rules::mesh("d t"), "d t");
   legal(rules::mesh("d"), "d");

@@ -65,3 +65,35 @@ void number_as_factor(Weights& w, Weights& mu, Weights& nu, const Weights& grads
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [](std::string_view name) { return name == "bias" ? 0.0 : 0.1; });
 }
 #endif
+
+// expect: accumulate: the leaf `f32\[M/d F\]`, which is added to `f32\[M F\]`, has another spec: dim 1 is `M/d`, not `M`
+#if SECTION == 6
+struct WholeSums {
+  Tensor<f32, "M"> bias;
+  Tensor<f32, "M F"> w;
+};
+void other_layout(WholeSums& sums, const Weights& grads) {
+  accumulate(sums, grads);
+}
+#endif
+
+// expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
+#if SECTION == 7
+struct WithRate {
+  Tensor<f32, "M"> bias;
+  float rate;
+};
+void number_in_a_tree(WithRate& w, WithRate& mu, WithRate& nu, const WithRate& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+#endif
+
+// expect: Adafactor: a leaf has the same number for two dims, so that rows and columns cannot be told apart
+#if SECTION == 8
+struct Square {
+  Tensor<f32, "O 3 3"> w;
+};
+void two_threes(const Square& w) {
+  auto moments = Adafactor::init(w);
+}
+#endif

@@ -84,13 +84,14 @@ template <class F, class W, class... Args>
 std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;
   std::optional<detail::OverlapScope> overlap;
-  const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const std::string& name) {
+  const auto leaf = [&](const detail::ValuePtr& value, const std::string& name) {
     if (!call) {
       call.emplace("saved_residuals", value->device);
       overlap.emplace(value->device);
     }
     return call->weight(value, name);
-  });
+  };
+  const W tracked = detail::with_leaves(weights, leaf, "saved_residuals");
   const auto loss = f(tracked, args...);
   if (overlap) overlap->end_forward();
   return detail::residuals_below(loss.value()->slot.node.get());

@@ -108,7 +108,7 @@ template <class M, class F, class W, class... Args>
 using value_and_grad_t = typename differentiated<checked_tree<"value_and_grad", W>, M, F, W, Args...>::type;
 
 /// Copies an argument and replaces each leaf with f(leaf, name). An argument that is not a tree is copied unchanged.
-/// An empty leaf stays empty; where `weights_of` names an op, it is an error of that op.
+/// An empty leaf stays empty; where `weights_of` names an op, it is an error of that op. Elsewhere names are empty.
 using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
 [[gnu::noinline]] inline void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of) {
   for (const auto& leaf : list.leaves)
@@ -120,7 +120,7 @@ using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
 template <class T>
 [[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
   T copy = x;
-  if constexpr (is_tree<T>()) change_leaves(untyped_leaves(copy), f, weights_of);
+  if constexpr (is_tree<T>()) change_leaves(untyped_leaves(copy, weights_of != nullptr), f, weights_of);
   return copy;
 }
 

@@ -45,6 +45,27 @@ struct factor_fields<Rows, std::tuple<F...>> {
   using type = std::tuple<typename factors_of<Rows, F>::type...>;
 };
 
+/// Whether the rows and columns of a leaf can be told apart: its dims that are numbers differ.
+struct HasDistinctDims {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    for (int i = 0; i < parsed<S>.rank(); ++i)
+      if (parsed<S>.find(parsed<S>.dims[i].name) != i) return false;
+    return true;
+  }
+};
+/// Whether Adafactor takes the leaves of a tree of weights, of gradients and of copies.
+template <class Tree, class... More>
+constexpr bool takes_factored() {
+  if constexpr (takes_trees<"Adafactor", 0, ChecksLeaf<"Adafactor", 0>, Tree, More...>()) {
+    static_assert(all_leaves<Tree>(HasDistinctDims()),
+                  "Adafactor: a leaf has the same number for two dims, so that rows and columns cannot be told apart; "
+                  "give its dims names");
+    return all_leaves<Tree>(HasDistinctDims());
+  } else {
+    return false;
+  }
+}
 /// Zeros as the factors of each weight.
 SHARDLIB_INLINE void zero_factors(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& rows,
                                   const UntypedLeaves<ValuePtr>& cols);
@@ -103,17 +124,17 @@ struct Adafactor {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     using M = Moments<Tree>;
     M moments{same_structure<decltype(M::rows)>(weights), same_structure<decltype(M::cols)>(weights)};
-    detail::zero_factors(detail::untyped_leaves(weights), detail::untyped_leaves(moments.rows),
-                         detail::untyped_leaves(moments.cols));
+    if constexpr (detail::takes_factored<Tree, Tree>())
+      detail::zero_factors(detail::untyped_leaves(weights), detail::untyped_leaves(moments.rows),
+                           detail::untyped_leaves(moments.cols));
     return moments;
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     // The types of `moments` follow from those of the weights.
-    if constexpr (detail::takes_trees<"Adafactor", 0, Tree, Grads, Copies...>())
-      for (const auto& leaf :
-           detail::untyped_leaf_updates(decays, 2, weights, grads, moments.rows, moments.cols, copies...))
+    if constexpr (detail::takes_factored<Tree, Grads, Copies...>())
+      for (const auto& leaf : detail::list_updates<2>(decays, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step);
   }
 

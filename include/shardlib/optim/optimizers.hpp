@@ -1,4 +1,4 @@
-// Optimizers, the global norm for clipping, and the sums of replicated weights' gradients, over trees of tensors.
+// Optimizers, the global norm for clipping, sums of gradients and averages of weights, over trees of tensors.
 #pragma once
 
 #include <array>
@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "shardlib/compute/collectives.hpp"
-#include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
@@ -52,14 +51,15 @@ struct LeafUpdate {
 using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
 using kernels::body::AddGradient, kernels::body::MuonMomentum, kernels::body::StepAlong;
 
-/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones.
+/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. *Throws*
+/// for a value that the tape tracks, because the op has no derivative.
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf, const char* op);
 SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf);
+SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf, const char* op);
 
 template <class C, Spec S>
 inline constexpr bool is_copy_of = std::is_same_v<C, Tensor<f32, S>> || std::is_same_v<C, Tensor<bf16, S>>;
@@ -97,9 +97,6 @@ void reduce_into(W& out, G& grads) {
   }
 }
 
-}  // namespace detail
-
-namespace detail {
 struct CastsLeaf {
   template <dtype D, Spec S, dtype E, Spec T>
   constexpr bool operator()(std::type_identity<Tensor<D, S>> /*to*/, std::type_identity<Tensor<E, T>> /*from*/) const {
@@ -112,12 +109,16 @@ SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, cons
 /// The tree in another floating dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To cast_tree(const From& from) {
-  static_assert(
-      detail::all_leaves_of<detail::CastsLeaf, To, From>({}),
-      "cast_tree: leaves at the same place of both trees have the same spec, and the same or floating dtypes");
-  To to = same_structure<To>(from);
-  detail::cast_leaves(detail::untyped_leaves(from), detail::untyped_leaves(to, false));
-  return to;
+  if constexpr (detail::checked_tree<"cast_tree", From>) {
+    To to = same_structure<To>(from);
+    static_assert(
+        detail::all_leaves_of<detail::CastsLeaf, To, From>({}),
+        "cast_tree: leaves at the same place of both trees have the same spec, and the same or floating dtypes");
+    detail::cast_leaves(detail::untyped_leaves(from), detail::untyped_leaves(to, false));
+    return to;
+  } else {
+    return {};
+  }
 }
 
 /// Sums the gradients of weights that are replicated over some axes of the mesh, where these gradients are partial.
@@ -133,10 +134,9 @@ template <Spec A, class G>
 }
 
 namespace detail {
-/// Zeros with the sizes of x, whatever its elements are: also infinity times 0 is none. The dims of the spec, whose
-/// text is `text`, are those of x from dim `first` on.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::string_view text,
-                                                int first = 0);
+/// Zeros of the leaf's dtype and spec with the sizes of x, whatever its elements are: also infinity times 0 is none.
+/// The leaf's dims are those of x from dim `first` on.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const UntypedLeaf<ValuePtr>& leaf, int first = 0);
 }  // namespace detail
 
 /// A tree of zeros with the types and sizes of another tree, for AdamW's initial moments. `zeros_like(weights)`
@@ -144,8 +144,7 @@ template <class Tree>
 [[nodiscard]] Tree zeros_like(const Tree& tree) {
   static_assert(detail::checked_tree<"zeros_like", Tree>);
   Tree zeros = tree;
-  for (const auto& leaf : detail::untyped_leaves(zeros).leaves)
-    *leaf.pointer = detail::zeros_as(*leaf.value(), *leaf.spec, leaf.text);
+  for (const auto& leaf : detail::untyped_leaves(zeros).leaves) *leaf.pointer = detail::zeros_as(*leaf.value(), leaf);
   return zeros;
 }
 
@@ -211,37 +210,48 @@ struct ChecksLeaf {
                    T>::ok;
   }
 };
-template <OpName Optimizer, std::size_t N, class... Trees>
+/// The same for a sum or an average, and what is added to it.
+template <OpName Op>
+struct ChecksSum {
+  template <dtype P, Spec S, dtype G, Spec T>
+  constexpr bool operator()(std::type_identity<Tensor<P, S>> /*sum*/,
+                            std::type_identity<Tensor<G, T>> /*added*/) const {
+    return checked<rules::add_in_place, Op, dtype_v<P>, S, dtype_v<G>, T>::ok;
+  }
+};
+template <OpName Op, std::size_t N, class Checks, class Tree, class... More>
 constexpr bool takes_trees() {
-  if constexpr (all_leaves_of<TakesLeaf<N>, Trees...>({}))
+  if constexpr (!checked_tree<Op, Tree>)
+    return false;
+  else if constexpr (all_leaves_of<TakesLeaf<N>, Tree, More...>({}))
     return true;
   else
-    return all_leaves_of<ChecksLeaf<Optimizer, N>, Trees...>({});
+    return all_leaves_of<Checks, Tree, More...>({});
 }
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
-/// The leaves that are not frozen; `rest` are N trees of moments, then copies, if there are. *Throws* if the trees
-/// differ in structure, or for an empty leaf.
-[[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
+/// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
+/// is one. *Throws* if the trees differ in structure, for an empty leaf, and if one tree is passed twice to be written.
+[[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factors, std::size_t moments,
                                                                    const UntypedLeaves<ValuePtr>& weights,
                                                                    const UntypedLeaves<const ValuePtr>& grads,
                                                                    std::span<const UntypedLeaves<ValuePtr>> rest);
-
-template <class Decays, class Tree, class Grads, class... Rest>
-[[nodiscard]] std::vector<LeafUpdate> untyped_leaf_updates(const Decays& decays, std::size_t moments, Tree& weights,
-                                                           const Grads& grads, Rest&... rest) {
+/// As above, for N trees of moments.
+template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
+[[nodiscard]] std::vector<LeafUpdate> list_updates(const Decays& decays, Tree& weights, const Grads& grads,
+                                                   Rest&... rest) {
   require_factors<Decays>();
+  static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
-  return leaf_updates([&](std::string_view name) { return leaf_factors(decays, name); }, moments,
-                      untyped_leaves(weights), untyped_leaves(grads), others);
+  return list_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
+                      untyped_leaves(grads), others);
 }
-/// As above, after a check of the types of N trees of moments and of the others.
+/// As above, after a check of all types.
 template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>
 [[nodiscard]] std::vector<LeafUpdate> leaf_updates(const Decays& decays, Tree& weights, const Grads& grads,
                                                    Rest&... rest) {
-  static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
-  if constexpr (takes_trees<Optimizer, N, Tree, Grads, Rest...>())
-    return untyped_leaf_updates(decays, N, weights, grads, rest...);
+  if constexpr (takes_trees<Optimizer, N, ChecksLeaf<Optimizer, N>, Tree, Grads, Rest...>())
+    return list_updates<N>(decays, weights, grads, rest...);
   else
     return {};
 }
@@ -352,8 +362,9 @@ struct Lion {
 /// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`
 template <class Sums, class Grads>
 void accumulate(Sums& sums, const Grads& grads) {
-  for (const auto& leaf : detail::leaf_updates<"accumulate", 0>(LeafRules(), sums, grads))
-    detail::update_in_place(detail::AddGradient{}, leaf);
+  if constexpr (detail::takes_trees<"accumulate", 0, detail::ChecksSum<"accumulate">, Sums, Grads>())
+    for (const auto& leaf : detail::list_updates<0>(LeafRules(), sums, grads))
+      detail::update_in_place(detail::AddGradient{}, leaf);
 }
 
 /// A step of an exponential moving average of weights, in f32 and in place: kept * average + (1 - kept) * weight. The
@@ -362,8 +373,9 @@ void accumulate(Sums& sums, const Grads& grads) {
 template <class Tree, class Decays = LeafRules>
 void update_average(Tree& average, const Tree& weights, double kept, const Decays& decays = {}) {
   const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
-  for (const auto& leaf : detail::leaf_updates<"update_average", 0>(decays, average, weights))
-    detail::update_in_place(numbers, leaf);
+  if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Tree>())
+    for (const auto& leaf : detail::list_updates<0>(decays, average, weights))
+      detail::update_in_place(numbers, leaf, "update_average");
 }
 
 }  // namespace shardlib

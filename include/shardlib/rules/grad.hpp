@@ -298,6 +298,18 @@ constexpr Verdict update(std::string_view optimizer, DType weight_dtype, const T
   return {{}, why + "has another spec: " + difference(is, due)};
 }
 
+/// A sum or an average in f32 to which an op adds values of the same spec.
+constexpr Verdict add_in_place(std::string_view op, DType sum_dtype, const TensorSpec& sum, DType dtype,
+                               const TensorSpec& added) {
+  const Text s = quoted(Text(name(sum_dtype)) + "[" + sum + "]"), a = quoted(Text(name(dtype)) + "[" + added + "]");
+  const Text title = Text(op) + ": ";
+  if (sum_dtype != DType::f32) return {{}, title + "the leaf " + s + " is not f32; keep sums and averages in f32"};
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    return {{}, title + "the leaf " + a + ", which is added to " + s + ", is neither f32 nor bf16; `cast` it"};
+  if (added == sum) return {};
+  return {{}, title + "the leaf " + a + ", which is added to " + s + ", has another spec: " + difference(added, sum)};
+}
+
 /// global_norm: each element of a leaf must count once.
 constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
   const TensorSpec& spec = x;

@@ -78,8 +78,9 @@ namespace detail {
 template <class Tree>
 [[nodiscard]] std::int64_t shard_bytes(const Tree& tree) {
   std::int64_t bytes = 0;
-  for (const auto& leaf : shardlib::detail::untyped_leaves(tree).leaves)
-    bytes += static_cast<std::int64_t>(leaf.value()->bytes());
+  if constexpr (shardlib::detail::checked_tree<"shard_bytes", Tree>)
+    for (const auto& leaf : shardlib::detail::untyped_leaves(tree).leaves)
+      bytes += static_cast<std::int64_t>(leaf.value()->bytes());
   return bytes;
 }
 

@@ -124,6 +124,27 @@ constexpr bool has_arrays() {
       return (has_arrays<F>() || ...);
     }(std::type_identity<field_types<T>>{});
 }
+template <std::size_t I, class T, class U>
+constexpr bool alike_at();
+/// Whether two types are trees of one structure.
+template <class T, class U>
+constexpr bool alike() {
+  if constexpr (is_tensor<T> || is_tensor<U>)
+    return is_tensor<T> && is_tensor<U>;
+  else if constexpr (is_array<T> && is_array<U>)
+    return alike<typename T::value_type, typename U::value_type>();
+  else if constexpr (is_array<T> || is_array<U> || tree_width<T> != tree_width<U>)
+    return false;
+  else
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (alike_at<I, T, U>() && ...);
+    }
+  (std::make_index_sequence<tree_width<T>>{});
+}
+template <std::size_t I, class T, class U>
+constexpr bool alike_at() {
+  return alike<std::tuple_element_t<I, field_types<T>>, std::tuple_element_t<I, field_types<U>>>();
+}
 /// Gives the Arrays of an empty tree their sizes, in order.
 template <class V, class Tree>
 void resize_arrays(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
@@ -142,6 +163,7 @@ namespace shardlib {
 /// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To same_structure(const From& from) {
+  static_assert(detail::alike<To, From>(), "same_structure: the two types are not trees of one structure");
   To to;
   std::size_t next = 0;
   if constexpr (detail::has_arrays<To>()) detail::resize_arrays(to, detail::untyped_leaves(from, false), next);

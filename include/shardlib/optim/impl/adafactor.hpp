@@ -23,8 +23,8 @@ SHARDLIB_INLINE void zero_factors(const UntypedLeaves<const ValuePtr>& weights, 
   for (std::size_t i = 0; i < weights.leaves.size(); ++i) {
     const Value& w = *weights.leaves[i].value();
     const auto &row = rows.leaves[i], &col = cols.leaves[i];
-    *row.pointer = zeros_as(w, *row.spec, row.text);
-    *col.pointer = zeros_as(w, *col.spec, col.text, 1);
+    *row.pointer = zeros_as(w, row);
+    *col.pointer = zeros_as(w, col, 1);
   }
 }
 
@@ -61,8 +61,11 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
   for (detail::ValuePtr* factor : {&rows, &cols}) {
     const auto sum = detail::leaf_sum(squares, *(*factor)->spec);
     const double mean = in(*factor) / elements;
-    detail::update_in_place(detail::EmaNumbers{f(kept), f((1 - kept) * mean)},
-                            {{}, {}, factor, {}, &sum, nullptr, nullptr});
+    detail::LeafUpdate of_mean = leaf;
+    of_mean.weight = factor;
+    of_mean.grad = &sum;
+    of_mean.copy = nullptr;
+    detail::update_in_place(detail::EmaNumbers{f(kept), f((1 - kept) * mean)}, of_mean, "adafactor_mean");
   }
   // The product of the means of a row and of a column, over the mean of all: exact where the squares have rank 1.
   const AdafactorChange by{f(scale), f(in(rows))};
@@ -82,9 +85,11 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
                                             }),
                                             {});
   change = detail::leaf_map("adafactor_change", change, ScaledElement{}, factor);
+  detail::LeafUpdate of_step = leaf;
+  of_step.grad = &change;
   detail::update_in_place(
-      detail::StepAlong{1, f(weight_decay * leaf.factors.decay), f(learning_rate * leaf.factors.rate)},
-      {{}, {}, leaf.weight, {}, &change, leaf.copy, leaf.spec});
+      detail::StepAlong{1, f(weight_decay * leaf.factors.decay), f(learning_rate * leaf.factors.rate)}, of_step,
+      "adafactor");
 }
 
 }  // namespace shardlib

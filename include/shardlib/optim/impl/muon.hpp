@@ -84,12 +84,16 @@ SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learnin
                                   (*leaf.weight)->global);
   fresh->storage->buffer = detail::allocate(*fresh);
   detail::ValuePtr along = std::move(fresh);
-  detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov},
-                          {{}, {}, &along, leaf.moments, leaf.grad, nullptr, leaf.spec});
+  detail::LeafUpdate of_momentum = leaf;
+  of_momentum.weight = &along;
+  of_momentum.copy = nullptr;
+  detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov}, of_momentum);
   along = detail::orthogonalized_leaf(along, iterations);
+  detail::LeafUpdate of_step = leaf;
+  of_step.grad = &along;
   detail::update_in_place(detail::StepAlong{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
                                             f(learning_rate * leaf.factors.rate)},
-                          {{}, {}, leaf.weight, {}, &along, leaf.copy, leaf.spec});
+                          of_step, "muon");
 }
 
 }  // namespace shardlib

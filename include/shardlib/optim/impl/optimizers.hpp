@@ -59,12 +59,13 @@ inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   return value;
 }
 
-SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const TensorSpec& spec, std::string_view text, int first) {
+SHARDLIB_INLINE ValuePtr zeros_as(const Value& x, const UntypedLeaf<ValuePtr>& leaf, int first) {
+  const TensorSpec& spec = *leaf.spec;
   Sizes sizes;
   for (int i = 0; i < spec.rank(); ++i)
     if (const DimSize size = x.global[first + i]; !spec.dims[i].is_integer())
       sizes.push_back({std::string(spec.dims[i].name), size.size, size.padded});
-  return create_constant({"zeros", text, {}}, x.device, x.dtype, spec, sizes, 0);
+  return create_constant({"zeros", leaf.text, {}}, x.device, leaf.dtype, spec, sizes, 0);
 }
 
 SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, const UntypedLeaves<ValuePtr>& to) {
@@ -75,7 +76,7 @@ SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, cons
   }
 }
 
-SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factors, std::size_t moments,
+SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factors, std::size_t moments,
                                                      const UntypedLeaves<ValuePtr>& weights,
                                                      const UntypedLeaves<const ValuePtr>& grads,
                                                      std::span<const UntypedLeaves<ValuePtr>> rest) {
@@ -90,6 +91,11 @@ SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factor
     leaf.grad = &grads.leaves[i].value();
     for (std::size_t k = 0; k < rest.size(); ++k)
       (k < moments ? leaf.moments[k] : leaf.copy) = &rest[k].leaves[i].value();
+    if (leaf.weight == leaf.moments[0] || leaf.weight == leaf.copy ||
+        (moments > 1 && leaf.moments[0] == leaf.moments[1]))
+      throw UsageError(
+          "an optimizer writes to its weights, each of its moments and its copies, and two of them are one "
+          "tree: pass a tree of its own for each");
     updates.push_back(std::move(leaf));
   }
   return updates;
@@ -98,24 +104,32 @@ SHARDLIB_INLINE std::vector<LeafUpdate> leaf_updates(const LeafFactorsOf& factor
 /// Updates a leaf in one pass by one(weight, N moments..., gradient, copy), as update_in_place says.
 template <std::size_t N, class One>
 void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
-  const Value& grad = **leaf.grad;
+  const ValuePtr grad = *leaf.grad;  // an owner of its own: the gradient may be the weight too
   const OpInfo op{name, {}, {}};
-  Bindings sizes(op, grad.device);
-  sizes.bind(**leaf.weight);
-  for (std::size_t i = 0; i < N; ++i) sizes.bind(**leaf.moments[i]);
-  sizes.bind(grad);
+  Bindings sizes(op, grad->device);
+  const auto check = [&](const ValuePtr& x) {
+    sizes.bind(*x);
+    require_no_gradient(op, x, "an update in place has no derivative");
+  };
+  check(*leaf.weight);
+  for (std::size_t i = 0; i < N; ++i) check(*leaf.moments[i]);
+  check(grad);
+  // The tree has its new values before the kernel runs, so that no leaf is empty after an error.
   Handle<Value> c;
   if (leaf.copy != nullptr) {
-    sizes.bind(**leaf.copy);
+    check(*leaf.copy);
     if ((*leaf.copy)->dtype == DType::bf16) {
-      c = writable(*leaf.copy, Contents::overwritten);
+      *leaf.copy = c = writable(*leaf.copy, Contents::overwritten);
       c->made_by = op;
+    } else {
+      *leaf.copy = nullptr;  // it is the weight, which must have no other owner
     }
-    *leaf.copy = nullptr;  // in f32 it is the weight, which must have no other owner
   }
   const auto p = writable(*leaf.weight, Contents::kept);
+  *leaf.weight = p;
+  if (leaf.copy != nullptr && !c) *leaf.copy = p;
   std::array<Handle<Value>, N> m;
-  for (std::size_t i = 0; i < N; ++i) m[i] = writable(*leaf.moments[i], Contents::kept);
+  for (std::size_t i = 0; i < N; ++i) *leaf.moments[i] = m[i] = writable(*leaf.moments[i], Contents::kept);
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
     program_state(p->device).work.in_place = true;
@@ -125,19 +139,18 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
                                           decltype(*rest)...>)
           kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->template as<f32>(),
                                      m[I]->template as<f32>()..., rest...);
+        else
+          throw Error(std::string(op.name) + " writes no copy");
       }
       (std::make_index_sequence<N>{});
     };
-    const bool from_bf16 = grad.dtype == DType::bf16;
-    if (from_bf16 && c) all(grad.as<const bf16>(), c->template as<bf16>());
-    if (from_bf16 && !c) all(grad.as<const bf16>());
-    if (!from_bf16 && c) all(grad.as<const f32>(), c->template as<bf16>());
-    if (!from_bf16 && !c) all(grad.as<const f32>());
+    const bool from_bf16 = grad->dtype == DType::bf16;
+    if (from_bf16 && c) all(grad->as<const bf16>(), c->template as<bf16>());
+    if (from_bf16 && !c) all(grad->as<const bf16>());
+    if (!from_bf16 && c) all(grad->as<const f32>(), c->template as<bf16>());
+    if (!from_bf16 && !c) all(grad->as<const f32>());
     return p->storage->buffer;
   }));
-  *leaf.weight = p;
-  for (std::size_t i = 0; i < N; ++i) *leaf.moments[i] = m[i];
-  if (leaf.copy != nullptr) *leaf.copy = c ? c : p;
 }
 
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf) {
@@ -152,8 +165,8 @@ SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdat
   update_by<1>("lion", numbers, leaf);
 }
 
-SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf) {
-  update_by<0>("ema", numbers, leaf);
+SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf, const char* op) {
+  update_by<0>(op, numbers, leaf);
 }
 
 SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf) {
@@ -164,8 +177,8 @@ SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpda
   update_by<1>("muon_momentum", numbers, leaf);
 }
 
-SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf) {
-  update_by<0>("step_along", numbers, leaf);
+SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf, const char* op) {
+  update_by<0>(op, numbers, leaf);
 }
 
 }  // namespace shardlib::detail
