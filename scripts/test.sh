@@ -22,6 +22,22 @@ failed=0
 summary=()
 started=$SECONDS
 
+# What runs beside this script ends with it, also by Ctrl-C, which a job in the background would not notice.
+background=()
+in_background() { # COMMAND...: in a process group of its own; its id is the last of `background`
+  set -m
+  "$@" &
+  set +m
+  background+=($!)
+}
+end_background() {
+  local group
+  for group in ${background[@]+"${background[@]}"}; do kill -- "-$group" 2>/dev/null || true; done
+}
+trap end_background EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 # stage NAME FUNCTION: runs on after a failure, so that one run shows all of them.
 stage() {
   local name=$1 begin=$SECONDS
@@ -91,14 +107,15 @@ sanitizers() {
     if ! built $preset shardlib_tests; then status=1 && continue; fi
     local tests='^threads$'
     if [ $preset = asan ]; then tests='^(threads|mpi_without_shm)$'; fi
-    run_tests $preset -R "$tests" &
-    running+=("$preset:$!")
+    in_background run_tests $preset -R "$tests"
+    running+=("$preset:${background[-1]}")
   done
   for preset in ${running[@]+"${running[@]}"}; do
     local result=0
     wait "${preset#*:}" || result=$?
     count_tests "${preset%:*}" $result || status=1
   done
+  background=()
   return $status
 }
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
@@ -110,19 +127,20 @@ clang() {
       cmake --build build/clang -j "$jobs" --target check_headers check_programs
 }
 
+quick_fuzz() { scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1; }
 # Each of the two keeps one core busy for most of its time.
 fuzz_and_cuda() {
-  local status=0 other
-  scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1 &
-  other=$!
+  local status=0
+  in_background quick_fuzz
   check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log || status=1
-  if ! wait $other; then
+  if ! wait "${background[-1]}"; then
     status=1 failed=$((failed + 1))
     echo "test.sh: fuzzing the readers failed; the end of build/log/fuzz.log:" >&2
     tail -n 30 build/log/fuzz.log >&2
   else
     passed=$((passed + 1))
   fi
+  background=()
   return $status
 }
 
