@@ -43,6 +43,26 @@ TEST_CASE("a pipe or a device is refused before it is read, by every reader", "[
   }
 }
 
+TEST_CASE("a folder takes the place of another, also where the file system cannot swap them", "[io]") {
+  const auto check = [](void (*replace)(const std::string&, const std::string&)) {
+    const Scratch scratch;
+    const std::string from = scratch / "new", to = scratch / "step";
+    for (const std::string& path : {from, to}) {
+      io::make_new_folder(path);
+      put(path + "/file", path);
+    }
+    put(to + "/old", "old");
+    replace(from, to);
+    CHECK(files_below(scratch.path()) == std::vector<std::string>{"step/file"});
+    CHECK(contents(to + "/file") == from);
+    CHECK(error_of([&] { replace(scratch / "none", to); }).find("rename '" + (scratch / "none") + "' to") !=
+          std::string::npos);
+    CHECK(files_below(scratch.path()) == std::vector<std::string>{"step/file"});
+  };
+  check(io::replace_folder);
+  check(io::detail::replace_by_renames);
+}
+
 TEST_CASE("a temporary file follows no link, and takes the place of a dead process's", "[io]") {
   const Scratch scratch;
   const std::string target = scratch / "target", temporary = scratch / "file.tmp";

@@ -34,9 +34,16 @@ struct Gathered {
 Gathered gathered(const Weights& w) {
   return {all_gather<"M/d H/t -> M H/t">(w.in), all_gather<"H/t M/d -> H/t M">(w.out)};
 }
-template <bool saves>
+/// The same over another factorisation of the devices.
+Gathered gathered_over_e(const Weights& w) {
+  const Grid mesh(w.in.device());
+  const auto other = reinterpret<"d -> e">(mesh);
+  return {reinterpret<"e -> d">(all_gather<"M/e H/t -> M H/t">(reinterpret<"d -> e">(w.in, other)), mesh),
+          reinterpret<"e -> d">(all_gather<"H/t M/e -> H/t M">(reinterpret<"d -> e">(w.out, other)), mesh)};
+}
+template <bool saves, auto gathers = gathered>
 X layer(const X& x, const Weights& w) {
-  const auto [in, out] = gathered(w);
+  const auto [in, out] = gathers(w);
   auto hidden = einsum_unreduced<"B/d M, M H/t -> B/d H/t">(x, in);
   if constexpr (saves) hidden = save_for_backward(hidden);
   return x + all_reduce<"B/d M +t -> B/d M">(einsum_unreduced<"B/d H/t, H/t M -> B/d M +t">(tanh(hidden), out));
@@ -130,6 +137,31 @@ TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", 
     });
     SUCCEED();
   }
+}
+
+TEST_CASE("weights that a layer reinterprets are prefetched too", "[ops][prefetch]") {
+  const auto over_e = [](const Model& w, const X& x, How how) {
+    const X first = x * all_gather<"M/t/d -> M">(w.gain);
+    return mean_square(through(first, w.layers, how, layer<false, gathered_over_e>, gathered_over_e));
+  };
+  for (const std::string& text : meshes) {
+    INFO(text);
+    on_mesh(text, [&](const DevicePtr& device) {
+      const Grid mesh(device);
+      const Model w = model(mesh, 3);
+      const X x = input(mesh);
+      const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
+      for (const How how : {How::plain, How::prefetch}) {
+        std::optional<decltype(value_and_grad(mesh, over_e, w, x, how))> found;
+        const std::string sent = traffic(device, [&] { found = value_and_grad(mesh, over_e, w, x, how); });
+        expect(sent == traffic(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, how)); }), sent);
+        expect_same_bits(expected.first, found->first, "loss");
+        expect_same_bits(expected.second, found->second, "gradient");
+      }
+      expect(detail::program_state(device).pending.empty(), "nothing stays under way");
+    });
+  }
+  SUCCEED();
 }
 
 TEST_CASE("the gathers of the next layer run beside each layer, and the gradients' sums", "[ops][prefetch]") {

@@ -33,10 +33,15 @@ SHARDLIB_INLINE void make_progress(ProgramState& state) {
 }
 
 SHARDLIB_INLINE Handle<PendingCollective> find_pending(const Value& in, const Value& out) {
-  for (const auto& pending : program_state(out.device).pending) {
-    const ValuePtr& operand = pending->operand;
-    if (pending->gathered && operand->storage == in.storage && operand->spec == in.spec &&
-        pending->gathered->spec == out.spec)
+  const auto& all = program_state(out.device).pending;
+  if (all.empty()) return nullptr;
+  in.storage->materialize();
+  const std::byte* const shard = in.storage->buffer.data();
+  for (const auto& pending : all) {
+    if (!pending->gathered || pending->gathered->spec != out.spec) continue;
+    // The shard, not the storage: each call of reinterpret makes another storage of it.
+    const Value& operand = *pending->operand;
+    if (operand.device == in.device && operand.spec == in.spec && operand.storage->buffer.data() == shard)
       return pending;
   }
   return nullptr;

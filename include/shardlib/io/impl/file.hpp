@@ -130,12 +130,8 @@ SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& 
   if (::rename(from.c_str(), to.c_str()) == 0) return;
   if (errno != EEXIST && errno != ENOTEMPTY) detail::fail_file("rename '" + from + "' to", to, errno);
   // If the file system can swap the two folders, there is always one of them.
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
-    const std::string aside = detail::temporary_name(to + ".old");
-    rename_path(to, aside);
-    rename_path(from, to);
-    return remove_folder(aside);
-  }
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0)
+    return detail::replace_by_renames(from, to);
   remove_folder(from);
 }
 

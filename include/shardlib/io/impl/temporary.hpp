@@ -21,6 +21,7 @@
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::io::detail {
 
@@ -65,6 +66,20 @@ inline std::string temporary_name(const std::string& path) {
   const Owner owner = this_process();
   return path + std::string(temporary_mark) + owner.machine + "-" + std::to_string(owner.process) + "-" +
          std::to_string(owner.start) + "-" + std::to_string(names++);
+}
+
+/// replace_folder where the file system cannot swap two folders: for a moment there is none. If the new one cannot be
+/// renamed, the old one stays.
+inline void replace_by_renames(const std::string& from, const std::string& to) {
+  const std::string aside = temporary_name(to + ".old");
+  rename_path(to, aside);
+  try {
+    rename_path(from, to);
+  } catch (const Error&) {
+    rename_path(aside, to);
+    throw;
+  }
+  remove_folder(aside);
 }
 
 /// Whose temporary it is, if `temporary_name` made the name.
