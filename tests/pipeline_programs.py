@@ -108,6 +108,11 @@ def dtypes(p):
     alone = ["--dtype=bf16", "--mesh=d=2,t=2", "--steps=6"]
     done, unstaged = curve(p, *alone, program="gpt_fsdp")
     done.check(len(unstaged) == 6 and apart(unstaged, steps) < 0.01, "losses near gpt_fsdp's")
+    for name in "muon", "adafactor":
+        unstaged = curve(p, *alone, f"--optimizer={name}", program="gpt_fsdp")[1]
+        done, staged = curve(p, *bf16, f"--optimizer={name}")
+        near = len(unstaged) == len(staged) == 6 and apart(unstaged, staged) < 0.01
+        done.check(near and staged[-1]["loss"] < staged[0]["loss"] - 0.05, f"{name}: losses near gpt_fsdp's, which fall")
     sizes = ["--preset=jaxpp-tutorial", "--seq=8", "--d-model=16", "--d-ff=32", "--d-head=4", "--mesh=p=2"]
     path = f"{p.folder}/tutorial_bf16.jsonl"
     losses = {}

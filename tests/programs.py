@@ -860,6 +860,12 @@ def dtypes(p):
     more = [*p.small(), *length, "--mesh=d=2,t=2", *parts, f"--run={folder}"]
     run, rest = p.measured("gpt_fsdp", more, first=5)
     run.check(numbers(rest) == numbers(steps)[5:], "the second part goes on")
+    for name, rate in [("muon", 0.02), ("adafactor", 0.01)]:
+        by = [*length, f"--optimizer={name}", f"--learning-rate={rate}", "--mesh=d=2,t=1"]
+        wide, (run, steps) = p.metrics(*by, "--dtype=f32")[1], p.metrics(*by)
+        if run.check(len(steps) == len(wide) == 12, "a record for each step"):
+            run.check(steps[-1]["loss"] < steps[0]["loss"] - 0.2, "the loss falls")
+            run.check(0 < apart(steps, wide) < 0.02, f"{name}: losses near those of f32 ({apart(steps, wide):.1e})")
     run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=1,t=1", "--plan", "--dtype=bf16"])
     found = {what: float(mb) for what, mb in re.findall(r"^  (\S.*?) +(\S+) MB$", run.out, re.M)}
     planned = {"weights": 402.7, "their copies for computation": 201.3, "gradients": 201.3}
@@ -1080,16 +1086,16 @@ def moe(p):
     small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 8, "--d-ff": 16}
     small |= {"--experts": 8, "--steps": 12, "--warmup": 2, "--max-tokens": 0, "--check-replicas": 4, "--data": p.text}
 
-    def measured(*options, ranks=0):
-        return p.measured("moe", [*(f"{option}={value}" for option, value in small.items()), *options], ranks)
+    def measured(*options, ranks=0, first=0):
+        return p.measured("moe", [*(f"{option}={value}" for option, value in small.items()), *options], ranks, first)
 
     run, alone = measured("--mesh=d=1")
     if not run.check(len(alone) == 12 and alone[-1]["loss"] < alone[0]["loss"] - 0.5, "the loss falls"):
         return
     run.check("expert_load " in run.out, "the progress line has the load")
     for step in alone:
-        numbers = step["numbers"]
-        run.check(1 <= numbers["expert_load"] <= 4 and numbers["dropped"] == 0, "the balance is there")
+        own = step["numbers"]
+        run.check(1 <= own["expert_load"] <= 4 and own["dropped"] == 0, "the balance is there")
     # Rounding differs, and a choice that is nearly even may fall the other way: a few steps are compared.
     meshes = [(["--mesh=e=2"], 0), (["--mesh=d=2,e=2"], 0), (["--mesh=e=4", "--capacity=4"], 0), (["--mesh=e=2"], 2)]
     meshes += [(["--mesh=d=2,s=2"], 0), (["--mesh=e=2,s=2", "--capacity=4"], 0), (["--mesh=e=2,s=2,t=2"], 0), (["--mesh=e=2,s=2"], 4)]
@@ -1118,6 +1124,10 @@ def moe(p):
         run, steps = measured("--mesh=d=2,e=2", *options)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], one)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
+        parts = ["--mesh=d=2,e=2", *options, "--decay-steps=12", f"--run={os.path.join(p.folder, 'moe-' + name)}"]
+        measured(*parts, "--steps=6")
+        run, rest = measured(*parts, first=6)
+        run.check(len(rest) == 6 and numbers(rest) == numbers(steps)[6:], "the second part goes on")
     run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6", f"--validation-data={p.text}")
     run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
     run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")

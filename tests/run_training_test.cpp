@@ -550,7 +550,18 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   // The new checkpoint has the new values; the mesh, free settings and new ones need no leave.
   training.steps = 6;
   training.allow_change = "";
-  CHECK(train("d=1", settings(0.25, 8, "save_every = 1\nprefetch = true\nnew = 1\n"), other).empty());
+  const auto trained_by = [&](const char* optimizer, double ema, const char* groups) {
+    return settings(0.25, 8, "save_every = 1\nprefetch = true\nnew = 1\n") +
+           fmt::format("[optimizer]\noptimizer = \"{}\"\nema = {:.1f}\nfreeze = {}\n", optimizer, ema, groups);
+  };
+  // A checkpoint that does not name these has been made by AdamW, without an average and groups.
+  CHECK(train("d=1", trained_by("lion", 0.5, "[\"embed\"]"), other) ==
+        "the run in '" + training.directory +
+            "' would go on from step 4 with another curve: ema is 0.0 in the checkpoint, but 0.5 now; freeze is [] in "
+            "the checkpoint, but [\"embed\"] now; optimizer is \"adamw\" in the checkpoint, but \"lion\" now" +
+            end + "ema,freeze,optimizer");
+  CHECK(done == 0);
+  CHECK(train("d=1", trained_by("adamw", 0, "[]"), other).empty());
   CHECK(done == 2);
   CHECK(train("d=1", settings(0.75, 8), first).empty());  // no step is left: nothing to compare
 

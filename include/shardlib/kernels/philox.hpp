@@ -1,4 +1,4 @@
-// Philox, and what its words are as numbers.
+// Philox, and uniform and normal numbers of its words.
 #pragma once
 
 #if defined(__HIPCC__)  // Random123 marks its functions for nvcc alone
