@@ -234,6 +234,7 @@ using shardlib::zeros;
 namespace rules {
 using shardlib::rules::add;
 using shardlib::rules::add_constant;
+using shardlib::rules::add_in_place;
 using shardlib::rules::all_gather;
 using shardlib::rules::all_reduce;
 using shardlib::rules::all_reduce_max;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "shardlib/optim/optimizers.hpp"

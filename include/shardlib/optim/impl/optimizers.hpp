@@ -19,6 +19,7 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
