@@ -34,6 +34,7 @@
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
+#include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/impl/written_records.hpp"
 #include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
