@@ -130,7 +130,7 @@ int program(int argc, char** argv) {
   Options o;
   o.config.top_k = 2;
   run::Options options("moe_layer", "Times one layer of a mixture of experts, forward and backward.");
-  options.add("--mesh", o.mesh, "devices along d, e and t, which are threads");
+  options.add("--mesh", o.mesh, "devices along d, e, s and t, which are threads");
   options.add("--tokens", o.tokens, "of the batch", run::size());
   options.add("--d-model", o.d_model, "width of a token", run::size());
   options.add("--d-ff", o.d_ff, "width of an expert", run::size());

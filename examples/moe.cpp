@@ -66,7 +66,8 @@ Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
   double load = 0, dropped = 0;
   auto [loss, sums] = run::sum_microbatches<Sums>(step, [&](std::size_t i) {
-    const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
+    const auto batch =
+        run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
     auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
     const double cross_entropy = item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
     load += item(metrics.balance.load) / static_cast<double>(microbatches);

@@ -21,7 +21,8 @@ namespace moe {
 struct Cache {
   Tensor<f32, "B/d/e Klen H/t D"> k, v;
 };
-// The tokens that a text grows by. Others fill up the devices of s; they are after the text, and have no place.
+// The tokens that a text grows by. Tokens of padding behind them make the length divide over s; the cache does not get
+// those.
 struct NewTokens {
   Tensor<i32, "B/d/e L/s"> ids;
   std::int64_t first = 0;          // the position of the first one

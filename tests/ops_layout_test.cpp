@@ -149,7 +149,7 @@ TEST_CASE("stack_shards: padding, and stacks that are none", "[ops]") {
     expect_error<Error>(
         [&] { stack_shards<"B/d L -> P/d U L">(padded); },
         "stack_shards<`B/d L -> P/d U L`>: dim `B` is 5 (padded to 6), and shards would have several sizes; "
-        "choose one that needs none" +
+        "choose a size that needs no padding" +
             on);
     const auto rows = zeros<f32, "P/d U">(mesh, {{"P", 4}, {"U", 3}});
     expect_error<Error>(

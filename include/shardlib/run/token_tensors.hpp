@@ -37,7 +37,7 @@ namespace detail {
 /// This device's rows of `length` tokens as a Batch{inputs, targets, segments, weights} of tensors "B/d L", without a
 /// copy. Another spec may be given; its first dim is sharded over Training::batch_axes. If its second one is sharded
 /// too, the device takes its part of each row, which the axes must divide: one run of tokens, or the two of zigzag
-/// order. `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`,
+/// order. `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, 128, order)`,
 /// `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128, SequenceOrder::zigzag)`
 template <class Batch, Spec S = "B/d L", Spec A>
 [[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length,

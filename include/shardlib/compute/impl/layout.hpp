@@ -102,7 +102,7 @@ SHARDLIB_INLINE GlobalSizes stacked_sizes(const OpInfo& op, const ValuePtr& x, c
     const bool stacked = !(dim == out.dims[i + 1]);
     if (stacked && x->global[i].is_padded())
       fail_padded(op, *x->device, dim.name, x->global[i],
-                  "shards would have several sizes; choose one that needs none");
+                  "shards would have several sizes; choose a size that needs no padding");
     global.push_back(stacked ? DimSize(x->local[i]) : x->global[i]);
   }
   return global;
