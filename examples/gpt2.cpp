@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <shardlib/io/file.hpp>
-#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/plan.hpp>
@@ -29,7 +28,17 @@
 #include "gpt2_hugging_face.hpp"
 #include "gpt2_model.hpp"
 #include "gpt2_setup.hpp"
-#include "gpt2_state.hpp"
+
+// Matrices decay, biases and scales do not.
+bool decays(std::string_view name) {
+  const auto field = name.substr(name.rfind('/') + 1);
+  return field.starts_with("w") || field == "embed" || field == "positions";
+}
+
+// What an optimizer does to a leaf: --lr-mult, --decay-mult and --freeze.
+LeafFactors factors_of(const Options& o, std::string_view leaf) {
+  return o.optimizer.groups(leaf, decays(leaf));
+}
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@
 #include <shardlib/run/graph.hpp>
 #include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/plan.hpp>
-#include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>

@@ -127,6 +127,19 @@ function one(file) {
     check(value(other, "memory").endsWith(shown), `an exponent from a million on: ${value(other, "memory")}`);
   }
 
+  const rates = [...p.svg("learning_rate").matchAll(/text-anchor="end">([^<]*)</g)].map(m => m[1]);
+  check(rates.join() === "0,2e-4,4e-4,6e-4,8e-4,1e-3", `an axis has one notation: ${rates}`);
+
+  key(p, "loss", "Home");
+  check(/^step 0; first 11(\.0+)?;? ?/.test(value(p, "loss")), `the first value is read: ${value(p, "loss")}`);
+  check(!value(p, "loss").includes("validation"), "a curve that has not begun is not");
+  for (const figure of p.figures) check(!figure.querySelector(".cursor").hidden, "every chart has the cursor");
+  check(!p.figure("loss").querySelector(".readout").hidden, "the readout is shown");
+  key(p, "loss", "ArrowRight");
+  const at = Number(/^step (\d+)/.exec(value(p, "loss"))[1]);
+  check(at > 0 && at < 10, `an arrow goes to a point near: ${at}`);
+  key(p, "loss", "ArrowLeft");
+  check(value(p, "loss").startsWith("step 0;"), "and back");
   key(p, "loss", "End");
   check(value(p, "loss").startsWith("step 299;"), `the last step is reached: ${value(p, "loss")}`);
   check(value(p, "loss").includes("first, validation 5.1"), "and the validation is read beside the loss");

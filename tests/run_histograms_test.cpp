@@ -274,17 +274,13 @@ TEST_CASE("training: --histogram-every writes weights and clipped gradients, the
       for (int i = 0; i < 2; ++i) trained.state.weights.layers.push_back(full<f32, "M/d F/t">(mesh, sizes, i + 1));
       trained.state.weights.bias = zeros<f32, "M/d">(mesh, sizes);
       run::begin(trained, optimizer);
-      run::Program program;
-      program.checkpoints = run::checkpoints_of(mesh, trained, training);
+      run::Program program = run::program_of(mesh, trained, training);
       program.step = [&](const run::Step& step) {
         expect(static_cast<bool>(step.show_gradients) == (step.number % 2 == 1), "due in steps 1 and 3");
         Weights gradients;
         for (int i = 0; i < 2; ++i) gradients.layers.push_back(full<f32, "M/d F/t">(mesh, sizes, 8));
         gradients.bias = full<f32, "M/d">(mesh, sizes, -4);
-        const run::StepResult result{1, 4};
-        if (step.accepts(result))
-          run::update(trained, optimizer, training, step, gradients, result.grad_norm, run::ParameterGroups{});
-        return result;
+        return run::update(trained, optimizer, training, step, gradients, {1, 4}, run::ParameterGroups{});
       };
       run::train(device, training, run::Data{}, "", program);
     });

@@ -156,7 +156,8 @@ struct Submeshes {
 /// moves. A tensor that is replicated over e comes as it is, one whose dim is sharded over e first, `X/e/t`, comes with
 /// the elements of the submesh, `X/t`, and a tree of tensors comes if no leaf names e. With `"N/e"` a result becomes a
 /// shard of the dim N, which is new and first unless the result has it; with `"+e"` it becomes a summand. f returns a
-/// tensor, or several in a pair or tuple, which become a tuple. Their sizes are the same on all submeshes. *Throws* if
+/// tensor, or several in a pair or tuple, which become a tuple. They must have the same sizes on all
+/// submeshes; otherwise the next collective over e throws. Other arguments are copied. *Throws* if
 /// an argument is not on `mesh`, if a result is not on `part`, and for a padded dim that e shards. Backward: the
 /// cotangent of a replicated argument is a sum over e; a submesh that does not use an argument adds zeros.
 /// `on_submeshes<"N/e">(mesh, [](const Mesh<"d t">& part, const auto& x) { return x * 2.0; }, x)`

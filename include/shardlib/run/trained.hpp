@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,7 @@
 #include "shardlib/run/checkpoints.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/parameter_groups.hpp"
-#include "shardlib/run/state_bytes.hpp"
+#include "shardlib/run/plan.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
@@ -159,7 +160,12 @@ template <Spec A, class W, class C>
   Program program;
   program.begin_step = [&trained] { trained.free_average(); };
   program.checkpoints = renewing(checkpoints_of(mesh, trained.state, training, rename), trained.copies, renew);
-  note_state(program, training, trained.state.weights, trained.copies);
+  const std::int64_t in_c = shard_bytes(trained.copies);
+  program.parameters = parameter_count(trained.state.weights);
+  program.weight_bytes = shard_bytes(trained.state.weights);
+  program.copy_bytes = std::is_same_v<W, C> ? 0 : in_c;
+  // Those of one microbatch have the copies' dtype, and sums of several are in f32.
+  program.gradient_bytes = training.microbatches == 1 ? in_c : program.weight_bytes;
   program.optimizer_bytes = shard_bytes(trained.state) - program.weight_bytes;
   program.context = training.seq;
   return program;

@@ -41,7 +41,8 @@ SHARDLIB_INLINE Handle<PendingCollective> find_pending(const Value& in, const Va
     if (!pending->gathered || pending->gathered->spec != out.spec) continue;
     // The shard, not the storage: each call of reinterpret makes another storage of it.
     const Value& operand = *pending->operand;
-    if (operand.device == in.device && operand.spec == in.spec && operand.storage->buffer.data() == shard)
+    if (operand.device == in.device && operand.spec == in.spec && operand.local == in.local &&
+        operand.storage->buffer.data() == shard)
       return pending;
   }
   return nullptr;

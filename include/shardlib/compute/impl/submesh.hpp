@@ -75,9 +75,11 @@ SHARDLIB_INLINE ValuePtr SubmeshCall::enter(const ValuePtr& x, int number, const
   const std::string what = "argument " + std::to_string(number);
   if (x->device != p.whole)
     p.fail(what + " is on " + x->device->describe_view() + ", but the call is for mesh " + to_string(p.whole->axes()) +
-           (x->device == p.part ? "; the function may capture what is on its submesh already" : ""));
-  // Not only where the submesh reads it: a recomputation may communicate here with the other submeshes.
-  x->storage->materialize();
+           (x->device == p.part ? "; the function may capture what is on its submesh already"
+            : &x->device->original() == &p.whole->original() ? "; `reinterpret` it for that mesh (no traffic)"
+                                                             : "; make it on the mesh of the call"));
+  // A recomputation may communicate here with the other submeshes, also where this one does not read the argument.
+  if (program_state(p.whole).mode == ProgramState::Mode::replay) x->storage->materialize();
   GlobalSizes global = x->global;
   for (int i = 0; i < x->spec->rank(); ++i) {
     const Dim& dim = x->spec->dims[i];
@@ -124,7 +126,9 @@ SHARDLIB_INLINE ValuePtr SubmeshCall::leave(const ValuePtr& y, const TensorSpec&
   const Parts& p = *parts_;
   if (y->device != p.part)
     p.fail("the result of the function is on " + y->device->describe_view() +
-           "; return a tensor that is made on the submesh that the function gets, or of its arguments");
+           (&y->device->original() == &p.part->original()
+                ? "; `reinterpret` it for the submesh that the function gets (no traffic)"
+                : "; return a tensor that is made on the submesh that the function gets, or of its arguments"));
   const int count = p.whole->size(p.leaving.axis), at = y->spec->find(p.leaving.dim);
   GlobalSizes global;
   if (!p.leaving.dim.empty() && at < 0) global.push_back(count);

@@ -24,6 +24,7 @@ struct LeafShards {
   CheckpointArray array;
   Index shard;  ///< its sizes, padding included
   std::map<Index, std::vector<int>> holders;
+  bool of_parts = false;  ///< some holders have it on a submesh, so that their shards need not be equal
 
   [[nodiscard]] bool alike(const LeafShards& other) const {
     return array.dtype == other.array.dtype && array.shape == other.array.shape && array.dims == other.array.dims &&

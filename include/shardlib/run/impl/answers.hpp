@@ -40,16 +40,18 @@ class Answers {
           std::function<void(const Sample&)> keep)
       : device_(device), training_(training), data_(data), program_(program), keep_(std::move(keep)) {}
 
-  /// Draws the samples after the step of this number; -1 is before the first one.
-  void sample(std::int64_t step) {
-    if (training_.sample.max_tokens == 0 || !program_.decode) return;
+  /// Draws the samples after the step of this number, without the first `drawn`; -1 is before the first step. Returns
+  /// whether no signal has stopped them.
+  bool sample(std::int64_t step, std::int64_t drawn = 0) {
+    if (training_.sample.max_tokens == 0 || !program_.decode) return true;
     SampleOptions options = sample_options(training_);
     const auto show = [&](std::string_view piece) {
       if (speaks_) print_console(piece);
     };
     bool stopped = false;
     const auto stop = [&] { return stopped = stopping(device_); };
-    for (std::int64_t i = 0; i < training_.samples && !stopped; ++i, ++options.seed) {
+    options.seed += static_cast<std::uint64_t>(drawn);
+    for (std::int64_t i = drawn; i < training_.samples && !stopped; ++i, ++options.seed) {
       say(fmt::format("\nA sample after {} step{} (temperature {}):\n", step + 1, step == 0 ? "" : "s",
                       options.temperature));
       const auto text =
@@ -57,6 +59,7 @@ class Answers {
       say(stopped ? "\nthe sample was stopped by a signal" : "\n");
       if (speaks_ && !stopped) keep_({step, training_.prompt, text});
     }
+    return !stopped;
   }
   /// Asks the questions of --evaluate. An ending is one row on one of the devices that share the batch; the others have
   /// none.

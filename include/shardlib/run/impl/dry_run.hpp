@@ -126,7 +126,7 @@ inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vecto
   } catch (const Error& error) {
     if (policy == nullptr || !names_ops(*policy)) throw;
     const std::string chosen = std::exchange(policy->name, "everything");
-    static_cast<void>(plan(mesh, body));  // throws if the mistake is not the policy's
+    static_cast<void>(plans_of(mesh, body, stage_axis));  // throws if the mistake is not the policy's
     throw UsageError("--recompute " + chosen + ": " + error.what());
   }
 }

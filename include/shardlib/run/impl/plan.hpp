@@ -41,13 +41,16 @@ SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes) {
 /// once.
 inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
   if (shardlib::detail::only_named(ran)) return 0;
-  std::vector<const void*> seen;
+  std::vector<const void*> seen, written;
+  const auto first = [](std::vector<const void*>& shards, const void* shard) {
+    if (std::ranges::find(shards, shard) != shards.end()) return false;
+    shards.push_back(shard);
+    return true;
+  };
   std::size_t bytes = ran.bytes;
   for (const auto& read : ran.work.reads) {
-    if (std::ranges::find(seen, read.shard) != seen.end()) continue;
-    seen.push_back(read.shard);
-    bytes += read.bytes;
-    if (read.written && read.shard != ran.shard) bytes += read.bytes;
+    if (first(seen, read.shard)) bytes += read.bytes;
+    if (read.written && read.shard != ran.shard && first(written, read.shard)) bytes += read.bytes;
   }
   return static_cast<std::int64_t>(bytes);
 }

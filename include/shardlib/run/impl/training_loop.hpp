@@ -146,10 +146,11 @@ class TrainingLoop {
     if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
       saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, records_of_window(), found.has_value());
-    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) answers_.sample(-1);
-    if (found && 0 < first && first < training_.steps && due(first - 1, training_.sample_every) &&
-        !has_sample(*device_, directory_, first - 1))
-      answers_.sample(first - 1);                   // a stop comes before the sample of its step
+    if (first < training_.steps && due(first - 1, training_.sample_every)) {
+      // Before the first step, or after the last one before a stop: those that the run does not have.
+      const std::int64_t drawn = samples_of(*device_, directory_, first - 1);
+      if (drawn < training_.samples) answers_.sample(first - 1, drawn);
+    }
     if (first < training_.steps) read_from(first);  // starts the clock of the time left
     device_->pool()->trim();                        // initialisation has left free ranges that no step may use
     device_->pool()->reset_peak();                  // a resumed run has held two states
@@ -175,7 +176,7 @@ class TrainingLoop {
       // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
       // next record.
       if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
-      const bool stopped = stopping(device_);
+      bool stopped = stopping(device_);
       if (speaks_) write(record);
       progress_->step(record);
       if (speaks_) live_report_.step();
@@ -187,14 +188,19 @@ class TrainingLoop {
       } else if (directory_.exists()) {
         saving_.poll();
       }
+      if ((due(step, training_.sample_every) && !stopped) || last) {
+        progress_->pause();
+        if (!answers_.sample(step) && !last && !stopped) {
+          stopped = true;  // the run goes on from here, with the samples that are missing
+          if (directory_.exists() && due(step, training_.save_every)) saving_.settle();
+          if (directory_.exists() && !due(step, training_.save_every))
+            saving_.save({step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})}, true);
+        }
+      }
       if (stopped && !last) {
         progress_->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
                                                : "stopped by a signal; without --run nothing was kept");
         break;
-      }
-      if (due(step, training_.sample_every) || last) {
-        progress_->pause();
-        answers_.sample(step);
       }
       ++step;
     }

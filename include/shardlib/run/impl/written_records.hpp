@@ -36,15 +36,15 @@ inline std::vector<Judge::AcceptedStep> shared_records(Device& device, const Run
   return steps;
 }
 
-/// Whether the run has a sample of this step, the same on all devices.
-inline bool has_sample(Device& device, const RunDirectory& directory, std::int64_t step) {
-  bool found = false;
+/// How many samples of this step the run has, the same on all devices.
+inline std::int64_t samples_of(Device& device, const RunDirectory& directory, std::int64_t step) {
+  std::string drawn;  // as long as their number
   io::together(device, "", [&] {
-    if (device.rank() != 0 || !std::filesystem::exists(directory.samples())) return;
-    const auto samples = read_samples(directory.samples());
-    found = std::ranges::find(samples, step, &Sample::step) != samples.end();
+    if (device.rank() != 0 || !directory.exists() || !std::filesystem::exists(directory.samples())) return;
+    const auto number = std::ranges::count(read_samples(directory.samples()), step, &Sample::step);
+    drawn.assign(static_cast<std::size_t>(number), '.');
   });
-  return !io::gather_texts(device, found ? "yes" : "")[0].empty();
+  return std::ssize(io::gather_texts(device, drawn)[0]);
 }
 
 /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.

@@ -46,8 +46,8 @@ inline ShardPlace shard_place(const std::string& name, const shardlib::detail::V
   return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place_of(x))};
 }
 
-/// The leaves of all devices. Each device has sent a list of descriptions and places. Devices may hold different
-/// leaves (pipeline stages), and several may hold the same shard.
+/// The leaves of all devices. Each device has sent a list of descriptions and places, and may have sent whether a leaf is
+/// on a submesh. Devices may hold different leaves (pipeline stages), and several may hold the same shard.
 inline Leaves leaves_together(const std::vector<std::string>& lists) {
   Leaves leaves;
   std::map<std::string, json> described;
@@ -63,6 +63,7 @@ inline Leaves leaves_together(const std::vector<std::string>& lists) {
                 {}};
       else if (it->second != about)
         throw Error("the leaf '" + name + "' has another shape, dtype or layout on device " + std::to_string(d));
+      leaf.of_parts = leaf.of_parts || (entry.size() > 2 && entry[2].get<bool>());
       if (!entry[1].is_null()) leaf.holders[entry[1].get<Index>()].push_back(static_cast<int>(d));
     }
   for (const auto& [name, leaf] : leaves) {

@@ -135,7 +135,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       if (value->device != device_ && value->device->whole() != device_)
         throw Error("the leaf '" + name + "' is on another mesh");
       const ShardPlace shard = shard_place(name, *value);
-      list.push_back({shard.leaf, shard.place});
+      list.push_back({shard.leaf, shard.place, value->device != device_});
     }
   });
   const std::vector<std::string> all = gather_texts(*device_, list.dump());
@@ -143,6 +143,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
     job.leaves = leaves_together(all);
     job.arrays = plan_arrays(job.leaves, device_->size(), device_->tuning().merged_array);
   });
+  require_equal_holders(job, mine);
   for (const PlannedArray& array : job.arrays)
     for (const PlannedFile& file : array.files) {
       if (file.writer != device_->rank() || array.merged) continue;
@@ -153,6 +154,34 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       }
     }
   merge(job, mine);
+}
+
+/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal ones.
+SHARDLIB_INLINE void CheckpointWriter::require_equal_holders(
+    const Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const {
+  const auto shared = [](const LeafShards& leaf) {
+    return leaf.of_parts && std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
+  };
+  if (std::ranges::none_of(job.leaves, [&](const auto& leaf) { return shared(leaf.second); })) return;
+  json sums = json::object();
+  for (const auto& [name, value] : mine)
+    if (shared(job.leaves.at(name))) {
+      const Buffer shard = value->on_host();
+      sums[name] = crc32c(std::span(shard.data(), value->bytes()));
+    }
+  std::vector<json> all;
+  for (const std::string& text : gather_texts(*device_, sums.dump())) all.push_back(json::parse(text));
+  together(*device_, job.what, [&] {
+    for (const auto& [name, leaf] : job.leaves)
+      for (const auto& [place, holders] : leaf.holders)
+        for (const int device : holders)
+          if (const int first = holders.front(); shared(leaf) && all[static_cast<std::size_t>(device)].at(name) !=
+                                                                     all[static_cast<std::size_t>(first)].at(name))
+            throw Error("the leaf '" + name + "' has other values on device " + std::to_string(device) +
+                        " than on device " + std::to_string(first) +
+                        "; give the leaves of each submesh names of their own with `rename`, or save each submesh "
+                        "with its own mesh into a directory of its own");
+  });
 }
 
 /// Sends the shards of merged arrays to the devices that write them.
