@@ -16,7 +16,7 @@
 #include <optional>
 #include <utility>
 
-#include "gpt_model.hpp"
+#include "model_parts.hpp"
 
 namespace moe {
 
@@ -74,10 +74,7 @@ struct Config {
   double router_z = 1e-3;  ///< of the loss that keeps the router's logits small (Zoph et al. 2022, arXiv:2202.08906)
 };
 
-struct Batch {
-  Tensor<i32, "B/d/e L/s"> inputs, targets, segments;
-  Tensor<f32, "B/d/e L/s"> weights;
-};
+using Batch = gpt::TokenTensors<"B/d/e L/s">;
 using Residual = Tensor<f32, "B/d/e L/s M/t">;
 using Hidden = Tensor<f32, "B/d/e L/s M">;
 using Loss = Tensor<f32, "+d +e +s +t">;
