@@ -88,20 +88,18 @@ constexpr Verdict pad_with(std::string_view op, const TensorSpec& x) {
 /// transpose(x) reverses the order of the dims. transpose<"A", "B">(x) exchanges two dims.
 constexpr Verdict transpose(const TensorSpec& x) {
   TensorSpec out = x;
-  const TensorSpec in = out;
-  for (int i = 0; i < in.rank(); ++i) out.dims[i] = in.dims[in.rank() - 1 - i];
-  if (in.rank() < 2) return {x, "transpose: " + quoted(x) + " has fewer than two dims; drop the op"};
+  for (int i = 0; i < x.rank(); ++i) out.dims[i] = x.dims[x.rank() - 1 - i];
+  if (x.rank() < 2) return {x, "transpose: " + quoted(x) + " has fewer than two dims; drop the op"};
   return {out, {}};
 }
 constexpr Verdict transpose2(std::string_view a, std::string_view b, const TensorSpec& x) {
   const Text title = Text("transpose<") + quoted(a) + ", " + quoted(b) + ">: ";
   TensorSpec out = x;
-  const TensorSpec in = out;
   for (auto name : {a, b})
-    if (!in.has(name)) return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(name)};
+    if (!x.has(name)) return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(name)};
   if (a == b) return {x, title + "write two dims"};
-  out.dims[in.find(a)] = in.dims[in.find(b)];
-  out.dims[in.find(b)] = in.dims[in.find(a)];
+  out.dims[x.find(a)] = x.dims[x.find(b)];
+  out.dims[x.find(b)] = x.dims[x.find(a)];
   return {out, {}};
 }
 
@@ -116,16 +114,15 @@ constexpr bool is_name(const ParsedTensor& text) {
 /// top_k<"V", "K">(x, k): along an unsharded dim V. K stands in its place.
 constexpr Verdict top_k(std::string_view dim, std::string_view into, const TensorSpec& x) {
   const Text title = Text("top_k<") + quoted(dim) + ", " + quoted(into) + ">: ";
-  const TensorSpec& in = x;
-  if (const Text why = detail_::nonlinear("top_k", in); !why.empty()) return {x, why};
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title + why};
+  if (const Text why = detail_::nonlinear("top_k", x); !why.empty()) return {x, why};
+  if (const Text why = detail_::unsharded(x, dim); !why.empty()) return {x, title + why};
   const ParsedTensor name = parse_tensor(into);
   if (!detail_::is_name(name)) return {x, title + "write the name of the result's dim, without axes"};
-  if (in.has(into))
+  if (x.has(into))
     return {x, title + "the operand " + quoted(x) + " already has a dim " + quoted(into) +
                    ", and a name has one size; write another name for the result's dim"};
-  TensorSpec out = in;
-  out.dims[in.find(dim)] = name.spec.dims[0];
+  TensorSpec out = x;
+  out.dims[x.find(dim)] = name.spec.dims[0];
   return {out, {}};
 }
 
@@ -161,21 +158,20 @@ constexpr Verdict take_along(std::string_view dim, const TensorSpec& x, const Te
 /// stack<"S">(a, b): operands of one spec along a new dim, which is the first of the result.
 constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
   const Text title = title_of("stack", dim) + ": ";
-  const TensorSpec &in = a, &other = b;
   const ParsedTensor name = parse_tensor(dim);
   if (!detail_::is_name(name)) return {{}, title + "write the name of the new dim, without axes"};
-  if (!(in == other)) {
-    const Text advice = conversion(other, in);
+  if (!(a == b)) {
+    const Text advice = conversion(b, a);
     return {{},
             title + "the operands are stacked as they are, but " + quoted(b) + " is not " + quoted(a) + ": " +
-                difference(other, in) + (advice.empty() ? "" : "; ") + advice};
+                difference(b, a) + (advice.empty() ? "" : "; ") + advice};
   }
-  if (in.has(dim)) return {{}, title + "the operand " + quoted(a) + " already has a dim " + quoted(dim)};
-  if (in.dims.full()) return {{}, title + "the result has more than " + number(max_dims) + " dims"};
+  if (a.has(dim)) return {{}, title + "the operand " + quoted(a) + " already has a dim " + quoted(dim)};
+  if (a.dims.full()) return {{}, title + "the result has more than " + number(max_dims) + " dims"};
   TensorSpec out;
   out.dims.push_back(name.spec.dims[0]);
-  for (const Dim& each : in.dims) out.dims.push_back(each);
-  out.partial = in.partial;
+  for (const Dim& each : a.dims) out.dims.push_back(each);
+  out.partial = a.partial;
   return {out, {}};
 }
 
@@ -208,7 +204,6 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
   const OpCall call = parse_call("rename", names, 1);
   if (!call.why.empty()) return {{}, call.why};
   const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
-  const TensorSpec& before = x;
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   if (from.rank() != to.rank()) return fail("write as many names on the right as on the left");
   for (const TensorSpec* side : {&from, &to}) {
@@ -217,13 +212,13 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
       if (!dim.axes.empty())
         return fail("write names of dims only, without axes; " + quoted(dim.name) + " keeps its sharding");
   }
-  TensorSpec out = before;
+  TensorSpec out = x;
   for (int i = 0; i < from.rank(); ++i) {
     const std::string_view name = from.dims[i].name;
     int skip = 0, there = 0, at = -1;
     for (int j = 0; j < i; ++j) skip += from.dims[j].name == name;
-    for (int j = 0; j < before.rank(); ++j)
-      if (before.dims[j].name == name && there++ == skip) at = j;
+    for (int j = 0; j < x.rank(); ++j)
+      if (x.dims[j].name == name && there++ == skip) at = j;
     if (at < 0) return fail("the operand " + quoted(x) + " has no dim " + quoted(name));
     for (int j = i + 1; j < from.rank(); ++j) skip += from.dims[j].name == name;
     if (there != skip + 1)
