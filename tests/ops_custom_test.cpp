@@ -13,7 +13,10 @@ using namespace shardlib::test;
 
 namespace {
 
-// The example of docs/adding-an-op.md.
+// docs/adding-an-op.md shows this op.
+
+/// Exponentially weighted moving averages along an unsharded dim, from its end if `reverse`. Backward: the same from
+/// the other end. `ewma<"L">(x, 0.9)`
 template <DimName Dim, dtype D, Spec S>
 auto ewma(const Tensor<D, S>& x, D decay, bool reverse = false, Site site = Site::current())
     -> Tensor<D, custom::result_of<rules::along, OpName("ewma"), Dim, S>> {

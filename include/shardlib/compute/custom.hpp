@@ -29,7 +29,7 @@ struct Call {
 };
 
 /// The spec that a rule gives, or the rule's message as a compile error. A rule is a constexpr function that returns
-/// a `rules::Verdict`. The library's rules are in `shardlib::rules`.
+/// a `rules::Verdict`. The library's rules are in `shardlib::rules`; your own may stand next to the op.
 /// `result_of<rules::along, OpName("ewma"), Dim, S>`
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = detail::result_of<Rule, Args...>;
@@ -104,8 +104,9 @@ auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
 /// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
 /// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
-/// the kernel. The kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at
-/// the same time. `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
+/// the kernel. The kernel captures by value, because a recomputation runs a copy of it later. It does not run in a dry
+/// run, such as `--plan`. Several devices' threads may run kernels at the same time.
+/// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {

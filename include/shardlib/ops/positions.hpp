@@ -20,17 +20,25 @@ struct Flip {
   int dim;
   Buffer operator()(const Value& in, const Value& out) const;
 };
+template <DimName Dim>
+inline constexpr auto flip_vjp = [](const auto& ct) { return flip<Dim>(ct); };
+}  // namespace detail
+
+/// The elements in reverse order along an unsharded dim. Backward: flip. `flip<"L">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto flip(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::linear_along, OpName("flip"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"flip", Dim, site};
+  return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
+                                                    detail::vjp(x, detail::flip_vjp<Dim>));
+}
+
+namespace detail {
 struct Roll {
   int dim;
   std::int64_t by;
   Buffer operator()(const Value& in, const Value& out) const;
-};
-template <DimName Dim>
-struct FlipVjp {
-  template <class Ct>
-  auto operator()(const Ct& ct) const {
-    return flip<Dim>(ct);
-  }
 };
 template <DimName Dim>
 struct RollVjp {
@@ -41,16 +49,6 @@ struct RollVjp {
   }
 };
 }  // namespace detail
-
-/// The elements in reverse order along an unsharded dim. Backward: flip. `flip<"L">(x)`
-template <DimName Dim, dtype D, Spec S>
-auto flip(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::linear_along, OpName("flip"), Dim, S>> {
-  constexpr int dim = detail::parsed<S>.find(Dim);
-  const detail::Calling op{"flip", Dim, site};
-  return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
-                                                    detail::vjp(x, detail::FlipVjp<Dim>{}));
-}
 
 /// Moves the elements by `by` places along an unsharded dim, and those beyond its end to its beginning. Backward: roll
 /// by -by. `roll<"L">(x, 1)`

@@ -32,7 +32,7 @@ inline void copy_positions(const Value& in, const Value& out, std::byte* result,
 
 SHARDLIB_INLINE Buffer Flip::operator()(const Value& in, const Value& out) const {
   Buffer result = allocate(out);
-  const std::int64_t n = in.global.logical[dim];
+  const std::int64_t n = in.global.logical[dim];  // without padding
   copy_positions(in, out, result.data(), dim, n - 1, 0, n, -1);
   return result;
 }
