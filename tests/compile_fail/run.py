@@ -129,7 +129,7 @@ def main():
 
     files = options.files or sorted(pathlib.Path(__file__).resolve().parent.glob("*.cpp"))
     needy = {path for path in files if "// needs: runtime" in path.read_text()}
-    if not options.runtime:
+    if not options.runtime and not options.list:
         files = [path for path in files if path not in needy]
     parsed = [(path, *parse(path)) for path in files]
     if options.list:
