@@ -64,7 +64,7 @@ auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const
 // --gather per-step: weights are gathered over d and s once, before the microbatches, and the sums of their gradients
 // are scattered over d and s once, after them.
 template <dtype C>
-Found<C> gathered_once(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o, const run::Step& step) {
+Found<C> by_whole_weights(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o, const run::Step& step) {
   using Whole = gpt::Model<C, true>;
   const auto of = [&](const Whole& whole) { return accumulated(mesh, whole, o, step); };
   return run::gathered_once<Whole, Gradients<C>>(weights, of);
@@ -72,17 +72,16 @@ Found<C> gathered_once(const GptMesh& mesh, const gpt::Model<C>& weights, const 
 
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  // The sums over r, once per step; clipping by the global norm; --optimizer. Metrics are reduced outside the
-  // differentiated function. AdamW communicates nothing: weights, reduced gradients and moments are sharded alike.
-  const auto update = [&](auto found) {
-    const auto grads = reduce_gradients(mesh, std::move(found.second));
+  const auto finish = [&](auto found) {
+    const auto grads = reduce_gradients(mesh, std::move(found.second));  // the sums over r, once per step
     const double norm = global_norm(mesh, grads, o.optimizer.groups);
     const double loss = item(all_reduce<"+d +r +s +t -> ">(found.first));
+    // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
     return run::update(trained, o.optimizer, o.training, step, grads, {loss, norm}, o.optimizer.groups);
   };
-  if (o.gather.per_step) return update(gathered_once(mesh, trained.copies, o, step));
-  if (step.microbatches.size() > 1) return update(accumulated(mesh, trained.copies, o, step));
-  return update(differentiated(mesh, trained.copies, o, step, 0));
+  if (o.gather.per_step) return finish(by_whole_weights(mesh, trained.copies, o, step));
+  if (step.microbatches.size() > 1) return finish(accumulated(mesh, trained.copies, o, step));
+  return finish(differentiated(mesh, trained.copies, o, step, 0));
 }
 
 template <dtype C>
@@ -110,7 +109,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
 // CMake compiles these in gpt_fsdp_parts.cpp and gpt_fsdp_per_step.cpp, at the same time. Without the macro
 // gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
-extern template Found<f32> gathered_once(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&);
-extern template Found<bf16> gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&);
+extern template Found<f32> by_whole_weights(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&);
+extern template Found<bf16> by_whole_weights(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&);
 extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

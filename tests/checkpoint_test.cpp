@@ -201,6 +201,29 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
   }
 }
 
+TEST_CASE("checkpoint: models of submeshes need names of their own", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  on_mesh("d=2,e=2,t=1", [&](const DevicePtr& device) {
+    const Mesh<"d e t"> mesh(device);
+    const auto part = submesh<"e">(mesh);
+    const int e = mesh.axis_index("e");
+    const auto of = [&](double value) { return full<f32, "M/d">(part, {{"M", 4}}, value); };
+    expect_error<Error>([&] { io::save(mesh, scratch / "one", 1, of(e)); },
+                        "checkpoint '" + scratch / "one" +
+                            "/step-00000001' was not saved: the leaf 'value' has other values on device 1 than on "
+                            "device 0; give the leaves of each "
+                            "submesh names of their own with `rename`, or save each submesh with its own mesh into a "
+                            "directory of its own");
+    io::save(mesh, scratch / "equal", 1, of(5));
+    const io::Rename own = [e](const std::string& name) { return name + "." + std::to_string(e); };
+    io::save(mesh, scratch / "both", 1, of(e + 1), {}, {.rename = own});
+    auto back = of(0);
+    io::load(mesh, scratch / "both/step-00000001", back, {.ignore_extra = true, .rename = own});
+    expect(std::ranges::all_of(back.span(), [&](f32 x) { return x == static_cast<f32>(e + 1); }), "its own values");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("checkpoint: what stands in the folder", "[checkpoint]") {
   const Scratch scratch = shared_folder();
   on_mesh("d=2,t=1", [&](const DevicePtr& device) {

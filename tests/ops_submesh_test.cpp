@@ -266,6 +266,26 @@ TEST_CASE("on_submeshes: a collective over the axis finds results of different s
   CHECK(said.find("every device of a group must make the same calls") != std::string::npos);
 }
 
+TEST_CASE("on_submeshes: a recompute policy may name an op that one submesh runs", "[ops]") {
+  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const auto x = ones<f32, "B">(mesh, {{"B", 3}});
+    const auto layer = [](const Tensor<f32, "B">& v) {
+      const Whole of(v.device());
+      const int e = of.axis_index("e");
+      return on_submeshes<"+e">(
+          of, [e](const Mesh<"d t">&, const auto& y) { return e == 0 ? y * 2.0 : tanh(y); }, v);
+    };
+    const auto loss = [&](const Tensor<f32, "B">& v) {
+      return to_partial<"+e -> +d +e +t">(sum<"B +e -> +e">(explicit_activation_checkpointing(layer, {"tanh"})(v)));
+    };
+    const auto grads = reduce_gradients(mesh, std::get<1>(value_and_grad(mesh, loss, x)));
+    const double tanh_of_one = std::tanh(1.0);
+    for (const f32 g : grads.span()) expect(std::abs(g - (3 - tanh_of_one * tanh_of_one)) < 1e-6, show(g));
+  });
+  SUCCEED();
+}
+
 TEST_CASE("on_submeshes: no copy, and no traffic", "[ops]") {
   on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
     const auto x = ones<f32, "A/e B">(Whole(device), {{"A", 4}, {"B", 2}});

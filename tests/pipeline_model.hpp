@@ -19,14 +19,14 @@ using GptStaged = pipeline::StagedMesh<"p", "p r d s t">;
 using Host = std::map<std::string, HostArray<f32>>;  // by the names of gpt::Model<f32>'s leaves
 
 inline constexpr int microbatches = 8, layers = 8;
-inline constexpr std::int64_t rows = 2, length = 6, vocabulary = 32;
+inline constexpr std::int64_t microbatch_rows = 2, length = 6, vocabulary = 32;
 inline const Sizes model_sizes{{"M", 16}, {"Q", 1}, {"K", 2}, {"D", 4}, {"F", 24}, {"V", vocabulary}};
-inline const Sizes activation_sizes{{"B", rows}, {"L", length}, {"M", 16}};
+inline const Sizes activation_sizes{{"B", microbatch_rows}, {"L", length}, {"M", 16}};
 
 /// A batch's ids; row by row they come in microbatches.
 inline std::vector<i32> ids(std::uint64_t random) {
   std::vector<i32> values;
-  for (std::int64_t i = 0; i < microbatches * rows * length; ++i) {
+  for (std::int64_t i = 0; i < microbatches * microbatch_rows * length; ++i) {
     random = random * 6364136223846793005U + 1442695040888963407U;
     values.push_back(static_cast<i32>((random >> 33) % vocabulary));
   }
@@ -35,12 +35,13 @@ inline std::vector<i32> ids(std::uint64_t random) {
 
 inline gpt::Batch batch(const Mesh<"r d s t">& mesh, int microbatch) {
   const auto tensor = [&](const std::vector<i32>& all) {
-    const auto begin = all.begin() + microbatch * rows * length;
-    return place<Tensor<i32, "B/r/d L/s">>(mesh, HostArray<i32>({rows, length}, {begin, begin + rows * length}));
+    const auto begin = all.begin() + microbatch * microbatch_rows * length;
+    return place<Tensor<i32, "B/r/d L/s">>(
+        mesh, HostArray<i32>({microbatch_rows, length}, {begin, begin + microbatch_rows * length}));
   };
-  const Sizes sizes{{"B", rows}, {"L", length}};
+  const Sizes sizes{{"B", microbatch_rows}, {"L", length}};
   return {tensor(ids(1)), tensor(ids(2)), zeros<i32, "B/r/d L/s">(mesh, sizes),
-          full<f32, "B/r/d L/s">(mesh, sizes, 1.0 / static_cast<double>(microbatches * rows * length))};
+          full<f32, "B/r/d L/s">(mesh, sizes, 1.0 / static_cast<double>(microbatches * microbatch_rows * length))};
 }
 
 struct Whole {

@@ -46,10 +46,11 @@ struct WithOutputs : gpt::Stages<f32> {
 
 /// Of the model that is not cut, microbatch after microbatch.
 struct Due {
-  HostArray<f32> logits{{microbatches, rows, length, vocabulary}}, losses{{microbatches * rows, length}};
+  HostArray<f32> logits{{microbatches, microbatch_rows, length, vocabulary}},
+      losses{{microbatches * microbatch_rows, length}};
   /// Over the microbatches.
   [[nodiscard]] HostArray<f32> largest_logits() const {
-    HostArray<f32> most({rows, length, vocabulary});
+    HostArray<f32> most({microbatch_rows, length, vocabulary});
     for (std::size_t i = 0; i < most.data.size(); ++i) {
       most.data[i] = logits.data[i];
       for (std::size_t at = i; at < logits.data.size(); at += most.data.size())

@@ -387,7 +387,7 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
       [&] {
         run("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
           (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(2), whole.weights, false,
-                                         {{"B", rows}, {"L", length + 1}, {"M", 16}});
+                                         {{"B", microbatch_rows}, {"L", length + 1}, {"M", 16}});
         });
       },
       "fwd_0__0: stage 0 hands over `B/r/d L/s M/t` with L = 6, but the sizes given for the pipeline say 7; give what "

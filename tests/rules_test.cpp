@@ -1308,15 +1308,16 @@ TEST_CASE("rules: layout") {
   const auto stack = [](const char* op, const char* in, const std::string& why) {
     illegal(rules::stack_shards(op, in), "stack_shards<`" + std::string(op) + "`>: " + why);
   };
-  const std::string sizes = "dim `B/d` has the size of all shards, and ";
   stack("B/d -> P/d", "B/d",
         "the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
   stack("B/d L -> 2 U L", "B/d L", "the first dim of the stack, `2`, lacks the axis d of dim `B/d`; write it there");
   stack("B/d L -> P/d U N", "B/d L", "dim `L` is not sharded, so it stays as it is and cannot be `N`");
   stack("B/d/t L -> P/d U/t L", "B/d/t L",
         "dim `B/d/t` cannot be `U/t` in the stack; leave it as it is, or give all its axes to the first");
-  stack("B/d L -> P/d 2 L", "B/d L", sizes + "`2` that of one; write a name for it, which takes any size");
-  stack("B/d L -> P/d B L", "B/d L", sizes + "`B` that of one; write another name for one of them");
+  stack("B/d L -> P/d 2 L", "B/d L", "dim `B/d` cannot be `2`; write a name, which takes any size");
+  stack("B/d L -> P/d B L", "B/d L", "dim `B` would have two sizes; write another name in the stack");
+  stack("B/d L -> B/d U L", "B/d L", "dim `B` would have two sizes; write another name in the stack");
+  stack("B/d L/s -> P/d/s L B", "B/d L/s", "dim `L` would have two sizes; write another name in the stack");
   stack("B/d L/s -> P/d U W", "B/d L/s",
         "the first dim of the stack, `P/d`, lacks the axis s of dim `L/s`; write it there");
   stack("B/d L -> P/d/t U L", "B/d L",

@@ -651,7 +651,7 @@ auto stack_shards_of_one_axis(const Tensor<f32, "B/d L/s M">& x) {
 }
 #endif
 
-// expect: unstack_shards<`P/d U -> U/d`>: dim `U/d` has the size of all shards, and `U` that of one; write another name
+// expect: unstack_shards<`P/d U -> U/d`>: dim `U` would have two sizes; write another name in the stack
 #if SECTION == 92
 auto unstack_shards_to_one_name(const Tensor<f32, "P/d U">& x) {
   return unstack_shards<"P/d U -> U/d">(x);

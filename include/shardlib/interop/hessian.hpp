@@ -26,7 +26,7 @@ double norm_of_leaves(const Mesh<A>& /*mesh*/, const Tree& tree) {
   Tensor<f32, everywhere> total;
   for_each_leaf(
       [&](std::string_view, const auto& leaf) {
-        const auto squares = sum_of_squares<A>(cast<f32>(leaf));
+        const Tensor<f32, everywhere> squares(sum_of_squares(*cast<f32>(leaf).value(), parsed<everywhere>));
         total = total ? total + squares : squares;
       },
       tree);

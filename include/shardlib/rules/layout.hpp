@@ -331,18 +331,21 @@ constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const Tens
     return call.fail("the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
   const Dim& first = stacked.dims[0];
   const Text stack = "the first dim of the stack, " + quoted(to_string(first)) + ",";
+  const auto reused = [&](const Dim& dim) {
+    return call.fail("dim " + quoted(dim.name) + " would have two sizes; write another name in the stack");
+  };
+  if (!first.is_integer() && apart.has(first.name)) return reused(first);
   Axes given;
   for (int i = 0; i < apart.rank(); ++i) {
     const Dim &whole = apart.dims[i], &shard = stacked.dims[i + 1];
     if (whole == shard) continue;
     const Text is = "dim " + quoted(to_string(whole)), one = quoted(to_string(shard));
-    const Text sizes = is + " has the size of all shards, and " + one + " that of one; write ";
     if (whole.axes.empty()) return call.fail(is + " is not sharded, so it stays as it is and cannot be " + one);
     if (!shard.axes.empty())
       return call.fail(is + " cannot be " + one +
                        " in the stack; leave it as it is, or give all its axes to the first");
-    if (shard.is_integer()) return call.fail(sizes + "a name for it, which takes any size");
-    if (whole.name == shard.name) return call.fail(sizes + "another name for one of them");
+    if (shard.is_integer()) return call.fail(is + " cannot be " + one + "; write a name, which takes any size");
+    if (apart.has(shard.name)) return reused(shard);
     for (auto axis : whole.axes) {
       given.push_back(axis);
       if (!first.axes.contains(axis))

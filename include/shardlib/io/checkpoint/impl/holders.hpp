@@ -46,8 +46,8 @@ inline ShardPlace shard_place(const std::string& name, const shardlib::detail::V
   return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place_of(x))};
 }
 
-/// The leaves of all devices. Each device has sent a list of descriptions and places, and may have sent whether a leaf is
-/// on a submesh. Devices may hold different leaves (pipeline stages), and several may hold the same shard.
+/// The leaves of all devices. Each device has sent a list of descriptions and places, and may have sent whether a leaf
+/// is on a submesh. Devices may hold different leaves (pipeline stages), and several may hold the same shard.
 inline Leaves leaves_together(const std::vector<std::string>& lists) {
   Leaves leaves;
   std::map<std::string, json> described;

@@ -156,11 +156,13 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
   merge(job, mine);
 }
 
-/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal ones.
+/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal
+/// ones.
 SHARDLIB_INLINE void CheckpointWriter::require_equal_holders(
     const Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const {
   const auto shared = [](const LeafShards& leaf) {
-    return leaf.of_parts && std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
+    return leaf.of_parts &&
+           std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
   };
   if (std::ranges::none_of(job.leaves, [&](const auto& leaf) { return shared(leaf.second); })) return;
   json sums = json::object();
