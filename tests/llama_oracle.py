@@ -21,6 +21,7 @@ from gpt2_oracle import Checks, floats, read, write
 PROMPT = "In the begínning"
 TOKENS = list(PROMPT.encode())
 ROW = list((PROMPT + " wa").encode())  # of training, 20 tokens
+MESHES = ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=2", "d=1,s=2,t=2", "r=2,d=2,s=2"]
 BASE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 301, "hidden_act": "silu",
@@ -257,7 +258,7 @@ def compare(program):
             tensors = weights(config, number, "BF16" if name == "mistral" else "F32")
             write_folder(folder, config, tensors, 3 if name == "mistral" else 1)
             expected = logits(config, tensors)
-            for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=2"]:
+            for mesh in MESHES:
                 gpt("--seq=20", "--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
                     f"--run={scratch}/{name}-{mesh}")  # fmt: skip
                 apart = distance(out, expected)
@@ -284,7 +285,7 @@ def compare(program):
         for name, begin in {"llama": 1, "qwen2": 299, "qwen3": 0}.items():
             folder, config, draw = os.path.join(scratch, name), MODELS[name], random.Random(name)
             tensors, after = read(folder + "/model.safetensors"), {}
-            for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=2"]:
+            for mesh in MESHES:
                 at = f"{scratch}/{name}-step-{mesh}"
                 gpt("--seq=20", "--steps=1", f"--mesh={mesh}", f"--load={folder}", f"--data={text}", f"--run={at}",
                     f"--export={at}-export", "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0",
