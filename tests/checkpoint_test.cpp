@@ -796,7 +796,8 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
           }) == what + "'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
   CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
         what + "two leaves have the name 'a'");
-  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) == what + "the leaf 'kept' is empty");
+  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) ==
+        what + "the leaf 'kept' is empty: give it a value first");
 }
 
 TEST_CASE("checkpoint: which leaves are one array", "[checkpoint]") {

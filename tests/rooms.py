@@ -27,7 +27,7 @@ ROOMS = {
     "optim": "optimizers, learning rates, initialisation",
     "interop": "host arrays, shard_map, gradient checks, Eigen, Kokkos, formatting",
     "pipeline": "pipeline parallelism: stages, schedules, execution",
-    "io": "text, tokens, checkpoints, file formats",
+    "io": "text, tokens, checkpoints, file formats, trees from one layout to another",
     "run": "what the trainers share: options, loop, plan, reports",
 }
 UMBRELLAS = {"shardlib.hpp", "shapes.hpp", "pipeline.hpp"}

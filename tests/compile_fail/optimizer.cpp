@@ -97,3 +97,14 @@ void two_threes(const Square& w) {
   auto moments = Adafactor::init(w);
 }
 #endif
+
+// expect: reshard moves values, not sums still to be taken: reduce the `\+axis` first
+#if SECTION == 9
+#include "shardlib/io/reshard.hpp"
+struct Sums {
+  Tensor<f32, "M +d"> bias;
+};
+void of_sums(const Data& mesh, const Sums& from, Sums& to) {
+  io::reshard(mesh, from, to);
+}
+#endif

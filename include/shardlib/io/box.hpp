@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -69,6 +70,15 @@ void for_each_run(std::span<const std::int64_t> box, const Index& a_strides, con
     }
     f(a, b, run);
   } while (next_place(place, box.first(outer)));
+}
+/// Copies a box between two arrays, which have `item` bytes for an element. The pointers are to the box's first
+/// element in each. `copy_box(box, 4, shard, row_major_strides(local), message, row_major_strides(box))`
+inline void copy_box(std::span<const std::int64_t> box, std::size_t item, const std::byte* from,
+                     const Index& from_strides, std::byte* to, const Index& to_strides) {
+  for_each_run(box, from_strides, to_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+    std::memcpy(to + static_cast<std::size_t>(b) * item, from + static_cast<std::size_t>(a) * item,
+                static_cast<std::size_t>(n) * item);
+  });
 }
 
 }  // namespace shardlib::io

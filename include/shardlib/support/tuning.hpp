@@ -36,6 +36,8 @@ struct Tuning {
   std::int64_t stored_logits = std::int64_t{256} << 20;
   /// An array of a checkpoint up to this size is one file: its writer is sent the shards of the other devices.
   std::uint64_t merged_array = std::uint64_t{1} << 20;
+  /// `reshard` moves leaves together up to this size, and a larger leaf alone.
+  std::uint64_t resharded_together = std::uint64_t{64} << 20;
   /// For tests that fail or die while a checkpoint is saved: called on each device as it passes a phase. In order:
   /// "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
   std::function<void(std::string_view phase, int device)> checkpoint_phase = nullptr;

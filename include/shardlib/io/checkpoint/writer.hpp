@@ -43,7 +43,6 @@ class CheckpointWriter {
   /// Calls Tuning::checkpoint_phase.
   void pass(std::string_view phase) const;
   void plan(Job& job, const NamedValues& leaves) const;
-  void require_equal_holders(const Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const;
   void merge(Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const;
   void write_metadata_files(Job& job) const;
   void commit(Job& job) const;

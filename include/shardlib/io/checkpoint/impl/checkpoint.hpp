@@ -26,30 +26,13 @@ namespace shardlib::io::detail {
 /// Lists everything in which the tree and the checkpoint differ; throws if that is not empty.
 inline void compare(const Checkpoint& checkpoint, const NamedValues& leaves, const std::set<std::string>& all_names,
                     bool ignore_extra) {
-  std::vector<std::string> wrong;
-  std::set<std::string> stored, extra;
-  for (const CheckpointArray& array : checkpoint.arrays()) {
-    stored.insert(array.name);
-    if (!all_names.contains(array.name)) extra.insert(array.name);
-  }
+  std::vector<CheckpointArray> here;
   for (const auto& [name, value] : leaves) {
-    const CheckpointArray* array = checkpoint.find(name);
-    if (array == nullptr) {
-      wrong.push_back("'" + name + "' is not in the checkpoint" + did_you_mean(name, extra));
-      continue;
-    }
     const auto shape = shardlib::detail::view(value->global.logical);
-    if (!std::ranges::equal(array->shape, shape))
-      wrong.push_back("'" + name + "' is " + show_shape(array->shape) + " in the checkpoint, but " + show_shape(shape) +
-                      " in the program");
-    if (array->dtype != value->dtype)
-      wrong.push_back("'" + name + "' is " + std::string(shardlib::name(array->dtype)) + " in the checkpoint, but " +
-                      std::string(shardlib::name(value->dtype)) + " in the program");
+    here.push_back({name, value->dtype, {shape.begin(), shape.end()}, {}});
   }
-  if (!ignore_extra)
-    for (const std::string& name : extra)
-      wrong.push_back("'" + name + "' is in the checkpoint, but not in the program");
-  fail_unless_fitting("the checkpoint '" + checkpoint.path() + "'", wrong);
+  fail_unless_empty("the checkpoint '" + checkpoint.path() + "' does not fit this program:",
+                    differences(checkpoint.arrays(), "the checkpoint", here, "the program", all_names, ignore_extra));
 }
 
 /// Reads this device's shard of an array; padding becomes zeros.
@@ -70,14 +53,9 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
     Bytes tight(static_cast<std::size_t>(volume(shape)) * item);
     checkpoint.read(name, offset, shape, tight);
     std::memset(bytes.data(), 0, bytes.size());
-    for_each_run(shape, row_major_strides(shape), row_major_strides(local),
-                 [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-                   std::memcpy(bytes.data() + static_cast<std::size_t>(to) * item,
-                               tight.data() + static_cast<std::size_t>(from) * item,
-                               static_cast<std::size_t>(n) * item);
-                 });
+    copy_box(shape, item, tight.data(), row_major_strides(shape), bytes.data(), row_major_strides(local));
   }
-  return with_buffer(like, like.device->to_device(buffer));
+  return with_buffer({"load", {}, {}}, like, like.device->to_device(buffer));
 }
 
 /// Every device checks its share of the files, and returns the damage that all devices have found. Opens the

@@ -7,13 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/agree.hpp"
 #include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/layout.hpp"
+#include "shardlib/io/checkpoint/writer.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io::detail {
@@ -46,6 +51,29 @@ inline ShardPlace shard_place(const std::string& name, const shardlib::detail::V
   return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place_of(x))};
 }
 
+/// Whether the device of a value is one of the mesh's, or a view of it on a part of the mesh or with other axes.
+inline bool on_mesh_of(const Device& mesh, const Device* device) {
+  while (device != nullptr && &device->original() != &mesh.original()) device = device->whole().get();
+  return device != nullptr;
+}
+
+/// This device's leaves by name, and a list of their shards for leaves_together, with whether a submesh has them.
+/// Throws Error if leaves share a name, or if one is empty or on another mesh.
+inline std::map<std::string, shardlib::detail::ValuePtr> leaves_of(const Device& mesh, const NamedValues& leaves,
+                                                                   json& list) {
+  std::map<std::string, shardlib::detail::ValuePtr> mine;
+  for (const auto& [name, value] : leaves) {
+    if (!mine.emplace(name, value).second) throw Error("two leaves have the name '" + name + "'");
+    if (!value) throw Error("the leaf '" + name + "' is empty: give it a value first");
+    if (!on_mesh_of(mesh, value->device.get()))
+      throw Error("the leaf '" + name +
+                  "' is on another mesh; make it on the mesh of this call, or on a submesh or `reinterpret` of it");
+    const ShardPlace shard = shard_place(name, *value);
+    list.push_back({shard.leaf, shard.place, &value->device->original() != &mesh.original()});
+  }
+  return mine;
+}
+
 /// The leaves of all devices. Each device has sent a list of descriptions and places, and may have sent whether a leaf
 /// is on a submesh. Devices may hold different leaves (pipeline stages), and several may hold the same shard.
 inline Leaves leaves_together(const std::vector<std::string>& lists) {
@@ -75,6 +103,36 @@ inline Leaves leaves_together(const std::vector<std::string>& lists) {
                   " shards of '" + name + "'");
   }
   return leaves;
+}
+
+/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal
+/// ones. Collective. `remedy` follows "give the leaves of each submesh names of their own ".
+inline void require_equal_holders(Device& device, const std::string& what, const Leaves& leaves,
+                                  const std::map<std::string, shardlib::detail::ValuePtr>& mine,
+                                  const std::string& remedy) {
+  const auto shared = [](const LeafShards& leaf) {
+    return leaf.of_parts &&
+           std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
+  };
+  if (std::ranges::none_of(leaves, [&](const auto& leaf) { return shared(leaf.second); })) return;
+  json sums = json::object();
+  for (const auto& [name, value] : mine)
+    if (shared(leaves.at(name))) {
+      const Buffer shard = value->on_host();
+      sums[name] = crc32c(std::span(shard.data(), value->bytes()));
+    }
+  std::vector<json> all;
+  for (const std::string& text : gather_texts(device, sums.dump())) all.push_back(json::parse(text));
+  together(device, what, [&] {
+    for (const auto& [name, leaf] : leaves)
+      for (const auto& [place, holders] : leaf.holders)
+        for (const int holder : holders)
+          if (const int first = holders.front(); shared(leaf) && all[static_cast<std::size_t>(holder)].at(name) !=
+                                                                     all[static_cast<std::size_t>(first)].at(name))
+            throw Error("the leaf '" + name + "' has other values on device " + std::to_string(holder) +
+                        " than on device " + std::to_string(first) +
+                        "; give the leaves of each submesh names of their own " + remedy);
+  });
 }
 
 }  // namespace shardlib::io::detail

@@ -124,26 +124,20 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
   json list = json::array();
   std::map<std::string, shardlib::detail::ValuePtr> mine;
   together(*device_, job.what, [&] {
-    for (const auto& [name, value] : leaves) {
+    for (const auto& [name, value] : leaves)
       if (name.empty() || name[0] == '.' || name.find("..") != std::string::npos ||  // as readers see it
           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
               std::string::npos)
         throw Error("'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
-      if (!mine.emplace(name, value).second) throw Error("two leaves have the name '" + name + "'");
-      if (!value) throw Error("the leaf '" + name + "' is empty");
-      // Pipeline stages have leaves on a submesh.
-      if (value->device != device_ && value->device->whole() != device_)
-        throw Error("the leaf '" + name + "' is on another mesh");
-      const ShardPlace shard = shard_place(name, *value);
-      list.push_back({shard.leaf, shard.place, value->device != device_});
-    }
+    mine = leaves_of(*device_, leaves, list);
   });
   const std::vector<std::string> all = gather_texts(*device_, list.dump());
   together(*device_, job.what, [&] {
     job.leaves = leaves_together(all);
     job.arrays = plan_arrays(job.leaves, device_->size(), device_->tuning().merged_array);
   });
-  require_equal_holders(job, mine);
+  require_equal_holders(*device_, job.what, job.leaves, mine,
+                        "with `rename`, or save each submesh with its own mesh into a directory of its own");
   for (const PlannedArray& array : job.arrays)
     for (const PlannedFile& file : array.files) {
       if (file.writer != device_->rank() || array.merged) continue;
@@ -154,36 +148,6 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       }
     }
   merge(job, mine);
-}
-
-/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal
-/// ones.
-SHARDLIB_INLINE void CheckpointWriter::require_equal_holders(
-    const Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const {
-  const auto shared = [](const LeafShards& leaf) {
-    return leaf.of_parts &&
-           std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
-  };
-  if (std::ranges::none_of(job.leaves, [&](const auto& leaf) { return shared(leaf.second); })) return;
-  json sums = json::object();
-  for (const auto& [name, value] : mine)
-    if (shared(job.leaves.at(name))) {
-      const Buffer shard = value->on_host();
-      sums[name] = crc32c(std::span(shard.data(), value->bytes()));
-    }
-  std::vector<json> all;
-  for (const std::string& text : gather_texts(*device_, sums.dump())) all.push_back(json::parse(text));
-  together(*device_, job.what, [&] {
-    for (const auto& [name, leaf] : job.leaves)
-      for (const auto& [place, holders] : leaf.holders)
-        for (const int device : holders)
-          if (const int first = holders.front(); shared(leaf) && all[static_cast<std::size_t>(device)].at(name) !=
-                                                                     all[static_cast<std::size_t>(first)].at(name))
-            throw Error("the leaf '" + name + "' has other values on device " + std::to_string(device) +
-                        " than on device " + std::to_string(first) +
-                        "; give the leaves of each submesh names of their own with `rename`, or save each submesh "
-                        "with its own mesh into a directory of its own");
-  });
 }
 
 /// Sends the shards of merged arrays to the devices that write them.
@@ -199,16 +163,6 @@ SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
           f(array, *array.leaves[i], place, static_cast<std::size_t>(who[array.ordinal % who.size()]),
             static_cast<std::size_t>(array.files[0].writer),
             static_cast<std::size_t>(volume(array.leaves[i]->box(place).second)) * size_of(array.stored.array.dtype));
-  };
-  // Copies a box between a shard or a leaf of sizes `within`, and bytes without gaps.
-  const auto copy = [](const Index& box, const Index& within, std::size_t item, const std::byte* from, std::byte* to,
-                       bool gather) {
-    for_each_run(box, row_major_strides(within), row_major_strides(box),
-                 [&](std::int64_t a, std::int64_t b, std::int64_t n) {
-                   const auto source = static_cast<std::size_t>(gather ? a : b) * item;
-                   const auto target = static_cast<std::size_t>(gather ? b : a) * item;
-                   std::memcpy(to + target, from + source, static_cast<std::size_t>(n) * item);
-                 });
   };
   std::vector<std::size_t> sizes(devices * devices);
   each([&](const auto&, const auto&, const auto&, std::size_t from, std::size_t to, std::size_t bytes) {
@@ -230,8 +184,9 @@ SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
     each([&](const PlannedArray& array, const LeafShards& leaf, const Index& place, std::size_t from, std::size_t to,
              std::size_t bytes) {
       if (static_cast<int>(from) != me) return;
-      copy(leaf.box(place).second, leaf.shard, size_of(array.stored.array.dtype), on_host[next++].data(),
-           send.data() + to * block + used[to], true);
+      const Index box = leaf.box(place).second;
+      copy_box(box, size_of(array.stored.array.dtype), on_host[next++].data(), row_major_strides(leaf.shard),
+               send.data() + to * block + used[to], row_major_strides(box));
       used[to] += bytes;
     });
     for (std::size_t to = 0; to < devices; ++to) std::memset(send.data() + to * block + used[to], 0, block - used[to]);
@@ -250,8 +205,8 @@ SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
       const Index strides = row_major_strides(leaf.array.shape);
       std::size_t at = 0;
       for (std::size_t i = 0; i < offset.size(); ++i) at += static_cast<std::size_t>(offset[i] * strides[i]);
-      copy(box, leaf.array.shape, item, received.data() + from * block + used[from], it->second.data() + at * item,
-           false);
+      copy_box(box, item, received.data() + from * block + used[from], row_major_strides(box),
+               it->second.data() + at * item, strides);
       used[from] += bytes;
     });
     for (const PlannedArray& array : job.arrays) {

@@ -156,7 +156,7 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, cons
       load_stored_tensor(files, name_of_index(stored, first + i), place, like, 1,
                          buffer.data() + static_cast<std::size_t>(i) * bytes);
   }
-  return with_buffer(like, like.device->to_device(buffer));
+  return with_buffer({"load", {}, {}}, like, like.device->to_device(buffer));
 }
 
 /// Lists everything in which the tree and the file differ; throws if that is not empty.
@@ -193,7 +193,7 @@ inline void compare(const SafetensorsFiles& files, const NamedValues& leaves, co
   for (const std::string& name : left)
     if (!options.may_be_left || !options.may_be_left(name))
       wrong.push_back("'" + name + "' is in " + whole + ", but not in the program");
-  fail_unless_fitting(whole + " '" + files.path() + "'", wrong);
+  fail_unless_empty(whole + " '" + files.path() + "' does not fit this program:", wrong);
 }
 
 SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const DevicePtr& device, const std::string& path,
