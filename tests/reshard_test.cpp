@@ -336,6 +336,20 @@ TEST_CASE("reshard: what does not fit is one error on all devices", "[reshard]")
   });
 }
 
+TEST_CASE("reshard: submeshes with different values under one name are an error", "[reshard]") {
+  on_mesh("d=2,e=2", [](const DevicePtr& device) {
+    const Mesh<"d e"> mesh(device);
+    const auto part = submesh<"e">(mesh);
+    const auto own = full<f32, "A/d">(part, {{"A", 4}}, mesh.axis_index("e"));
+    auto target = full<f32, "A/d/e">(mesh, {{"A", 4}}, 3);
+    expect_error<Error>([&] { io::reshard(mesh, own, target); },
+                        "reshard: source: the leaf 'value' has other values on device 1 than on device 0; give the "
+                        "leaves of each submesh names of their own with `rename_from`");
+    expect(target.span()[0] == 3, "the target has changed");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("reshard: not in a dry run", "[reshard]") {
   const auto device = DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
   const Line mesh(device);
