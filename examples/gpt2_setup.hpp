@@ -43,7 +43,7 @@ struct Setup {
     if (o.lora > 0) config.adapter_scale = o.lora_alpha / static_cast<double>(o.lora);
     return config;
   }
-  // The mask of attention that is spelled; the library's needs none.
+  // The mask of --attention einsum; the fused op needs none.
   [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
     if (o.attention == "fused") return {};
     return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);

@@ -19,9 +19,9 @@ struct TokenTensors {
   Tensor<f32, S> weights;
 };
 
-/// A weight as a layer reads it, gathered over what it is sharded over and `To` is not. The backward pass of the gather
-/// sums the gradient over these devices, in f32 also where C is bf16, and leaves other sums pending. A weight that the
-/// step has gathered before may be as it is read already; its gradient keeps all sums.
+/// A weight as a layer reads it: gathered over the axes that `To` lacks. The backward pass of the gather sums the
+/// gradient over these axes, in f32 also if C is bf16, and leaves other sums pending. A weight that already has the
+/// spec `To`, because the step has gathered it once, is returned as it is; its gradient keeps all sums pending.
 template <Spec To, dtype C, Spec S>
 auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, To> {
   if constexpr (std::is_same_v<Tensor<C, S>, Tensor<C, To>>)

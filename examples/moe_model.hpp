@@ -2,10 +2,10 @@
 //
 // Sequences are sharded over d and e, their length over s, experts over e, heads and the width of experts over t. The
 // tokens of a device are sorted by expert. Then they travel to their experts' devices along e, as many as there are
-// (dropless) or in slots of a fixed number (capacity), and back. No product with one-hot rows chooses anything. Dims:
-// B batch, L length, M model, Q query heads per key-value head, H key-value heads, D head, F feed-forward of an expert,
-// G of the shared one, X experts, K experts of a token, V vocabulary; P places (devices), T = U W tokens of a place, of
-// U sequences W each, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
+// (dropless) or in slots of a fixed number (capacity), and back. Indices choose rows, not products with one-hot rows.
+// Dims: B batch, L length, M model, Q query heads per key-value head, H key-value heads, D head, F feed-forward of an
+// expert, G of the shared one, X experts, K experts of a token, V vocabulary; P places (devices), T = U W tokens of a
+// place, of U sequences W each, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
 #pragma once
 
 #include <shardlib/shardlib.hpp>

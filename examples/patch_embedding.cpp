@@ -44,7 +44,7 @@ auto loss(const Weights& w, const Images& images, const Tensor<i32, "B/d">& clas
   return mean<"B/d +t -> +d +t">(cross_entropy(logits, classes));
 }
 
-// Stripes across, stripes down, squares, or nothing, of either sign, in noise.
+// Noise with horizontal stripes, vertical stripes, a checkerboard, or nothing: four classes. The sign is random.
 auto textures(const Mesh<"d t">& mesh, const Sizes& sizes, std::uint64_t number) {
   const auto stripes = [](const auto& i) { return 1.0 - 2.0 * cast<f32>(mod(i, 2)); };
   const auto across = stripes(iota<"H">(mesh, 16));
