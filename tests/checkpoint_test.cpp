@@ -211,8 +211,9 @@ TEST_CASE("checkpoint: models of submeshes need names of their own", "[checkpoin
     expect_error<Error>([&] { io::save(mesh, scratch / "one", 1, of(e)); },
                         "checkpoint '" + scratch / "one" +
                             "/step-00000001' was not saved: the leaf 'value' has other values on device 1 than on "
-                            "device 0; give the leaves of each "
-                            "submesh names of their own with `rename`, or save each submesh with its own mesh into a "
+                            "device 0; if they are of several "
+                            "submeshes, give the leaves of each names of its own with `rename`, or save each submesh "
+                            "with its own mesh into a "
                             "directory of its own");
     io::save(mesh, scratch / "equal", 1, of(5));
     const io::Rename own = [e](const std::string& name) { return name + "." + std::to_string(e); };

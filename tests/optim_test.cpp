@@ -578,9 +578,13 @@ TEST_CASE("updates in place and trees that are passed twice, or that the tape tr
     expect_same(sums.w, w.w * 2.0, "a tree added to itself");
     update_average(sums, sums, 0.5);
     expect_same(sums.w, w.w * 2.0, "the average of a tree and itself");
-    expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, all); },
-                             "an optimizer writes to its weights, each of its moments and its copies, and two of them "
-                             "are one tree: pass a tree of its own for each");
+    const char* const one_tree =
+        "an optimizer writes to its weights, each of its moments and its copies, and two of them are one tree: pass a "
+        "tree of its own for each";
+    Weights nu = zeros_like(w);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, all); }, one_tree);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, w, w, rate, 1.0, 0, all); }, one_tree);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, nu, w, rate, 1.0, 0, all, nu); }, one_tree);
     std::string error;
     try {
       const auto loss = [](const Weights& x) {

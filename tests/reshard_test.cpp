@@ -343,8 +343,8 @@ TEST_CASE("reshard: submeshes with different values under one name are an error"
     const auto own = full<f32, "A/d">(part, {{"A", 4}}, mesh.axis_index("e"));
     auto target = full<f32, "A/d/e">(mesh, {{"A", 4}}, 3);
     expect_error<Error>([&] { io::reshard(mesh, own, target); },
-                        "reshard: source: the leaf 'value' has other values on device 1 than on device 0; give the "
-                        "leaves of each submesh names of their own with `rename_from`");
+                        "reshard: source: the leaf 'value' has other values on device 1 than on device 0; if they are "
+                        "of several submeshes, give the leaves of each names of its own with `rename_from`");
     expect(target.span()[0] == 3, "the target has changed");
   });
   SUCCEED();

@@ -99,10 +99,10 @@ class Resharding {
       if (overlap.from == overlap.to) return;
       (overlap.from == me ? sent[index(overlap.to)] : received[index(overlap.from)]) += bytes;
     });
-    std::map<std::string, Buffer> held, made;  // outside of `together`: to read may wait for the device
-    for (const std::string& name : read) held[name] = source_.mine.at(name)->on_host();
+    std::map<std::string, Buffer> held, made;
     std::vector<Buffer> out(peers), in(peers);
     together(device_, op_.describe(), [&] {
+      for (const std::string& name : read) held[name] = source_.mine.at(name)->on_host();
       Pool& pool = *device_.host_pool();
       for (auto leaf = first; leaf != last; ++leaf)
         if (const auto mine = target_.mine.find(leaf->first); mine != target_.mine.end()) {
@@ -216,10 +216,13 @@ SHARDLIB_INLINE void reshard(const DevicePtr& device, const NamedValues& from, N
     std::uint64_t bytes = 0;
     do bytes += (last++)->second.array.bytes();
     while (last != target.all.cend() && bytes + last->second.array.bytes() <= together_below);
-    for (const auto& [name, shard] : resharding.move(first, last)) {
-      const core::Value& like = *target.mine.at(name);
-      *place_of_leaf.at(name) = with_buffer(op, like, like.device->to_device(shard));
-    }
+    const auto made = resharding.move(first, last);
+    together(*device, op.describe(), [&] {
+      for (const auto& [name, shard] : made) {
+        const core::Value& like = *target.mine.at(name);
+        *place_of_leaf.at(name) = with_buffer(op, like, like.device->to_device(shard));
+      }
+    });
     first = last;
   }
 }

@@ -3,6 +3,7 @@
 
 #include "shardlib/optim/optimizers.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <span>
@@ -92,11 +93,12 @@ SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factor
     leaf.grad = &grads.leaves[i].value();
     for (std::size_t k = 0; k < rest.size(); ++k)
       (k < moments ? leaf.moments[k] : leaf.copy) = &rest[k].leaves[i].value();
-    if (leaf.weight == leaf.moments[0] || leaf.weight == leaf.copy ||
-        (moments > 1 && leaf.moments[0] == leaf.moments[1]))
-      throw UsageError(
-          "an optimizer writes to its weights, each of its moments and its copies, and two of them are one "
-          "tree: pass a tree of its own for each");
+    const std::array<const ValuePtr*, 4> written{leaf.weight, leaf.moments[0], leaf.moments[1], leaf.copy};
+    for (auto at = written.begin(); at != written.end(); ++at)
+      if (*at != nullptr && std::find(at + 1, written.end(), *at) != written.end())
+        throw UsageError(
+            "an optimizer writes to its weights, each of its moments and its copies, and two of them are one "
+            "tree: pass a tree of its own for each");
     updates.push_back(std::move(leaf));
   }
   return updates;
@@ -116,21 +118,23 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
   for (std::size_t i = 0; i < N; ++i) check(*leaf.moments[i]);
   check(grad);
   // The tree has its new values before the kernel runs, so that no leaf is empty after an error.
-  Handle<Value> c;
-  if (leaf.copy != nullptr) {
-    check(*leaf.copy);
-    if ((*leaf.copy)->dtype == DType::bf16) {
-      *leaf.copy = c = writable(*leaf.copy, Contents::overwritten);
-      c->made_by = op;
-    } else {
-      *leaf.copy = nullptr;  // it is the weight, which must have no other owner
-    }
+  const bool shares = leaf.copy != nullptr && (*leaf.copy)->dtype != DType::bf16;
+  if (leaf.copy != nullptr) check(*leaf.copy);
+  if (shares) *leaf.copy = nullptr;  // it is the weight, which must have no other owner
+  Handle<Value> p, c;
+  try {
+    *leaf.weight = p = writable(*leaf.weight, Contents::kept);
+  } catch (...) {
+    if (shares) *leaf.copy = *leaf.weight;
+    throw;
   }
-  const auto p = writable(*leaf.weight, Contents::kept);
-  *leaf.weight = p;
-  if (leaf.copy != nullptr && !c) *leaf.copy = p;
+  if (shares) *leaf.copy = p;
   std::array<Handle<Value>, N> m;
   for (std::size_t i = 0; i < N; ++i) *leaf.moments[i] = m[i] = writable(*leaf.moments[i], Contents::kept);
+  if (leaf.copy != nullptr && !shares) {  // the last, as its contents are lost
+    *leaf.copy = c = writable(*leaf.copy, Contents::overwritten);
+    c->made_by = op;
+  }
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
     program_state(p->device).work.in_place = true;

@@ -40,9 +40,9 @@ class Answers {
           std::function<void(const Sample&)> keep)
       : device_(device), training_(training), data_(data), program_(program), keep_(std::move(keep)) {}
 
-  /// Draws the samples after the step of this number, without the first `drawn`; -1 is before the first step. Returns
-  /// whether no signal has stopped them.
-  bool sample(std::int64_t step, std::int64_t drawn = 0) {
+  /// Draws the samples after the step of this number, without the first `drawn`; -1 is before the first step. The run
+  /// has the first `kept` of them already. Returns whether no signal has stopped them.
+  bool sample(std::int64_t step, std::int64_t drawn = 0, std::int64_t kept = 0) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return true;
     SampleOptions options = sample_options(training_);
     const auto show = [&](std::string_view piece) {
@@ -57,7 +57,7 @@ class Answers {
       const auto text =
           generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
       say(stopped ? "\nthe sample was stopped by a signal" : "\n");
-      if (speaks_ && !stopped) keep_({step, training_.prompt, text});
+      if (speaks_ && !stopped && i >= kept) keep_({step, training_.prompt, text});
     }
     return !stopped;
   }

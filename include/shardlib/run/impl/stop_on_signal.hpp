@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace shardlib::run::detail {
@@ -83,5 +84,11 @@ class StopOnSignal {
   std::shared_ptr<SignalThread> thread_ = SignalThread::get();
   sigset_t before_{};
 };
+
+/// What a run says that stops; `kept`: in a folder.
+inline std::string stopped_by_signal(bool kept) {
+  return kept ? "stopped by a signal; the same command goes on from here"
+              : "stopped by a signal; without --run nothing was kept";
+}
 
 }  // namespace shardlib::run::detail

@@ -146,10 +146,11 @@ class TrainingLoop {
     if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
       saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, records_of_window(), found.has_value());
+    bool goes_on = true;
     if (first < training_.steps && due(first - 1, training_.sample_every)) {
       // Before the first step, or after the last one before a stop: those that the run does not have.
-      const std::int64_t drawn = samples_of(*device_, directory_, first - 1);
-      if (drawn < training_.samples) answers_.sample(first - 1, drawn);
+      goes_on = answers_.sample(first - 1, samples_of(*device_, directory_, first - 1, training_.prompt));
+      if (!goes_on) say(stopped_by_signal(directory_.exists()));
     }
     if (first < training_.steps) read_from(first);  // starts the clock of the time left
     device_->pool()->trim();                        // initialisation has left free ranges that no step may use
@@ -158,7 +159,7 @@ class TrainingLoop {
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + training_.trace_from, training_.steps - 1),
                      training_.trace_steps);
-    for (std::int64_t step = first; step < training_.steps;) {
+    for (std::int64_t step = first; goes_on && step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(step);
       if (judge_.verdict() == Judge::StepVerdict::rewind ||
@@ -177,13 +178,15 @@ class TrainingLoop {
       // next record.
       if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
       bool stopped = stopping(device_);
+      std::optional<Checkpoints::Saved> saved;
       if (speaks_) write(record);
       progress_->step(record);
       if (speaks_) live_report_.step();
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
         const double begin = now();
         // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
-        saving_.save({step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})}, last || stopped);
+        saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
+        saving_.save(*saved, last || stopped);
         checkpoint_seconds_ = now() - begin;
       } else if (directory_.exists()) {
         saving_.poll();
@@ -192,20 +195,18 @@ class TrainingLoop {
         progress_->pause();
         if (!answers_.sample(step) && !last && !stopped) {
           stopped = true;  // the run goes on from here, with the samples that are missing
-          if (directory_.exists() && due(step, training_.save_every)) saving_.settle();
-          if (directory_.exists() && !due(step, training_.save_every))
-            saving_.save({step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})}, true);
+          if (!saved) saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
+          if (directory_.exists()) saving_.save(*saved, true);  // again, as the one under way may fail
         }
       }
       if (stopped && !last) {
-        progress_->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
-                                               : "stopped by a signal; without --run nothing was kept");
+        progress_->message(stopped_by_signal(directory_.exists()));
         break;
       }
       ++step;
     }
-    if (first < training_.steps && program_.finish) program_.finish();
-    if (trace_ && first < training_.steps) {
+    if (goes_on && first < training_.steps && program_.finish) program_.finish();
+    if (goes_on && trace_ && first < training_.steps) {
       trace_->finish();
       if (trace_->written()) say("trace: " + directory_.trace());
     }
@@ -218,7 +219,7 @@ class TrainingLoop {
                               training_.steps)
                 : fmt::format("all {} steps are done", training_.steps));
       }
-      answers_.sample(first - 1);
+      answers_.sample(first - 1, 0, samples_of(*device_, directory_, first - 1, training_.prompt));
     }
     if (progress_) progress_->finish();
     if (speaks_ && metrics_.is_open()) metrics_.sync();
@@ -340,12 +341,7 @@ class TrainingLoop {
       message(events_of_next_.back());
     }
     if (judge_.verdict() == Judge::StepVerdict::accepted || record.skipped) record.events.swap(events_of_next_);
-    record.seconds = {{"data", ready - begin},
-                      {"forward", stopwatch.seconds(Stopwatch::forward)},
-                      {"backward", stopwatch.seconds(Stopwatch::backward)},
-                      {"optimizer", stopwatch.seconds(Stopwatch::rest)},
-                      {"communication", stopwatch.seconds(Stopwatch::communication)}};
-    for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
+    note_seconds(record, ready - begin, stopwatch);
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
     if (training_.device != "gpu")  // whose peak is not measured
       record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;

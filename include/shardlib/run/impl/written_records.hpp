@@ -15,6 +15,7 @@
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run::detail {
 
@@ -36,15 +37,27 @@ inline std::vector<Judge::AcceptedStep> shared_records(Device& device, const Run
   return steps;
 }
 
-/// How many samples of this step the run has, the same on all devices.
-inline std::int64_t samples_of(Device& device, const RunDirectory& directory, std::int64_t step) {
+/// How many samples of this step and prompt the run has, the same on all devices.
+inline std::int64_t samples_of(Device& device, const RunDirectory& directory, std::int64_t step,
+                               const std::string& prompt) {
   std::string drawn;  // as long as their number
   io::together(device, "", [&] {
     if (device.rank() != 0 || !directory.exists() || !std::filesystem::exists(directory.samples())) return;
-    const auto number = std::ranges::count(read_samples(directory.samples()), step, &Sample::step);
+    const auto number = std::ranges::count_if(read_samples(directory.samples()),
+                                              [&](const Sample& s) { return s.step == step && s.prompt == prompt; });
     drawn.assign(static_cast<std::size_t>(number), '.');
   });
   return std::ssize(io::gather_texts(device, drawn)[0]);
+}
+
+/// Notes the seconds of a step's parts and their sum; `data` seconds were spent on its batches.
+inline void note_seconds(Record& record, double data, const Stopwatch& watch) {
+  record.seconds = {{"data", data},
+                    {"forward", watch.seconds(Stopwatch::forward)},
+                    {"backward", watch.seconds(Stopwatch::backward)},
+                    {"optimizer", watch.seconds(Stopwatch::rest)},
+                    {"communication", watch.seconds(Stopwatch::communication)}};
+  for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
 }
 
 /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.

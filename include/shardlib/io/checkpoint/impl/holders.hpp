@@ -105,8 +105,9 @@ inline Leaves leaves_together(const std::vector<std::string>& lists) {
   return leaves;
 }
 
-/// Throws Error if devices of several submeshes have different values under one name. A pipeline's stages have equal
-/// ones. Collective. `remedy` follows "give the leaves of each submesh names of their own ".
+/// Throws Error if devices of a submesh, or of several, have different values under one name. A pipeline's stages have
+/// equal ones. Collective. `remedy` follows "if they are of several submeshes, give the leaves of each names of its own
+/// ".
 inline void require_equal_holders(Device& device, const std::string& what, const Leaves& leaves,
                                   const std::map<std::string, shardlib::detail::ValuePtr>& mine,
                                   const std::string& remedy) {
@@ -115,12 +116,16 @@ inline void require_equal_holders(Device& device, const std::string& what, const
            std::ranges::any_of(leaf.holders, [](const auto& holders) { return holders.second.size() > 1; });
   };
   if (std::ranges::none_of(leaves, [&](const auto& leaf) { return shared(leaf.second); })) return;
-  json sums = json::object();
   for (const auto& [name, value] : mine)
-    if (shared(leaves.at(name))) {
-      const Buffer shard = value->on_host();
-      sums[name] = crc32c(std::span(shard.data(), value->bytes()));
-    }
+    if (shared(leaves.at(name))) static_cast<void>(value->data());  // a deferred value may communicate
+  json sums = json::object();
+  together(device, what, [&] {
+    for (const auto& [name, value] : mine)
+      if (shared(leaves.at(name))) {
+        const Buffer shard = value->on_host();
+        sums[name] = crc32c(std::span(shard.data(), value->bytes()));
+      }
+  });
   std::vector<json> all;
   for (const std::string& text : gather_texts(device, sums.dump())) all.push_back(json::parse(text));
   together(device, what, [&] {
@@ -131,7 +136,7 @@ inline void require_equal_holders(Device& device, const std::string& what, const
                                                                      all[static_cast<std::size_t>(first)].at(name))
             throw Error("the leaf '" + name + "' has other values on device " + std::to_string(holder) +
                         " than on device " + std::to_string(first) +
-                        "; give the leaves of each submesh names of their own " + remedy);
+                        "; if they are of several submeshes, give the leaves of each names of its own " + remedy);
   });
 }
 
