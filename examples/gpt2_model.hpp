@@ -23,9 +23,7 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
-/// With `Whole` a weight is gathered over d before the microbatches: "M F/t" for "M/d F/t".
-template <dtype C, Spec S, bool Whole>
-using Weight = Tensor<C, Whole ? without_axis<S, "d"> : S>;
+using gpt::Weight;
 
 template <dtype C, bool Whole = false>
 struct Norm {

@@ -21,10 +21,6 @@ namespace gpt {
 
 // ---- weights: at rest, every tensor is sharded over d, s and t ------------------------------------------------------
 
-// With `Whole` a weight is gathered over d and s before the microbatches: "M F/t" for "M/d/s F/t".
-template <dtype C, Spec S, bool Whole>
-using Weight = Tensor<C, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
-
 template <dtype C, bool Whole = false>
 struct Layer {
   Weight<C, "M/t/d/s", Whole> norm1, norm2;

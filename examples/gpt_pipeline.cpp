@@ -157,7 +157,7 @@ class Tutorial : Layout<"p d t"> {
   using Layout::Staged;
   using Weights = tutorial::StageModel<f32>;
   using Copies = tutorial::StageModel<C>;
-  using Whole = void;  // the notebook's stages gather weights themselves
+  using Whole = tutorial::StageModel<C, true>;
   using Batches = std::vector<tutorial::Batch>;
   using Activation = tutorial::Hidden;
   using Layout::Layout;
@@ -206,7 +206,9 @@ class Tutorial : Layout<"p d t"> {
     const auto numbers = ones<f32, "B/d L M">(mesh.stage(), sizes);
     return Batches(microbatches.size(), {numbers, numbers});
   }
-  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches, const gpt::StepDropout& /*dropout*/ = {}) const {
+  template <bool OfWhole = false>
+  [[nodiscard]] tutorial::Stages<C, OfWhole> program(const Batches& batches,
+                                                     const gpt::StepDropout& /*dropout*/ = {}) const {
     return {layer_map, batches, o.config.recompute};
   }
   [[nodiscard]] Sizes activation_sizes(std::int64_t rows) const {
@@ -298,14 +300,10 @@ class Trainer {
       intervals_ = std::move(result.intervals);
       return std::pair{std::move(result.loss), std::move(result.gradients)};
     };
-    if constexpr (!std::is_void_v<typename Model::Whole>)
-      if (o_.gather.per_step) {
-        using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
-        return run::gathered_once<typename Model::Whole, Gradients>(trained.copies, [&](const auto& whole) {
-          return by(model.template program<true>(batches, dropout), whole);
-        });
-      }
-    return by(model.program(batches, dropout), trained.copies);
+    if (!o_.gather.per_step) return by(model.program(batches, dropout), trained.copies);
+    using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
+    return run::gathered_once<typename Model::Whole, Gradients>(
+        trained.copies, [&](const auto& whole) { return by(model.template program<true>(batches, dropout), whole); });
   }
 
   const Staged& mesh_;
@@ -404,10 +402,6 @@ void check_tutorial(const Options& o) {
           fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "
                       "inputs and targets; leave it out, or give --model gpt",
                       option));
-  if (o.gather.name == "per-step")
-    throw UsageError(
-        "--gather per-step is there for the GPT alone, and the stages of --model jaxpp-tutorial gather their weights "
-        "in each microbatch: leave it out, or give --model gpt");
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
@@ -517,7 +511,7 @@ int program(int argc, char** argv) {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };
   };
-  if (!is_tutorial) run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
+  run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
   run::announce(options, o.training);
   if (!o.training.graph.empty() &&
       world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
@@ -533,7 +527,7 @@ int program(int argc, char** argv) {
   }
   run::Training planned = o.training;
   planned.graph = "";
-  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute, is_tutorial ? nullptr : &o.gather) ||
+  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute, &o.gather) ||
       !o.training.graph.empty())
     return 0;
   o.training.step_svg = planned.step_svg;

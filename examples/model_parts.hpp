@@ -1,5 +1,4 @@
-// What the models of the trainers share: batches, weights that are gathered where they are used, and dropout. It needs
-// the types alone.
+// What the models of the trainers share: batches, weights and their gathers, and dropout. It needs the types alone.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -18,6 +17,11 @@ struct TokenTensors {
   Tensor<i32, S> inputs, targets, segments;
   Tensor<f32, S> weights;
 };
+
+/// A weight at rest, or with `Whole` as a step gathers it before its microbatches, over d and s: "M F/t" for
+/// "M/d/s F/t".
+template <dtype C, Spec S, bool Whole>
+using Weight = Tensor<C, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
 
 /// A weight as a layer reads it: gathered over the axes that `To` lacks. The backward pass of the gather sums the
 /// gradient over these axes, in f32 also if C is bf16, and leaves other sums pending. A weight that already has the

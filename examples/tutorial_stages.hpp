@@ -16,27 +16,30 @@ namespace tutorial {
 
 using namespace shardlib;
 
-template <dtype C>
+using gpt::gathered, gpt::Weight;
+
+// Cell 26, sharded as in cell 28. With `Whole` a step has gathered the weights over d before its microbatches.
+template <dtype C, bool Whole = false>
 struct Norm {
-  Tensor<C, "M/t/d"> scale, bias;
+  Weight<C, "M/t/d", Whole> scale, bias;
 };
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Block {
-  Tensor<C, "M/d H/t D"> w_q, w_k, w_v;
-  Tensor<C, "H/t/d D"> b_q, b_k, b_v;
-  Tensor<C, "H/t D M/d"> w_o;
-  Tensor<C, "M/t/d"> b_o;
-  Norm<C> norm1;
-  Tensor<C, "M/d F/t"> w_up;
-  Tensor<C, "F/t/d"> b_up;
-  Tensor<C, "F/t M/d"> w_down;
-  Tensor<C, "M/t/d"> b_down;
-  Norm<C> norm2;
+  Weight<C, "M/d H/t D", Whole> w_q, w_k, w_v;
+  Weight<C, "H/t/d D", Whole> b_q, b_k, b_v;
+  Weight<C, "H/t D M/d", Whole> w_o;
+  Weight<C, "M/t/d", Whole> b_o;
+  Norm<C, Whole> norm1;
+  Weight<C, "M/d F/t", Whole> w_up;
+  Weight<C, "F/t/d", Whole> b_up;
+  Weight<C, "F/t M/d", Whole> w_down;
+  Weight<C, "M/t/d", Whole> b_down;
+  Norm<C, Whole> norm2;
 };
 /// The weights of one pipeline rank; on one rank they are the whole model's.
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct StageModel {
-  Array<"layers/p", Block<C>> layers;
+  Array<"layers/p", Block<C, Whole>> layers;
 };
 static_assert(fully_sharded<Mesh<"d t">, StageModel<f32>>);
 
@@ -46,17 +49,16 @@ struct Batch {
   Hidden inputs, targets;
 };
 
-using gpt::gathered;
-
-template <dtype C>
-auto norm(const Hidden& x, const Norm<C>& w) -> Hidden {
+// The layers of cell 26.
+template <dtype C, bool Whole>
+auto norm(const Hidden& x, const Norm<C, Whole>& w) -> Hidden {
   const auto scale = cast<f32>(gathered<"M">(w.scale)), bias = cast<f32>(gathered<"M">(w.bias));
   return layer_norm<"M">(x, 1e-6) * scale + bias;
 }
 
-template <dtype C>
-auto attention(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
-  const auto project = [&](const Tensor<C, "M/d H/t D">& kernel, const Tensor<C, "H/t/d D">& bias) {
+template <dtype C, bool Whole>
+auto attention(const Tensor<C, "B/d L M">& x, const Block<C, Whole>& w) -> Hidden {
+  const auto project = [&](const Weight<C, "M/d H/t D", Whole>& kernel, const Weight<C, "H/t/d D", Whole>& bias) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered<"M H/t D">(kernel));
     return y + gathered<"H/t D">(bias);
   };
@@ -70,43 +72,43 @@ auto attention(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
   return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M">(w.b_o));
 }
 
-template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
+template <dtype C, bool Whole>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Block<C, Whole>& w) -> Hidden {
   const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, gathered<"M F/t">(w.w_up));
   const auto hidden = gelu(up + gathered<"F/t">(w.b_up));
   const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, gathered<"F/t M">(w.w_down));
   return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M">(w.b_down));
 }
 
-template <dtype C>
-auto block(const Hidden& x, const Block<C>& w) -> Hidden {
+template <dtype C, bool Whole>
+auto block(const Hidden& x, const Block<C, Whole>& w) -> Hidden {
   const auto y = norm(x + attention(cast<C>(x), w), w.norm1);
   return norm(y + feed_forward(cast<C>(y), w), w.norm2);
 }
 
-// The mean of a microbatch. The notebook sums these over the microbatches, and so do gradients.
+// Cell 27: the mean of a microbatch. The notebook sums these over the microbatches, and so do gradients.
 inline auto loss(const Hidden& predictions, const Hidden& targets) -> Tensor<f32, "+d +t"> {
   return to_partial<"+d -> +d +t">(mean<"B/d L M -> +d">(square(predictions - targets)));
 }
 
-// The stages of the model, as pipeline::value_and_grad calls them.
-template <dtype C>
+// Cell 30: the stages of the model, as pipeline::value_and_grad calls them.
+template <dtype C, bool Whole = false>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
   RecomputePolicy recompute = {};
 
-  [[nodiscard]] auto enter(const StageModel<C>&, const pipeline::StagePlace& at) const -> Hidden {
+  [[nodiscard]] auto enter(const StageModel<C, Whole>&, const pipeline::StagePlace& at) const -> Hidden {
     return batch(at).inputs;
   }
   // Where it returns, the notebook has its pipeline_yield.
-  [[nodiscard]] auto stage(const StageModel<C>& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
+  [[nodiscard]] auto stage(const StageModel<C, Whole>& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(block<C>, recompute)(x, w.layers.at(i));
+      x = explicit_activation_checkpointing(block<C, Whole>, recompute)(x, w.layers.at(i));
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel<C>&, const Hidden& x, const pipeline::StagePlace& at) const
+  [[nodiscard]] auto loss(const StageModel<C, Whole>&, const Hidden& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
     return tutorial::loss(x, batch(at).targets);
   }

@@ -148,26 +148,37 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
         const auto mine = layer_map.of_rank(mesh.rank());
         std::vector<tutorial::Batch> batches;
         for (int m = 0; m < parts; ++m) batches.push_back(batch_of(mesh.stage(), m));
+        const auto compare = [&](const std::string& which, const Tensor<f32, "+d +p +t">& parts_of_loss,
+                                 const tutorial::StageModel<f32>& gradients) {
+          const auto loss = static_cast<double>(item(all_reduce<"+d +p +t -> ">(parts_of_loss)));
+          expect(std::abs(loss - due_loss) < 1e-6 * due_loss,
+                 which + ": loss " + show(loss) + ", due " + show(due_loss));
+          std::size_t leaves = 0;
+          for_each_leaf(
+              [&](std::string_view name, const auto& leaf) {
+                const std::string whole = gpt::name_in_model(std::string(name), mine);
+                // The gradients of b_k are zero, as a key's bias shifts all logits of a query alike: noise.
+                const auto gradient = fetch(leaf);
+                if (whole.ends_with("b_k")) {
+                  for (const f32 value : gradient.data) expect(std::abs(value) < 1e-5, which + ": " + whole);
+                } else {
+                  const double apart = distance(gradient, due.at(whole), whole);
+                  expect(apart < 1e-4, which + ", " + whole + " differs by " + show(apart));
+                }
+                ++leaves;
+              },
+              gradients);
+          expect(leaves == 16 * mine.size() && due.size() == 16 * blocks, which + ": all gradients");
+        };
+        const auto weights = weights_of(mesh.stage(), mine);
         const auto step = pipeline::value_and_grad(mesh, schedule, parts, tutorial::Stages<f32>{layer_map, batches},
-                                                   weights_of(mesh.stage(), mine), tutorial_sizes);
-        const auto loss = static_cast<double>(item(all_reduce<"+d +p +t -> ">(step.loss)));
-        expect(std::abs(loss - due_loss) < 1e-6 * due_loss, what + ": loss " + show(loss) + ", due " + show(due_loss));
-        std::size_t leaves = 0;
-        for_each_leaf(
-            [&](std::string_view name, const auto& leaf) {
-              const std::string whole = gpt::name_in_model(std::string(name), mine);
-              // The gradients of b_k are zero, as a key's bias shifts all logits of a query alike: noise.
-              const auto gradient = fetch(leaf);
-              if (whole.ends_with("b_k")) {
-                for (const f32 value : gradient.data) expect(std::abs(value) < 1e-5, what + ": " + whole);
-              } else {
-                const double apart = distance(gradient, due.at(whole), whole);
-                expect(apart < 1e-4, what + ", " + whole + " differs by " + show(apart));
-              }
-              ++leaves;
-            },
-            step.gradients);
-        expect(leaves == 16 * mine.size() && due.size() == 16 * blocks, what + ": all gradients");
+                                                   weights, tutorial_sizes);
+        compare(what, step.loss, step.gradients);
+        const auto whole = gather_weights<tutorial::StageModel<f32, true>>(weights);
+        const auto once = pipeline::value_and_grad(
+            mesh, schedule, parts, tutorial::Stages<f32, true>{layer_map, batches}, whole, tutorial_sizes);
+        compare(what + ", weights gathered once", once.loss,
+                scatter_gradients<tutorial::StageModel<f32>>(once.gradients));
       });
   }
 }

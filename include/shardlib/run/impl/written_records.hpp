@@ -51,7 +51,8 @@ inline std::int64_t samples_of(Device& device, const RunDirectory& directory, st
 }
 
 /// Notes the seconds of a step's parts and their sum; `data` seconds were spent on its batches.
-inline void note_seconds(Record& record, double data, const Stopwatch& watch) {
+inline void note_seconds(Record& record, double data, const shardlib::detail::Stopwatch& watch) {
+  using shardlib::detail::Stopwatch;
   record.seconds = {{"data", data},
                     {"forward", watch.seconds(Stopwatch::forward)},
                     {"backward", watch.seconds(Stopwatch::backward)},
