@@ -229,6 +229,7 @@ std::pair<run::Plan, run::Plan> plans_of(const char* optimizer, double ema = 0) 
   Layer<C> grads;
   make(grads);
   run::begin(trained, o);
+  device->pool()->reset_peak();  // initialisation takes more
   const auto step = [&] {
     return run::count_step(device, [&] {
       const std::vector<io::TokenBatch> rows;
@@ -270,7 +271,7 @@ TEST_CASE("a plan's memory includes the average of --ema", "[prediction]") {
     INFO(name);
     const auto [first, second] = plans_of<f32>(name, 0.5);
     CHECK(first.peak == second.peak);
-    CHECK(first.peak >= plans_of<f32>(name).first.peak + 4 * (16 * 32 + 32));
+    CHECK(first.peak == plans_of<f32>(name).first.peak + 4 * (16 * 32 + 32));
   }
 }
 

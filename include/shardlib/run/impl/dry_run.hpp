@@ -223,17 +223,17 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
   const bool prints = training.plan && speaks;
-  std::vector<Plan> plans;
-  if (prints)
-    plans = detail::checked_plans(policy, mesh, body, stage_axis);
-  else if (policy != nullptr && detail::names_ops(*policy) && !training.sample_only)
-    static_cast<void>(detail::checked_plans(policy, mesh, body, ""));
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
     throw UsageError(
         fmt::format("--plan-flops predicts a step of one stage: a pipeline's waits are the simulator's (give "
                     "--show-schedule), or a mesh of {}=1",
                     stage_axis));
+  std::vector<Plan> plans;
+  if (prints)
+    plans = detail::checked_plans(policy, mesh, body, stage_axis);
+  else if (policy != nullptr && detail::names_ops(*policy) && !training.sample_only)
+    static_cast<void>(detail::checked_plans(policy, mesh, body, ""));
   if (prints) {
     fmt::print("{}", to_string(stage_axis, plans));
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
