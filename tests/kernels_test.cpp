@@ -273,7 +273,8 @@ TEST_CASE("kernels: gemm of rows that share sets of the caches, in several copie
         }
       auto c = before;
       k::gemm(fx.exec, ta, false, m, n, d, a.data(), ta ? m : d, b.data(), ldb, c.data(), n, accumulate);
-      CHECK(close(c, want, 10));
+      // Rounding grows with the number of products. How a library splits the sum depends on the machine's caches.
+      CHECK(close(c, want, std::max(10.0, static_cast<double>(d) / 64)));
     }
 }
 
