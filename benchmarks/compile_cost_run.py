@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
 
-examples/gpt_fsdp.cpp as the build folder compiles it, by ninja's command and without ccache, but for its object, which
-goes to a folder of its own; and a source that includes shardlib/shapes.hpp alone, as far as g++'s front end goes.
+examples/gpt_fsdp.cpp, and README's program of 30 lines if the folder has the tests, as the build folder compiles them,
+by ninja's command and without ccache, but for their objects, which go to a folder of their own; README's also as a
+program that links shardlib::compiled. And a source that includes shardlib/shapes.hpp alone, as far as g++'s front end
+goes.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
 """
@@ -19,12 +21,14 @@ import time
 from common import ROOT, count, ran
 
 OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
+README = "tests/CMakeFiles/readme_example.dir/readme_example.cpp.o"
 
 
 def cost(command, source=""):
     """Seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as text:
-        os.makedirs(os.path.join(folder, os.path.dirname(OBJECT)))
+        for made in (OBJECT, README):
+            os.makedirs(os.path.join(folder, os.path.dirname(made)))
         text.write(source)
         text.seek(0)
         begin = time.perf_counter()
@@ -49,15 +53,22 @@ def main():
     level = re.findall(r" (-O\S*)", command)
     header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]
     print(ran(["g++", "--version"]).splitlines()[0])
-    print(f"{'':<36}{'runs':>4} {'median':>8}  (least .. most)")
+    print(f"{'':<46}{'runs':>4} {'median':>8}  (least .. most)")
+    optimised = level[-1] if level else "not optimised"
+    readme = []
+    if os.path.exists(os.path.join(options.build, "tests/readme_example.cpp")):
+        one = shlex.split(ran(["ninja", "-C", options.build, "-t", "commands", README]).splitlines()[-1])
+        readme = [("README's 30 lines, shardlib::compiled", options.runs, ([*one, "-DSHARDLIB_COMPILED"],)),
+                  ("README's 30 lines, header-only", options.runs, (one,))]  # fmt: skip
     for name, runs, arguments in (
-        (f"gpt_fsdp.cpp, {level[-1] if level else 'not optimised'}", options.runs, (shlex.split(command),)),
+        (f"gpt_fsdp.cpp, {optimised}", options.runs, (shlex.split(command),)),
+        *readme,
         ("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")),
     ):
         columns = zip(*(cost(*arguments) for _ in range(runs)))
         for unit, values in zip(("seconds", "peak GB"), columns):
             spread = f"({min(values):.3f} .. {max(values):.3f})"
-            print(f"{f'{name}: {unit}':<36}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
+            print(f"{f'{name}: {unit}':<46}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
 
 
 if __name__ == "__main__":
