@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "random_bits.hpp"
 #include "scratch.hpp"
 #include "support.hpp"
 
@@ -43,6 +44,7 @@ using shardlib::test::expect;
 using shardlib::test::expect_equal;
 using shardlib::test::expect_error;
 using shardlib::test::files_below;
+using shardlib::test::fill_with_bits;
 using shardlib::test::on_mesh;
 using shardlib::test::put;
 using shardlib::test::Scratch;
@@ -75,15 +77,7 @@ template <class T>
 T numbered(const DT& mesh, std::vector<std::int64_t> shape, int salt) {
   using D = typename T::value_type;
   HostArray<D> host(std::move(shape));
-  std::uint64_t x = static_cast<std::uint64_t>(salt) * 1000003U + 1;
-  for (auto& value : host.data) {
-    x = x * 6364136223846793005U + 1442695040888963407U;
-    const std::uint64_t bits = x >> 7;
-    if constexpr (std::is_same_v<D, bool_>)
-      value = (bits & 1U) != 0;
-    else
-      std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
-  }
+  fill_with_bits(host, static_cast<std::uint64_t>(salt) * 1000003U + 1);
   const std::int64_t n = mesh.size();
   return place<T>(mesh, host, {{"V", V, round_up(V, n)}, {"M", M, round_up(M, n)}, {"F", F, round_up(F, n)}});
 }

@@ -15,11 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "random_bits.hpp"
 #include "support.hpp"
 
 using namespace shardlib;
 using shardlib::test::expect;
 using shardlib::test::expect_error;
+using shardlib::test::fill_with_bits;
 using shardlib::test::on_mesh;
 using shardlib::test::Temporarily;
 using shardlib::test::tuning;
@@ -70,14 +72,7 @@ void fill_leaf(const Mesh<A>& mesh, T& leaf, const std::string& name, int salt) 
   std::uint64_t x = static_cast<std::uint64_t>(salt) * 1000003U;
   for (const char c : name) x = (x + static_cast<unsigned char>(c)) * 6364136223846793005U + 1442695040888963407U;
   HostArray<D> host(std::move(shape));
-  for (auto& value : host.data) {
-    x = x * 6364136223846793005U + 1442695040888963407U;
-    const std::uint64_t bits = x >> 7;
-    if constexpr (std::is_same_v<D, bool_>)
-      value = (bits & 1U) != 0;
-    else
-      std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
-  }
+  fill_with_bits(host, x);
   leaf = place<T>(mesh, host, sizes);
 }
 template <class Tree, Spec A>

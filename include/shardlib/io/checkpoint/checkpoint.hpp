@@ -64,6 +64,12 @@ NamedValues named_values(const Tree& tree, const Rename& rename) {
                 "a checkpoint holds values, not sums still to be taken: reduce the `+axis` first");
   return named_values(shardlib::detail::untyped_leaves(tree), rename);
 }
+/// Gives the leaves new values, in the order of named_values.
+template <class Tree>
+void assign_leaves(Tree& tree, const std::vector<shardlib::detail::ValuePtr>& values) {
+  std::size_t i = 0;
+  for (const auto& leaf : shardlib::detail::untyped_leaves(tree, false).leaves) *leaf.pointer = values[i++];
+}
 
 /// New values for the leaves, each with the sizes, padding and sharding of the old one. The checkpoint at `path` is
 /// opened, unless it is.
@@ -75,9 +81,7 @@ NamedValues named_values(const Tree& tree, const Rename& rename) {
 template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, std::optional<Checkpoint> checkpoint, Tree& tree,
                     const LoadOptions& options) {
-  const auto values = load_values(mesh.device(), path, checkpoint, named_values(tree, options.rename), options);
-  std::size_t i = 0;
-  for (const auto& leaf : shardlib::detail::untyped_leaves(tree, false).leaves) *leaf.pointer = values[i++];
+  assign_leaves(tree, load_values(mesh.device(), path, checkpoint, named_values(tree, options.rename), options));
   return checkpoint->meta();
 }
 

@@ -6,8 +6,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "shardlib/io/checkpoint/checkpoint.hpp"
@@ -57,9 +55,7 @@ namespace detail {
 template <Spec A, class Tree>
 void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, const StoredTable& table,
                       const SafetensorsOptions& options = {}) {
-  const auto values = detail::load_stored(mesh.device(), path, detail::named_values(tree, {}), table, options);
-  std::size_t i = 0;
-  for_each_leaf([&](std::string_view, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values[i++]); }, tree);
+  detail::assign_leaves(tree, detail::load_stored(mesh.device(), path, detail::named_values(tree, {}), table, options));
 }
 
 /// Writes a checkpoint's arrays as a safetensors file, without arrays whose stored name is empty. Not collective.
