@@ -45,7 +45,7 @@ Tensor<f32, "+d +t"> loss(const W& w, const Ids& ids, Logits* kept) {
   return sum<"B/d L +t -> +d +t">(cross_entropy(logits, ids));
 }
 
-constexpr std::int64_t batch = 4, length = 8, vocabulary = 1000, padded = 1024, width = 32;
+constexpr std::int64_t batch = 4, length = 8, vocabulary = 1000, table_rows = 1024, width = 32;
 Ids ids(const Grid& mesh) {
   const std::int64_t rows = batch / mesh.size("d"), first = rows * mesh.axis_index("d") * length;
   const auto numbers = std::make_shared<std::vector<i32>>();
@@ -53,7 +53,7 @@ Ids ids(const Grid& mesh) {
   return from_memory<i32, "B/d L">(mesh, {{"B", batch}, {"L", length}}, std::span<const i32>(*numbers), numbers);
 }
 Table table(const Grid& mesh) {
-  return random_normal<f32, "V/t M/d">(mesh, {{"V", vocabulary, padded}, {"M", width}}, {5, 0});
+  return random_normal<f32, "V/t M/d">(mesh, {{"V", vocabulary, table_rows}, {"M", width}}, {5, 0});
 }
 
 template <dtype C>
@@ -97,7 +97,7 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
     const Grid mesh(device);
     const Tied w{table(mesh)};
     const Ids tokens = ids(mesh);
-    constexpr std::size_t gradient = padded * width * 4, logits = batch * length * padded * 4, small = 64 << 10;
+    constexpr std::size_t gradient = table_rows * width * 4, logits = batch * length * table_rows * 4, small = 64 << 10;
     const auto step = [&] { return value_and_grad(mesh, loss<f32, Tied>, w, tokens, nullptr); };
     const auto most = peak(device, [&] { static_cast<void>(step()); });
     expect(most > gradient + logits && most < gradient + logits + small, "took " + std::to_string(most) + " bytes");

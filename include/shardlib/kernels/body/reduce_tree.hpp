@@ -31,16 +31,14 @@ struct ReduceTree {
     using A = accumulator_t<T>;
     const Op op;
     A whole[32];  // the sums of trees over 1, 2, 4 ... ranks that cover the ranks so far
-    for (std::int64_t r = 0; r < ranks; ++r) {
-      auto value = static_cast<A>(in[r * stride + i]);
-      int level = 0;
-      for (; (r >> level & 1) != 0; ++level) value = op(whole[level], value);
+    A value = whole[0] = static_cast<A>(in[i]);
+    int level = 0;
+    for (std::int64_t r = 1; r < ranks; ++r) {
+      value = static_cast<A>(in[r * stride + i]);
+      for (level = 0; (r >> level & 1) != 0; ++level) value = op(whole[level], value);
       whole[level] = value;
     }
-    int level = 0;
-    while ((ranks >> level & 1) == 0) ++level;
-    A value = whole[level];
-    for (++level; ranks >> level != 0; ++level) {
+    for (++level; ranks >> level != 0; ++level) {  // `value` is the sum of the smallest tree
       if ((ranks >> level & 1) != 0) value = op(whole[level], value);
     }
     out[i] = static_cast<T>(value);
