@@ -122,7 +122,7 @@ TEST_CASE("functions inside map that kernels cannot run", "[ops][map][errors]") 
     });
     return text;
   };
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   using Catch::Matchers::StartsWith;
   const auto branches = error([](auto v) { return v > 1 ? v : 0.0F; });
   CHECK_THAT(branches, StartsWith("map at ") && Contains("map_numbers_test.cpp:") &&

@@ -105,9 +105,10 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     Blocks one, two;
     one.layers = {Block{scale, scale}, Block{scale, {}}};
     const std::string empty = message_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
-    CHECK_THAT(empty, Catch::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
+    CHECK_THAT(empty, Catch::Matchers::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
-    CHECK_THAT(message_of([&] { for_each_leaf(read, one); }), Catch::StartsWith("the leaf `layers/1/bias`: "));
+    CHECK_THAT(message_of([&] { for_each_leaf(read, one); }),
+               Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
     CHECK(
         message_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
@@ -118,7 +119,7 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
 
 TEST_CASE("a mesh of no device", "[ops][errors]") {
   CHECK_THAT(message_of([] { const Mesh<"d"> mesh(nullptr); }),
-             Catch::Equals("a mesh `d` needs a device; take the one that `launch` gives to its function"));
+             Catch::Matchers::Equals("a mesh `d` needs a device; take the one that `launch` gives to its function"));
 }
 
 TEST_CASE("sizes own their names", "[ops][errors]") {
