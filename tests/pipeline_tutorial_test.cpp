@@ -186,8 +186,8 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
 namespace {
 
 // Cell 29 of the notebook, "Simple SPMD training with micro-batching", and what it calls: one mesh without stages,
-// weights sharded over it, gradients summed over microbatches. The names are the notebook's; docs/pipeline.md sets both
-// side by side.
+// weights sharded over it, gradients summed over microbatches. The names are those of the notebook, and
+// docs/pipeline-jaxpp.md sets both side by side.
 struct TrainState {
   tutorial::StageModel<f32> params;
   AdamW::Moments<tutorial::StageModel<f32>> opt_state;
