@@ -28,7 +28,7 @@ namespace shardlib {
 enum class DeviceKind {
   cpu,       ///< the host's cores, in host memory
   gpu,       ///< a GPU, in its memory, in builds with the CUDA launcher; see docs/devices.md
-  simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/devices.md
+  simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/kernels.md
 };
 
 /// A device's number on its machine, and how many devices share its GPU.
