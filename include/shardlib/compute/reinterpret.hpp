@@ -1,4 +1,4 @@
-// The run-time part of reinterpret: which devices the axes of two meshes number.
+// The run-time part of reinterpret: which devices have which indices along the axes of two meshes.
 #pragma once
 
 #include "shardlib/autodiff/tape.hpp"

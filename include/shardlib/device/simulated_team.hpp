@@ -1,4 +1,4 @@
-// Teams of several lanes on the host, for the simulated device: they show a barrier that a kernel lacks.
+// Teams of several lanes on the host, for the simulated device. They make a missing barrier in a kernel visible.
 #pragma once
 
 #include <cstddef>

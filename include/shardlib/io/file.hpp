@@ -1,5 +1,5 @@
-// Whole files and folders through POSIX, with errors that name the file and the reason: UsageError where the path is
-// wrong (nothing there, or no file), Error where the system fails.
+// Whole files and folders through POSIX, with errors that name the file and the reason: UsageError if the path is wrong
+// (it does not exist, or is not a file), Error if the system fails.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Philox, and uniform and normal numbers of its words.
+// Philox, a counter-based generator of random words, and uniform and normal numbers made of its words.
 #pragma once
 
 #if defined(__HIPCC__)  // Random123 marks its functions for nvcc alone

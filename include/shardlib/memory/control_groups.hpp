@@ -1,4 +1,4 @@
-// The control groups of this process, in which Linux bounds the memory of a container or a job.
+// The control groups of this process, by which Linux limits the memory of a container or a job.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Collective matmul: einsums that compute with the shards of an operand as they arrive, or send those of the result as
-// soon as they are computed.
+// Collective matmul: einsums that compute with the shards of an operand as they arrive, or that send the shards of the
+// result as soon as they are computed.
 #pragma once
 
 #include <array>

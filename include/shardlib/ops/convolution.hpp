@@ -1,5 +1,5 @@
-// Windows that move along one or several lengths: windows takes the elements under them; conv_unreduced multiplies
-// these with weights, and, as an einsum, sums on each device, so that a sum over devices stays partial.
+// Windows that move along one or several lengths. `windows` returns the elements under each window. `conv_unreduced`
+// multiplies them with weights and sums on each device, as an einsum does: a sum over devices stays partial.
 #pragma once
 
 #include <cstdint>

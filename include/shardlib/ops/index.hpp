@@ -1,5 +1,5 @@
-// Rows by index, along one dim or several, which may be sharded: index_unreduced looks them up, scatter_add adds to
-// them. Elements by index, along an unsharded dim: take_along.
+// Rows by index, along one dim or several, which may be sharded: index_unreduced looks rows up, scatter_add adds to
+// rows. Elements by index, along an unsharded dim: take_along.
 #pragma once
 
 #include <cstddef>

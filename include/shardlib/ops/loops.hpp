@@ -1,5 +1,5 @@
 // Loops with a typed carry: scan_layers over layers, fori by a count, scan along a dim. They record the ops of f, as a
-// loop of the language does, and hold recompute and prefetch in one place.
+// loop in C++ does, and apply recompute and prefetch to each iteration.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Ops on rows that are counted at run time: ragged_all_to_all and grouped_einsum. The counts are a tensor `P/d/e X`:
 // how many rows each place has for each group, such as an expert. A device's rows are ordered by group, and within a
-// group by place. The rows behind the counted ones are padding.
+// group by place. The rows after the counted ones are padding.
 #pragma once
 
 #include "shardlib/ops/einsum.hpp"

@@ -1,5 +1,5 @@
-// The same devices under another factorisation of their number: `d` and `s` together seen as one axis `e`, or one axis
-// as two. Nothing moves: a device keeps its rank, its shards and its memory.
+// The same devices under another factorization of their number: one axis `e` in the place of `d` and `s`, or two axes
+// in the place of one. No data moves: a device keeps its rank, its shards and its memory.
 #pragma once
 
 #include <string_view>

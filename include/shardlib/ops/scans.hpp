@@ -1,4 +1,5 @@
-// Scans along one dim, unsharded but for linear_scan: cumsum, cumprod, cummax, linear_scan.
+// Scans along one dim: cumsum, cumprod, cummax and linear_scan. The dim must be unsharded; only linear_scan also takes
+// a sharded one.
 #pragma once
 
 #include "shardlib/ops/record.hpp"

@@ -1,5 +1,5 @@
-// Submeshes: the devices with one index of an axis, which run a program of their own. Nothing moves where tensors come
-// to a submesh and leave it.
+// Submeshes: the devices with one index of an axis, which run a program of their own. No data moves when a tensor
+// enters or leaves a submesh.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Weights that are gathered once for several microbatches, and the gradients by them.
+// Gathers weights once for several microbatches, and scatters the gradients by the gathered weights.
 #pragma once
 
 #include <string_view>

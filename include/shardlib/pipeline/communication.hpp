@@ -1,7 +1,7 @@
 // The messages between the ranks of a pipeline and their order: the task list of a rank with its sends and receives.
-// Activations go from a stage to the next one, gradients back: `bwd` and `bwdA` make them. Stages on one rank hand over
-// within it. A rank that runs its operations in order, with sends that do not wait for the receiver, never waits for
-// something that comes later: receives may be posted, or even waited for one by one.
+// Activations go from a stage to the next one. `bwd` and `bwdA` send gradients back. Stages on one rank pass values
+// within it. If sends do not wait for the receiver, ranks that run their operations in order cannot deadlock, even if
+// they wait at each receive.
 #pragma once
 
 #include <compare>
@@ -43,9 +43,9 @@ struct Message {
 struct Operation {
   enum class Kind { receive, run, send };
   Kind kind = Kind::run;  ///< what the rank does
-  Task task;          ///< to run; for `receive` the one that needs the message, for `send` the one that has made it
-  Message message{};  ///< not for `run`
-  int peer = -1;      ///< the other rank; not for `run`
+  Task task;              ///< to run; for `receive` the one that needs the message, for `send` the one that has made it
+  Message message{};      ///< not for `run`
+  int peer = -1;          ///< the other rank; not for `run`
   friend bool operator==(const Operation&, const Operation&) = default;
 };
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Operation& operation);

@@ -1,4 +1,4 @@
-// A mesh with a stage axis: what a pipeline rank sees of its own stage, and what stages send each other.
+// A mesh with a stage axis: the view that a pipeline rank has of its own stage, and the messages between stages.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Typing rules of reinterpret: the axes of a mesh, and the placements of a tensor, under another factorisation of the
+// Typing rules of reinterpret: the axes of a mesh, and the placements of a tensor, under another factorization of the
 // same devices.
 #pragma once
 

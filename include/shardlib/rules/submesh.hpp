@@ -1,5 +1,5 @@
-// Typing rules of submesh and on_submeshes: the mesh of the devices with one index of an axis, and how tensors come to
-// it and leave it.
+// Typing rules of submesh and on_submeshes: the mesh of the devices with one index of an axis, and the types of tensors
+// that enter or leave it.
 #pragma once
 
 #include "shardlib/rules/grad.hpp"

@@ -1,5 +1,5 @@
-// The options --plan and --graph: what a training program would do, without training; and --gather, whose default
-// depends on what a dry run finds.
+// The options --plan and --graph, which show what a training program would do, without training. Also --gather, whose
+// default depends on a dry run.
 #pragma once
 
 #include <string>

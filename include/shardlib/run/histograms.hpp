@@ -1,4 +1,4 @@
-// Histograms of a tree's leaves, which lie on the devices of a mesh in shards.
+// Histograms of a tree's leaves, whose shards are on the devices of a mesh.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// The machine's peak, which MFU (model FLOPs utilisation) is measured against.
+// The measured peak of the machine. MFU (model FLOPs utilization) is a fraction of it.
 #pragma once
 
 #include "shardlib/support/inline.hpp"

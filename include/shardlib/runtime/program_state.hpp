@@ -1,4 +1,5 @@
-// A device's state of the running program: the mode, the tape's counter, open names, pending collectives.
+// A device's state of the running program: the mode, the counter of the tape, the open scopes of names, pending
+// collectives.
 #pragma once
 
 #include <cstddef>

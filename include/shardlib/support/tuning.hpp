@@ -1,4 +1,4 @@
-// Sizes and times at which the library takes another way.
+// Thresholds, as sizes and times, by which the library chooses between algorithms.
 #pragma once
 
 #include <chrono>

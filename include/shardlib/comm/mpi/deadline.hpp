@@ -1,4 +1,4 @@
-// A time limit on what all ranks do together before and after a launch, where no watchdog runs yet.
+// A time limit on what all ranks do together before and after a launch, when no watchdog runs.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// How a program ends: its status, its message, and the same on all ranks.
+// The end of a program: its status and its message, which are the same on all ranks.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The parts of launch and run_program: devices on threads, and how a program ends, alike on all ranks.
+// The parts of launch and run_program: devices on threads, and the end of a program, which is the same on all ranks.
 #pragma once
 
 #include <exception>

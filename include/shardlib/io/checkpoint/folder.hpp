@@ -1,5 +1,5 @@
-// Checkpoints as folders, without a mesh: what they hold, whether they are whole, which is the newest. The layout is
-// specified in docs/checkpoints.md.
+// Checkpoints as folders, without a mesh: their content, whether they are whole, and which one is the newest. The
+// layout is specified in docs/checkpoints.md.
 #pragma once
 
 #include <cstddef>

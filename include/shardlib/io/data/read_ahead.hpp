@@ -1,4 +1,4 @@
-// A thread that has the next batches ready while the devices compute.
+// A thread that prepares the next batches while the devices compute.
 #pragma once
 
 #include <condition_variable>

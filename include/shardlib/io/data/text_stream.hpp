@@ -1,4 +1,5 @@
-// Batches straight from text files that are tokenized as they are read: nothing to prepare, but no exact resume.
+// Batches straight from text files that are tokenized as they are read. They need no preparation, but a run does not
+// resume exactly.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,10 @@ namespace shardlib::io {
 
 /// The rows that a TextStream makes.
 struct TextStreamOptions {
-  std::int64_t batch = 1;   ///< rows of the global batch
-  std::int64_t length = 1;  ///< tokens a row
-  std::uint64_t seed = 0;   ///< seed of the order of files and of the rows' first positions
-  TextOptions text = {};    ///< how the texts become tokens
+  std::int64_t batch = 1;        ///< rows of the global batch
+  std::int64_t length = 1;       ///< tokens a row
+  std::uint64_t seed = 0;        ///< seed of the order of files and of the rows' first positions
+  TextOptions text = {};         ///< how the texts become tokens
   std::uint32_t vocabulary = 0;  ///< ids must be below it; 0: not checked
   std::int32_t begin = 0;        ///< the input before the first token of a document, and of a row
 };

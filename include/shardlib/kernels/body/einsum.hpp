@@ -1,4 +1,4 @@
-// Kernels of einsum.hpp, for einsums that are no matrix products.
+// Kernels of einsum.hpp, for einsums that are not matrix products.
 #pragma once
 
 #include <algorithm>

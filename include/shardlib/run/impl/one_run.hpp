@@ -1,4 +1,4 @@
-// Checks that all ranks run one program on one data set, from one folder.
+// Checks that all ranks run the same program on the same data set, in the same folder.
 #pragma once
 
 #include <fmt/format.h>

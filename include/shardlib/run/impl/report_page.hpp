@@ -1,4 +1,4 @@
-// The style of the report, and what it says of itself.
+// The style of the report, and its own explanations.
 #pragma once
 
 namespace shardlib::run::detail {

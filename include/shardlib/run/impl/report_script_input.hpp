@@ -1,4 +1,4 @@
-// The last part of the report's script: zoom, axes, runs, keyboard, and loading again while a run goes on.
+// The last part of the report's script: zoom, axes, runs, keyboard, and reloading while a run goes on.
 #pragma once
 
 namespace shardlib::run::detail {

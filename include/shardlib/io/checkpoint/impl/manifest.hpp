@@ -1,4 +1,4 @@
-// The manifest of a checkpoint: what it lists, how it is written and read, and how files are compared with it.
+// The manifest of a checkpoint: its content, how it is written and read, and how files are compared with it.
 #pragma once
 
 #include <nlohmann/json.hpp>

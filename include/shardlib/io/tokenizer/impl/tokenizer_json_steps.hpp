@@ -1,4 +1,4 @@
-// The steps that a tokenizer.json lists: what it rewrites, where it cuts, and how it spells. For impl/ headers.
+// The steps that a tokenizer.json lists: rewriting, cutting into pieces, and spelling. For impl/ headers.
 #pragma once
 
 #include <array>
