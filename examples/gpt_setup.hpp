@@ -41,14 +41,14 @@ inline void declare(run::Options& options, ModelOptions& o) {
               run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.add("--init", o.init,
-              "first values; depth-scaled: branches by 1/sqrt(2 layers), as in GPT-2; seqax: as seqax draws them, with "
-              "queries, not scores, by 1/sqrt(d_head)",
+              "initial weights; depth-scaled: as in GPT-2, with 1/sqrt(2 layers) in the weights that end a branch; "
+              "seqax: as in seqax, with 1/sqrt(d_head) in the queries instead of the scores",
               run::one_of({"depth-scaled", "seqax"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
   options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
   options.flag("--collective-matmul", o.config.collective_matmul,
-               "sum over t while the products that make the summands run (einsum_scatter): for t over slow links");
+               "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
 }
 
 // Sizes of the model's dims, padded so that the devices that weights are sharded over divide them, and the vocabulary

@@ -1,5 +1,5 @@
-// shardlib-checkpoint COMMAND: looks at checkpoints, checks them, removes old ones, averages them, and converts them to
-// and from safetensors and seqax's format.
+// shardlib-checkpoint COMMAND: lists, verifies, prunes and averages checkpoints, and converts them to and from
+// safetensors and seqax's format.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <shardlib/device/launch.hpp>
@@ -157,12 +157,12 @@ struct Command {
 };
 
 const Command commands[] = {
-    {"list", "The checkpoints of a directory, the first to resume from first.",
+    {"list", "Prints the checkpoints of a directory, beginning with the one from which a run resumes.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("DIR", a.path, "the folder of a run, or of its checkpoints");
        return [&a] { return list(a.path); };
      }},
-    {"inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata.",
+    {"inspect", "Prints the arrays, with dtype, shape, dims and size, and the metadata.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
        return [&a] { return inspect(a.path); };
@@ -181,7 +181,7 @@ const Command commands[] = {
              run::command_line_only());
        return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
      }},
-    {"from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32.",
+    {"from-safetensors", "Converts a safetensors file to a checkpoint; F16 becomes f32.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("FILE", a.path, "the file to read");
        o.argument("DIR", a.target, "the directory in which the checkpoint is made");
@@ -207,25 +207,25 @@ const Command commands[] = {
        return [&a] { return average(a.average); };
      }},
     {"prune",
-     "Removes old complete checkpoints. The one from which a run resumes stays in any case, and every file of it is "
-     "read "
-     "first. Damaged checkpoints, and those of steps after it, stay too and do not count. A checkpoint is renamed to "
-     "step-00000100.old-pruned before its files go: if the command is stopped, the others are as they were, and the "
-     "next "
-     "prune, or the next save, removes the rest.",
+     "Removes old complete checkpoints. The checkpoint from which a run resumes is read and verified first, and always "
+     "stays. Damaged checkpoints and those of later steps stay too, and do not count. A checkpoint is renamed to "
+     "step-00000100.old-pruned before its files are removed: if the command is stopped, the next prune or the next "
+     "save "
+     "removes the rest, and other checkpoints are complete.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("DIR", a.prune.directory, "the folder of a run, or of its checkpoints");
-       o.add("--keep", a.prune.keep, "how many of the newest stay",
+       o.add("--keep", a.prune.keep, "number of newest checkpoints that stay",
              run::at_least(1) | run::required() | run::command_line_only());
-       o.add("--every", a.prune.every, "also keep those of steps that this divides (0: none)",
+       o.add("--every", a.prune.every, "also keep checkpoints whose step is a multiple of this (0: none)",
              run::at_least(0) | run::command_line_only());
-       o.add("--best", a.prune.best, "also keep so many of the lowest validation losses",
+       o.add("--best", a.prune.best, "also keep this many checkpoints with the lowest validation loss",
              run::at_least(0) | run::command_line_only());
-       o.flag("--dry-run", a.prune.dry_run, "say what would be removed, and remove nothing", run::command_line_only());
+       o.flag("--dry-run", a.prune.dry_run, "print what would be removed, and remove nothing",
+              run::command_line_only());
        return [&a] { return prune(a.prune); };
      }},
     {"to-seqax",
-     "Writes a checkpoint of gpt_fsdp --init seqax as one of seqax: zarr arrays of stacked layers, weights and "
+     "Converts a checkpoint of gpt_fsdp --init seqax to seqax's format: zarr arrays of stacked layers, weights and "
      "moments.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("CKPT", a.path, "one checkpoint, which is verified first");
@@ -234,7 +234,7 @@ const Command commands[] = {
              run::at_least(-1) | run::command_line_only());
        return [&a] { return seqax::to_seqax(a.path, a.target, a.step_or_same); };
      }},
-    {"from-seqax", "Makes a checkpoint for gpt_fsdp --init seqax of one of seqax, with its moments.",
+    {"from-seqax", "Converts a checkpoint of seqax, with its moments, to one of gpt_fsdp --init seqax.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("PATH", a.path, "one checkpoint of seqax, as in models/a/0000000100");
        o.argument("DIR", a.target, "the directory in which the checkpoint is made, as in runs/a/checkpoints");
@@ -252,13 +252,13 @@ int tool(int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";
   if (word == "--help" || word == "-h") {
     fmt::print(
-        "shardlib-checkpoint: looks at checkpoints, checks them, removes old ones, averages them, and converts them to "
-        "and from safetensors and seqax's format.\n\n"
+        "shardlib-checkpoint: lists, verifies, prunes and averages checkpoints, and converts them to and from "
+        "safetensors and seqax's format.\n\n"
         "usage: shardlib-checkpoint COMMAND ...\n\n");
     for (const Command& command : commands) fmt::print("  {:<18}{}\n", command.name, first_sentence(command.purpose));
     fmt::print(
-        "\nshardlib-checkpoint COMMAND --help says more.\n"
-        "Exit status: 0 if all is well, 1 for a damaged checkpoint or file, 2 for a wrong request.\n");
+        "\nshardlib-checkpoint COMMAND --help prints the options of a command.\n"
+        "Exit status: 0 for success, 1 for a damaged checkpoint or file, 2 for a wrong request.\n");
     return 0;
   }
   std::vector<std::string> names;

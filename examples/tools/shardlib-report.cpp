@@ -55,15 +55,15 @@ int program(int argc, char** argv) {
   std::string output, csv, jsonl;
   std::int64_t follow = 0;
   run::Options options("shardlib-report", "Writes one page with the curves, texts and settings of training runs.");
-  options.arguments("RUN", runs, "folder of a run, or a metrics file; the first one's colour is blue");
+  options.arguments("RUN", runs, "folder of a run, or a metrics file; the first run is blue");
   options.add("-o,--output", output,
-              "the page (default: report.html in the run's folder; for several runs in this one)",
+              "the page (default: report.html in the run's folder, for several runs in the current folder)",
               run::value_name("FILE") | run::command_line_only());
   options.add("--follow", follow, "write the page again each SECONDS, until no run goes on; 0: write it once",
               run::at_least(0) | run::value_name("SECONDS") | run::command_line_only());
   options.add("--csv", csv, "write the numbers of all steps as a table instead; -: to the standard output",
               run::value_name("FILE") | run::command_line_only());
-  options.add("--jsonl", jsonl, "the same as JSON objects, one a line, as W&B and MLflow take them",
+  options.add("--jsonl", jsonl, "the same as JSON lines, an object for each step, for W&B and MLflow",
               run::value_name("FILE") | run::command_line_only());
   if (!options.parse(argc, argv)) {
     fmt::print("{}", options.answer());

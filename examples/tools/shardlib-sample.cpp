@@ -81,14 +81,14 @@ std::string one_device(const std::string& config) {
 
 int program(int argc, char** argv) {
   const std::string usage =
-      "shardlib-sample RUN [OPTION...]: prints texts of a run's newest checkpoint, and only reads its folder.\n"
+      "shardlib-sample RUN [OPTION...]: prints texts of a run's newest checkpoint. It writes nothing.\n"
       "The options are those of the run's trainer; these are for sampling:\n"
       "  --prompt TEXT (-: the standard input) --max-tokens N --samples N --temperature X --top-k N --top-p X --stop "
       "TEXT --seed N\n"
-      "  --chat: answers the lines of the standard input; /reset forgets, /quit ends\n"
+      "  --chat: answers the lines of the standard input; /reset begins a new conversation, /quit ends\n"
       "  --turns 'User: {}\\nAssistant:': a turn of --chat, with {} for the message and \\n for a new line\n"
       "  --evaluate FILE.jsonl: multiple-choice questions\n"
-      "  --mesh d=2,t=1: devices (default: one); --load PATH: the weights beside which a run trained adapters\n";
+      "  --mesh d=2,t=1: devices (default: one); --load PATH: for a run of adapters, the weights that they adapt\n";
   const std::vector<std::string> given(argv + 1, argv + argc);
   if (!given.empty() && (given[0] == "--help" || given[0] == "-h")) {
     fmt::print("{}", usage);

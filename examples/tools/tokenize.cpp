@@ -276,9 +276,9 @@ int tool(int argc, char** argv) {
   run::Options options(
       "tokenize",
       "Turns text into tokens for training: all documents of all files, in order, each in the train or the "
-      "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
+      "validation split. After an interruption, the same command continues (flat-tokens) or begins again (llmc).");
   options.arguments("INPUT", o.inputs,
-                    "text files, JSON lines with --field, both also as .gz or .zst; and folders of them");
+                    "text files, or JSON lines with --field, also as .gz or .zst, or folders of such files");
   options.add("--out", o.out, "folder of the new data set", run::required() | run::value_name("DIR"));
   options.add("--tokenizer", o.tokenizer, std::string(io::tokenizer_help), run::value_name("FILE"));
   options.add("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids",
@@ -286,7 +286,7 @@ int tool(int argc, char** argv) {
   options.add("--validation-fraction", o.validation_fraction,
               "fraction of documents for validation, chosen by their SHA-256", run::between(0, 1));
   options.add("--field", o.field,
-              "the inputs are JSON lines (JSONL): a line is a document, its text the value of this key",
+              "the inputs are JSON lines (JSONL): each line is a document, whose text is the value of this key",
               run::value_name("KEY"));
   options.flag("--document-per-file", o.document_per_file,
                "a file is one document (otherwise documents are separated by <|endoftext|>)");

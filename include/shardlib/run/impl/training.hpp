@@ -29,7 +29,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--data", t.data, "tokens: a text file, a flat-tokens data set, llm.c's or nanoGPT's .bin files",
         value_name("PATH"));
   o.add("--validation-data", t.validation_data,
-        "as --data, of which the validation split is read if there is one (default: that of --data)",
+        "validation data, in a format of --data; of a data set with splits, the validation split (default: that of "
+        "--data)",
         value_name("PATH"));
   o.add("--stream", t.text_stream,
         "train from the raw texts of this folder instead; a resumed run does not repeat its batches exactly",
@@ -64,7 +65,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--final-learning-rate", t.final_learning_rate, "final learning rate, as a fraction of the peak",
         between(0, 1));
   o.add("--weight-decay", t.weight_decay,
-        "decoupled decay of weights: of gpt2 matrices, of the other trainers all leaves", at_least(0));
+        "decoupled weight decay: in gpt2 of matrices, in the other trainers of all leaves", at_least(0));
   o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
   o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
   // Below that, f32 has no normal number for it, and a gradient of zero would divide zero by zero.
@@ -142,9 +143,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
   o.flag("--chat", t.chat,
-         "with --sample-only: answer each line of the standard input, and wait for it without --collective-timeout; "
-         "/reset "
-         "begins a new conversation, /quit ends",
+         "with --sample-only: answer each line of the standard input; /reset begins a new conversation, /quit ends; "
+         "--collective-timeout does not count the wait for a line",
          command_line_only());
   o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
         command_line_only());
