@@ -1270,9 +1270,17 @@ def full_disk(p):
 
 
 def options_of_others(p):
-    """An option that only other trainers have is an error that names them, as their --help has it."""
+    """An option that only other trainers have is an error that names them. Each option is in a page of docs/."""
+    def options_in(program, *words):
+        return set(re.findall(r"^  (?:--\[no-\]|--)([\w-]+)", p.run(program, [*words, "--help"]).out, re.M))
+
     trainers = ["gpt2", "gpt_fsdp", "gpt_pipeline", "moe"]
-    has = {t: set(re.findall(r"^  (?:--\[no-\]|--)([\w-]+)", p.run(t, ["--help"]).out, re.M)) for t in trainers}
+    has = {t: options_in(t) for t in trainers}
+    tools = [options_in("shardlib-checkpoint", command) for command in ("to-safetensors", "average", "prune")]
+    docs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+    pages = "".join(open(os.path.join(docs, page)).read() for page in os.listdir(docs))
+    for option in sorted(set.union(*has.values(), *tools, options_in("tokenize"), options_in("shardlib-report"))):
+        check(re.search(rf"--(no-)?{option}(?![\w-])", pages), f"no page of docs/ has the option --{option}")
     for option in sorted(set.union(*has.values())):
         knows, lacks = [t for t in trainers if option in has[t]], [t for t in trainers if option not in has[t]]
         if lacks:
