@@ -27,7 +27,7 @@ namespace shardlib {
 /// The kind of hardware that runs a program's kernels.
 enum class DeviceKind {
   cpu,       ///< the host's cores, in host memory
-  gpu,       ///< a GPU, in its memory, in builds with the CUDA launcher; see docs/devices.md
+  gpu,       ///< a GPU, in its memory, in builds with the CUDA launcher; see docs/gpus.md
   simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/kernels.md
 };
 
@@ -61,8 +61,8 @@ class Device : public detail::Counted {
   [[nodiscard]] const Device& original() const { return reinterpreted_ ? *whole_ : *this; }
   /// The device of the mesh that `launch` made: itself, unless `submesh` or `reinterpreted` made it.
   [[nodiscard]] const Device& root() const { return whole_ ? whole_->root() : *this; }
-  /// The axes of `original` that the group over `axes` spans, without those that it lacks. A factor that spans a part of
-  /// an axis counts as that axis.
+  /// The axes of `original` that the group over `axes` spans, without those that it lacks. A factor that spans a part
+  /// of an axis counts as that axis.
   [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
   /// The difference of rank of neighbours along the axis.
   [[nodiscard]] int stride(std::string_view axis) const;

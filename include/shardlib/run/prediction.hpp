@@ -35,7 +35,7 @@ struct Machine {
 struct Accelerator {
   std::string_view name;  ///< what --plan-device calls it
   double flops;           ///< dense FLOP/s of bf16, sums in f32
-  double f32_flops;       ///< FLOP/s of f32, not TF32: products of f32 are exact ones (docs/devices.md)
+  double f32_flops;       ///< FLOP/s of f32, not TF32: products of f32 are exact ones (docs/gpus.md)
   double memory;          ///< bytes/s
   double bytes;           ///< size of its memory
 };

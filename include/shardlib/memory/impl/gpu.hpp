@@ -174,7 +174,7 @@ SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int local_rank, int sha
 SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int /*local_rank*/, int /*sharers*/) {
   throw UsageError(
       "--device gpu: this program was built without a launcher for GPUs; configure it with "
-      "-DSHARDLIB_LAUNCHER=cuda (docs/devices.md), or use --device cpu");
+      "-DSHARDLIB_LAUNCHER=cuda (docs/gpus.md), or use --device cpu");
 }
 
 #endif
