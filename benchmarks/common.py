@@ -103,20 +103,20 @@ def must(command):
 
 
 class Hosts:
-    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s, or as fast as the cores
+    """Network namespaces, one rank in each, or `ranks` that share memory, joined by a switch: each sends at a given rate, in Gbit/s, or as fast as the cores
     move bytes. They are gone at the end. Where none can be, status 77. They have one name on a machine, so that what a killed
     run has left goes too.
 
     Each packet costs such a link a timer and a turn of the kernel, on the cores that compute, as it has no network card. With
     longer packets there are fewer; but after a pause a link lets one packet through at any speed."""
 
-    def __init__(self, rate=None, count=2, packet=PACKET):
+    def __init__(self, rate=None, count=2, packet=PACKET, ranks=1):
         if os.geteuid() != 0:
             no_links("not root")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 no_links(f"no {tool}")
-        self.rate, self.count, self.packet = rate, count, packet
+        self.rate, self.count, self.packet, self.ranks = rate, count, packet, ranks
         self.lock = self.folder = None
 
     def __enter__(self):
@@ -157,26 +157,38 @@ class Hosts:
                 # What it lets through at any speed after a pause; longer packets tbf cuts up, which takes the cores' time.
                 burst = max(1.05 * self.packet, self.rate * 1e9 / 8 * 0.2e-3)
                 must(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {1e6 * self.rate:.0f}kbit burst {burst:.0f} latency 50ms")
-        # What mpirun calls instead of ssh. To Open MPI the hosts are one, by its name; so each has a folder of its own for
-        # temporary files, or its daemons get into each other's way while they make theirs.
+        # What mpirun calls instead of ssh. Each host has a name of its own, so that only its ranks share memory, and a folder
+        # of its own for temporary files, or Open MPI's daemons get into each other's way while they make theirs.
         self.folder = tempfile.mkdtemp(prefix="shardlib-hosts-")
         agent = os.path.join(self.folder, "agent.sh")
         with open(agent, "w") as file:
             file.write(f'#!/bin/sh\nhost=$1; shift\nmkdir -p {self.folder}/$host\n'
-                       f'exec ip netns exec shardlib$((${{host##*.}} - 1)) env TMPDIR={self.folder}/$host sh -c "$*"\n')
+                       f'exec {named("$host")} ip netns exec shardlib$((${{host##*.}} - 1)) env TMPDIR={self.folder}/$host sh -c "$*"\n')
         os.chmod(agent, 0o755)
-        return (f"ip netns exec shardlib0 mpirun -n {self.count} --host {','.join(hosts)} "
-                f"--mca plm_rsh_agent {agent} --bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
+        everyone = self.count * self.ranks
+        return (f"{named(hosts[0])} ip netns exec shardlib0 mpirun -n {everyone} "
+                f"--host {','.join(f'{host}:{self.ranks}' for host in hosts)} --mca plm_rsh_agent {agent} --bind-to none "
+                f"--mca pml ob1 --mca btl self,tcp {'-x SHARDLIB_SHM=0 ' if self.ranks == 1 else ''}"
                 # More ranks than cores: who waits lets others run.
-                f"--mca mpi_yield_when_idle {int(self.count > os.cpu_count())} "
+                f"--mca mpi_yield_when_idle {int(everyone > os.cpu_count())} "
                 # Each takes itself for alone on its host: left to MPI all are bound to core 0.
                 f"""sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"' rank""")
+
+    @staticmethod
+    def sent(host):
+        """Bytes that a host has sent over its link."""
+        return int(ran(["ip", "netns", "exec", f"shardlib{host}", "cat", "/sys/class/net/sl0/statistics/tx_bytes"]))
 
     def __exit__(self, *_):
         delete_namespaces()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.lock.close()
+
+
+def named(host):
+    """What starts a command on a host of this name, for the shell."""
+    return f"""unshare --uts sh -c 'hostname "$0" && exec "$@"' {host}"""
 
 
 def delete_namespaces():

@@ -3,7 +3,8 @@
 
 examples/gpt_fsdp.cpp, and README's program of 30 lines if the folder has the tests, as the build folder compiles them,
 by ninja's command and without ccache, but for their objects, which go to a folder of their own; README's also as a
-program that links shardlib::compiled. And a source that includes shardlib/shapes.hpp alone, as far as g++'s front end
+program that links shardlib::compiled. With the flags of gpt_fsdp.cpp also the training program of examples/template, as
+a project that uses an installed shardlib compiles it. And a source that includes shardlib/shapes.hpp alone, as far as g++'s front end
 goes.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
@@ -60,9 +61,14 @@ def main():
         one = shlex.split(ran(["ninja", "-C", options.build, "-t", "commands", README]).splitlines()[-1])
         readme = [("README's 30 lines, shardlib::compiled", options.runs, ([*one, "-DSHARDLIB_COMPILED"],)),
                   ("README's 30 lines, header-only", options.runs, (one,))]  # fmt: skip
+    source = os.path.join(ROOT, "examples/template/src/train.cpp")
+    template = [source if part.endswith("/gpt_fsdp.cpp") else part for part in shlex.split(command)]
+    alone = [part for part in template if part not in ("-DSHARDLIB_COMPILED", "-DSHARDLIB_HAS_COMMIT")]
     for name, runs, arguments in (
         (f"gpt_fsdp.cpp, {optimised}", options.runs, (shlex.split(command),)),
         *readme,
+        (f"the template, {optimised}, shardlib::compiled", options.runs, (template,)),
+        (f"the template, {optimised}, header-only", options.runs, (alone,)),
         ("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")),
     ):
         columns = zip(*(cost(*arguments) for _ in range(runs)))

@@ -3,7 +3,8 @@
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
 # GPT-2 124M beside its peers', and its memory;
 # a mixture of experts beside its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what
-# overlaps, what tensor parallelism hides in its products and what --plan predicts; and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
+# overlaps, what tensor parallelism hides in its products and context parallelism in attention, and what --plan predicts;
+# and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
 # For an idle machine: about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 #     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes
@@ -61,7 +62,7 @@ echo "run.sh: building (build/log/benchmarks-build.log)"
 quietly build/log/benchmarks-configure.log "configuring" cmake --preset release -B build/benchmarks \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=ON -DSHARDLIB_WITH_MPI=ON
 quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" \
-  --target figures peak moe_layer tensor_parallel gpt2 gpt_fsdp gpt_pipeline
+  --target figures peak moe_layer tensor_parallel ring_attention gpt2 gpt_fsdp gpt_pipeline
 
 # Written beside what is built first: a run that ends early leaves the figures of the one before.
 results=build/benchmarks/results.md
@@ -116,8 +117,11 @@ measure benchmarks/pipeline.py
 measure benchmarks/pipeline.py --rate 1 --rounds 1
 say "" "# Communication beside computation"
 measure benchmarks/overlap.py
+measure benchmarks/node_links.py
 say "" "# Tensor parallelism over links"
 measure benchmarks/tensor_parallel.py
+say "" "# Context parallelism over links"
+measure benchmarks/ring_attention.py
 say "" "# What --plan predicts of a step"
 measure benchmarks/prediction.py
 say "" "# Compile cost"
