@@ -107,6 +107,51 @@ TEST_CASE("hessian_vector_product: a direction through X^T diag(12 (Xw)^2) X", "
   SUCCEED();
 }
 
+namespace {
+// A model may lack a tensor, and each of its layers is of one kind.
+struct Dense {
+  Tensor<f64, "M F/t"> up;
+};
+struct Experts {
+  Tensor<f64, "X M F/t"> up;
+};
+struct Kind {
+  Array<"bias", Tensor<f64, "M">> bias;
+  Array<"dense", Dense> dense;
+  Array<"experts", Experts> experts;
+};
+using Kinds = Array<"layers", Kind>;
+Tensor<f64, "+d +t"> loss_of_kinds(const Kinds& layers, const Tensor<f64, "B/d M">& x) {
+  auto y = x;
+  auto total = sum<"B/d -> +d">(sum<"B/d M -> B/d">(y) * 0.0);
+  for (const Kind& layer : layers) {
+    for (const auto& bias : layer.bias) y = y + bias;
+    for (const auto& w : layer.dense)
+      total = total + all_reduce<"+d +t -> +d">(
+                          sum<"B/d F/t -> +d +t">(tanh(einsum_unreduced<"B/d M, M F/t -> B/d F/t">(y, w.up))));
+    for (const auto& w : layer.experts)
+      total = total + all_reduce<"+d +t -> +d">(
+                          sum<"B/d X F/t -> +d +t">(tanh(einsum_unreduced<"B/d M, X M F/t -> B/d X F/t">(y, w.up))));
+  }
+  return to_partial<"+d -> +d +t">(total);
+}
+}  // namespace
+
+TEST_CASE("check_gradients: an Array of layers of two kinds", "[grad]") {
+  launch_on_meshes({"d", "t"}, 4, [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    Kinds layers(3);
+    layers[0].dense.resize(1);
+    layers[1].experts.resize(1);
+    layers[1].bias.resize(1);
+    layers[2].dense.resize(1);
+    initialize(mesh, layers, {{"M", 3}, {"F", 4}, {"X", 2}}, 7, [](std::string_view) { return Normal{0, 0.5}; });
+    expect(leaf_names(layers) == std::vector<std::string>{"0/dense/0/up", "1/bias/0", "1/experts/0/up", "2/dense/0/up"},
+           "the leaves that are there");
+    check_gradients(mesh, loss_of_kinds, layers, random_normal<f64, "B/d M">(mesh, {{"B", 4}, {"M", 3}}, {7, 1}));
+  });
+}
+
 TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
   struct Two {
     Tensor<f64, "A/d B/t"> right, wrong;

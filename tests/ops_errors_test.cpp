@@ -1,4 +1,5 @@
 // Run-time errors: each names the op, its spec, the dim, the sizes and the device, and says what helps.
+#include <array>
 #include <optional>
 
 #include "op_case.hpp"
@@ -276,7 +277,7 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
     expect_error<Error>(
         [&] { x + zero_of<Tensor<f32, "A">>(other, {12}); },
         "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 "
-        "(d=0,t=0) of mesh d=1,t=1" +
+        "(d=0,t=0) of mesh d=1,t=1; make all tensors on one" +
             on_one);
   });
 }
@@ -423,6 +424,23 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
   });
 }
 
+TEST_CASE("tensors of two devices of a launch", "[ops][errors]") {
+  if (under_mpi()) return;
+  std::array<Tensor<f32, "A/d">, 2> shared;
+  launch({{"d", 2}}, [&](const DevicePtr& device) {
+    const Mesh<"d"> mesh(device);
+    const int own = mesh.rank();
+    shared[static_cast<std::size_t>(own)] = ones<f32, "A/d">(mesh, {{"A", 4}});
+    static_cast<void>(fetch(shared[static_cast<std::size_t>(own)]));  // both are there
+    if (own == 1) return;
+    expect_error<Error>(
+        [&] { shared[0] + shared[1]; },
+        "+ of `A/d` and `A/d`: its operands are of two devices, device 1 (d=1) of mesh d=2 and device 0 "
+        "(d=0) of mesh d=2; let each device make its own tensors, and move shards with a collective "
+        "(device 0 (d=0) of mesh d=2)");
+  });
+}
+
 TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
   if (under_mpi()) return;
   for (const int devices : {1, 2}) {
@@ -441,6 +459,10 @@ TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
     ERROR_NAMES_THIS_LINE("exp", ended, exp(*kept));
     ERROR_NAMES_THIS_LINE("all_gather<`A/d -> A`>", ended, all_gather<"A/d -> A">(*kept));
     ERROR_NAMES_THIS_LINE("zeros<`A`>", ended, zeros<f32, "A">(*mesh, {{"A", 2}}));
+    ERROR_NAMES_THIS_LINE("fetch", ended, static_cast<void>(fetch(*kept)));
+    auto w = *kept, mu = w, nu = w;
+    expect_error<Error>([&] { AdamW().update(w, mu, nu, *kept, 0.1, 1.0, 0, [](std::string_view) { return false; }); },
+                        "adamw" + ended);
     CHECK(kept->span()[0] == 1);  // what was computed can be read
   }
 }

@@ -113,6 +113,108 @@ TEST_CASE("reinterpret: experts over the devices of data and sequence, as on one
     });
 }
 
+// A model whose layers have factorisations of their own: attention on d, s, t (heads over t, a ring over s), experts
+// over d and s together in one layer, and over all devices in the next.
+using Hidden = Tensor<f32, "B/d L/s M">;
+struct Attention {
+  Tensor<f32, "M/d/s H/t D"> query, key, value;
+  Tensor<f32, "H/t D M/d/s"> out;
+};
+struct OverData {
+  Tensor<f32, "M X"> router;
+  Tensor<f32, "X/d/s M F/t"> up;
+  Tensor<f32, "X/d/s F/t M"> down;
+};
+struct OverAll {
+  Tensor<f32, "M X"> router;
+  Tensor<f32, "X/d/s/t M F"> up;
+  Tensor<f32, "X/d/s/t F M"> down;
+};
+struct Layers {
+  Attention first_attention;
+  OverData first;
+  Attention second_attention;
+  OverAll second;
+};
+
+auto attended(const Hidden& x, const Attention& w) -> Hidden {
+  const auto q = einsum_unreduced<"B/d L/s M, M H/t D -> B/d L/s H/t D">(x, all_gather<"M H/t D">(w.query));
+  const auto k = einsum_unreduced<"B/d L/s M, M H/t D -> B/d L/s H/t D">(x, all_gather<"M H/t D">(w.key));
+  const auto v = einsum_unreduced<"B/d L/s M, M H/t D -> B/d L/s H/t D">(x, all_gather<"M H/t D">(w.value));
+  const auto y = causal_attention<"L", "D", over<"s">>(q, k, v);
+  return x + einsum<"B/d L/s H/t D, H/t D M -> B/d L/s M">(y, all_gather<"H/t D M">(w.out));
+}
+/// What the best expert of each token makes of it, by `experts` of "P X/e T M".
+template <class F>
+auto of_experts(const Tensor<f32, "P/e T M">& x, const Tensor<f32, "M X">& router, const F& experts)
+    -> Tensor<f32, "P/e T M"> {
+  const auto shares = softmax<"X">(einsum_unreduced<"P/e T M, M X -> P/e T X">(x, router));
+  const auto chosen = one_hot<"X">(argmax<"P/e T X -> P/e T">(shares), router.size("X")) * shares;
+  const auto sent = all_to_all<"P X/e T M">(einsum_unreduced<"P/e T X, P/e T M -> P/e X T M">(chosen, x));
+  return sum<"P/e X T M -> P/e T M">(all_to_all<"P/e X T M">(experts(sent)));
+}
+auto over_data(const Hidden& x, const OverData& w) -> Hidden {
+  const Whole mesh(x.device());
+  const Scope scope(mesh);  // P, T and W have other sizes in each layer
+  const Mesh<"e t"> folded = reinterpret<"d s -> e">(mesh);
+  const auto shards = stack_shards<"B/d L/s M -> P/d/s U W M">(x);
+  const auto there = [&](const auto& tensor) { return reinterpret<"d s -> e">(tensor, folded); };
+  const auto y = of_experts(there(merge<"U W -> T">(shards)), there(w.router), [&](const auto& rows) {
+    const auto h = relu(einsum_unreduced<"P X/e T M, X/e M F/t -> P X/e T F/t">(rows, there(w.up)));
+    return einsum<"P X/e T F/t, X/e F/t M -> P X/e T M">(h, there(w.down));
+  });
+  const auto back = split<"T -> U W">(reinterpret<"e -> d s">(y, mesh), {{"W", shards.size("W")}});
+  return x + unstack_shards<"P/d/s U W M -> B/d L/s M">(back);
+}
+auto over_all(const Hidden& x, const OverAll& w) -> Hidden {
+  const Whole mesh(x.device());
+  const Scope scope(mesh);
+  const Mesh<"e"> folded = reinterpret<"d s t -> e">(mesh);
+  const auto own = shard<"B/d/t L/s M">(x);
+  const auto shards = stack_shards<"B/d/t L/s M -> P/d/s/t U W M">(own);
+  const auto there = [&](const auto& tensor) { return reinterpret<"d s t -> e">(tensor, folded); };
+  const auto y = of_experts(there(merge<"U W -> T">(shards)), there(w.router), [&](const auto& rows) {
+    const auto h = relu(einsum_unreduced<"P X/e T M, X/e M F -> P X/e T F">(rows, there(w.up)));
+    return einsum_unreduced<"P X/e T F, X/e F M -> P X/e T M">(h, there(w.down));
+  });
+  const auto back = split<"T -> U W">(reinterpret<"e -> d s t">(y, mesh), {{"W", shards.size("W")}});
+  return x + all_gather<"B/d L/s M">(unstack_shards<"P/d/s/t U W M -> B/d/t L/s M">(back));
+}
+auto loss_of_layers(const Layers& w, const Hidden& start) -> Tensor<f32, "+d +s +t"> {
+  auto x = attended(start, w.first_attention);
+  x = explicit_activation_checkpointing(over_data)(x, w.first);
+  x = attended(x, w.second_attention);
+  x = explicit_activation_checkpointing(over_all)(x, w.second);
+  return to_partial<over<"t">>(sum<"B/d L/s M -> +d +s">(square(x)));
+}
+
+TEST_CASE("reinterpret: layers of one model on three factorisations, as on one device", "[ops]") {
+  std::vector<HostArray<f32>> expected;
+  for (const char* shape : {"d=1,s=1,t=1", "d=2,s=2,t=1", "d=1,s=4,t=1", "d=1,s=2,t=2", "d=2,s=1,t=2", "d=2,s=2,t=2"})
+    on_mesh(shape, [&](const DevicePtr& device) {
+      const Whole mesh(device);
+      const Sizes sizes{{"B", 4}, {"L", 8}, {"M", 8}, {"H", 2}, {"D", 4}, {"X", 8}, {"F", 6}};
+      Layers w;
+      initialize(mesh, w, sizes, 1, [](std::string_view) { return Normal{0, 0.5}; });
+      const auto x = random_normal<f32, "B/d L/s M">(mesh, sizes, {2, 0});
+      const auto [value, partial] = value_and_grad(mesh, loss_of_layers, w, x);
+      std::vector<HostArray<f32>> found = fetch(reduce_gradients(mesh, partial));
+      found.push_back(fetch(value));
+      if (expected.empty() && device->size() == 1) expected = found;
+      if (expected.empty()) return;  // an idle rank of the first mesh
+      auto names = leaf_names(w);
+      names.emplace_back("the loss");
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        double most = 0, worst = 0;
+        for (const f32 number : expected[i].data) most = std::max(most, std::abs(static_cast<double>(number)));
+        for (std::size_t k = 0; k < found[i].data.size(); ++k)
+          worst = std::max(worst, std::abs(static_cast<double>(found[i].data[k]) - expected[i].data[k]));
+        expect(most > 0 && worst <= 1e-4 * most,
+               names[i] + " differs from that of one device by " + show(worst / most));
+      }
+    });
+}
+
 TEST_CASE("reinterpret: the plan counts what moves on the other mesh by the mesh's own axes", "[ops]") {
   const run::Plan counted = run::plan(parse_mesh("d=2,s=2"), [](const DevicePtr& device) {
     const Data mesh(device);

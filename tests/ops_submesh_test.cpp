@@ -305,6 +305,99 @@ TEST_CASE("on_submeshes: no copy, and no traffic", "[ops]") {
   CHECK(counted.collectives[0].axes == "d");
 }
 
+struct Chain {
+  Tensor<f32, "M/d F"> up;
+  Tensor<f32, "F M/d"> down;
+};
+using Chains = Array<"layers", Chain>;
+auto gathered_chain(const Chain& w) {
+  return std::pair(all_gather<"M F">(w.up), all_gather<"F M">(w.down));
+}
+Rows chain_layer(const Rows& x, const Chain& w) {
+  const auto [up, down] = gathered_chain(w);
+  return x + einsum_unreduced<"B/d F, F M -> B/d M">(tanh(einsum_unreduced<"B/d M, M F -> B/d F">(x, up)), down);
+}
+/// Of index 0 all layers, and of index 1 all but the last.
+auto chains(const Chains& w, const Rows& x, bool ahead) -> Tensor<f32, "+d +e +t"> {
+  const Whole mesh(x.device());
+  const auto through = [ahead, e = mesh.axis_index("e")](const Mesh<"d t">&, const Rows& rows, const Chains& layers) {
+    Rows y = rows;
+    const std::size_t count = layers.size() - static_cast<std::size_t>(e);
+    Chains own;
+    for (std::size_t i = 0; i < count; ++i) own.push_back(layers[i]);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (ahead) y = prefetch(y, gathered_chain, own, i);
+      y = explicit_activation_checkpointing(chain_layer)(y, own[i]);
+    }
+    if (ahead) y = prefetch(y, gathered_chain, own, count);
+    return sum<"B/d M -> +d">(square(y));
+  };
+  return to_partial<over<"t">>(on_submeshes<"+e">(mesh, through, x, w));
+}
+
+TEST_CASE("on_submeshes: prefetch inside changes no bit and no traffic", "[ops][prefetch]") {
+  for (const char* text : {"d=2,e=2,t=1", "d=1,e=2,t=2", "d=2,e=2,t=2"})
+    on_mesh(text, [](const DevicePtr& device) {
+      const Whole mesh(device);
+      const Sizes sizes{{"B", 4}, {"M", 8}, {"F", 6}};
+      Chains layers(3);
+      std::uint64_t stream = 0;
+      for (Chain& layer : layers)
+        layer = {random_normal<f32, "M/d F">(mesh, sizes, {1, stream++}),
+                 random_normal<f32, "F M/d">(mesh, sizes, {1, stream++})};
+      const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 0});
+      std::vector<std::vector<HostArray<f32>>> found;
+      std::vector<std::size_t> calls;
+      for (const bool ahead : {false, true}) {
+        auto& counts = detail::program_state(device).counts;
+        counts.clear();
+        const auto [value, grads] = value_and_grad(mesh, chains, layers, x, ahead);
+        calls.push_back(counts["all_gather"].calls + 1000 * counts["reduce_scatter"].calls);
+        found.push_back(fetch(reduce_gradients(mesh, grads)));
+        found.back().push_back(fetch(value));
+        expect(detail::program_state(device).pending.empty(), "nothing stays under way");
+      }
+      expect(calls[0] == calls[1], show(calls[1]) + " instead of " + show(calls[0]));
+      for (std::size_t i = 0; i < found[0].size(); ++i)
+        expect(found[0][i].data == found[1][i].data, "leaf " + show(i) + " has the same bits");
+    });
+  SUCCEED();
+}
+
+TEST_CASE("on_submeshes: a plan for each index counts what its submesh does", "[ops][plan]") {
+  const auto axes = parse_mesh("d=2,e=3");
+  const auto step = [](const DevicePtr& device) {
+    const Mesh<"d e"> mesh(device);
+    const auto x = zeros<f32, "A/d B">(mesh, {{"A", 8}, {"B", 4}});
+    const auto f = [e = mesh.axis_index("e")](const Mesh<"d">&, const Tensor<f32, "A/d B">& rows) {
+      if (e == 0) return sum<"A B -> ">(all_gather<"A B">(rows));
+      const auto product = einsum_unreduced<"A/d B, A/d B -> +d">(rows, e == 1 ? rows : rows + 1.0);
+      return all_reduce<"">(e == 1 ? product : product * 2.0);
+    };
+    static_cast<void>(on_submeshes<"+e">(mesh, f, x));
+  };
+  const auto plans = run::plan_along("e", axes, [&](const DevicePtr& device) {
+    device->local<run::Plan>() = run::count_step(device, [&] { step(device); });
+  });
+  REQUIRE(plans.size() == 3);
+  const char* const ops[] = {"all_gather", "all_reduce", "all_reduce"};
+  for (std::size_t e = 0; e < plans.size(); ++e) {
+    REQUIRE(plans[e].collectives.size() == 1);
+    CHECK(plans[e].collectives[0].op == ops[e]);
+    CHECK(plans[e].collectives[0].axes == "d");
+    CHECK(plans[e].flops == (e == 0 ? 0.0 : 2.0 * 4 * 4));
+  }
+  CHECK(plans[2].local.size() == plans[1].local.size() + 2);
+  // As the devices of the submesh do.
+  on_mesh("d=2,e=3", [&](const DevicePtr& device) {
+    auto& counts = detail::program_state(device).counts;
+    counts.clear();
+    step(device);
+    const auto e = static_cast<std::size_t>(device->axis_index("e"));
+    expect(static_cast<std::int64_t>(counts[ops[e]].bytes) == plans[e].sent(), show(counts[ops[e]].bytes));
+  });
+}
+
 TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
   on_mesh("d=2,e=2,t=1", [](const DevicePtr& device) {
     const Whole mesh(device);

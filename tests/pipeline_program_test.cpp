@@ -1,7 +1,9 @@
 // Programs of pipelines: what stages hand over, replicated weights, messages, backward passes in halves, what goes
 // wrong.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "pipeline_model.hpp"
 
@@ -292,6 +294,61 @@ TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]
     }
     expect_error<Error>([&] { (void)Device::submesh(device, "x"); }, "unknown axis 'x': the mesh is p=2,d=2,t=1");
   });
+}
+
+namespace {
+// Stages whose devices along t compute different things.
+struct TowerWeights {
+  Array<"layers/p", Tensor<f64, "M">> layers;
+};
+struct Towers {
+  using X = Tensor<f64, "B/d M">;
+  [[nodiscard]] static X enter(const TowerWeights& w, const pipeline::StagePlace& at) {
+    const Mesh<"d t"> mesh(w.layers[0].device());
+    return random_normal<f64, "B/d M">(mesh, {{"B", 4}, {"M", 6}}, {2, static_cast<std::uint64_t>(at.microbatch)});
+  }
+  [[nodiscard]] static X layer(const X& x, const Tensor<f64, "M">& gain) {
+    const Mesh<"d t"> mesh(x.device());
+    const auto tower = [t = mesh.axis_index("t")](const Mesh<"d">&, const X& rows, const Tensor<f64, "M">& g) {
+      return t == 0 ? tanh(rows * g) : rows * square(g);
+    };
+    return x + all_reduce<"B/d M">(on_submeshes<"+t">(mesh, tower, x, gain));
+  }
+  [[nodiscard]] static X stage(const TowerWeights& w, const X& x, const pipeline::StagePlace&) {
+    return layer(x, w.layers[0]);
+  }
+  [[nodiscard]] static auto loss(const TowerWeights&, const X& x, const pipeline::StagePlace&) -> Tensor<f64, "+d +t"> {
+    return to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(square(x)));
+  }
+};
+}  // namespace
+
+TEST_CASE("pipeline: a stage may run programs of its own on submeshes", "[pipeline]") {
+  for (const char* name : {"p=2,d=1,t=2", "p=2,d=2,t=2"})
+    on_mesh(name, [&](const DevicePtr& device) {
+      const Staged mesh(device);
+      const auto gain = [&](int layer) {
+        return random_normal<f64, "M">(mesh.stage(), {{"M", 6}}, {1, static_cast<std::uint64_t>(layer)});
+      };
+      const Towers towers;
+      const auto step = pipeline::value_and_grad(mesh, pipeline::Std1F1B(2), 3, towers,
+                                                 TowerWeights{{gain(mesh.rank())}}, {{"B", 4}, {"M", 6}});
+      std::vector<double> due(6);
+      for (int m = 0; m < 3; ++m) {
+        const auto whole = [&](const TowerWeights& w) {
+          const pipeline::StagePlace at{0, 1, m};
+          const auto x = Towers::layer(Towers::enter(w, at), w.layers[0]);
+          return Towers::loss(w, Towers::layer(x, w.layers[1]), at);
+        };
+        const auto grads = value_and_grad(mesh.stage(), whole, TowerWeights{{gain(0), gain(1)}}).second;
+        const auto own = fetch(grads.get<&TowerWeights::layers>()[static_cast<std::size_t>(mesh.rank())]);
+        for (std::size_t i = 0; i < due.size(); ++i) due[i] += own.data[i];
+      }
+      const auto found = fetch(step.gradients.get<&TowerWeights::layers>()[0]);
+      for (std::size_t i = 0; i < due.size(); ++i)
+        expect(due[i] != 0 && std::abs(found.data[i] - due[i]) <= 1e-12 * std::abs(due[i]),
+               show(found.data[i]) + " instead of " + show(due[i]));
+    });
 }
 
 TEST_CASE("backward in halves: only the VJPs that are needed run, and the sums are the same bits", "[pipeline]") {

@@ -1124,10 +1124,15 @@ def moe(p):
         run, steps = measured("--mesh=d=2,e=2", *options)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], one)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
-        parts = ["--mesh=d=2,e=2", *options, "--decay-steps=12", f"--run={os.path.join(p.folder, 'moe-' + name)}"]
-        measured(*parts, "--steps=6")
-        run, rest = measured(*parts, first=6)
+        halves, moved = (os.path.join(p.folder, f"moe-{name}{end}") for end in ("", "-moved"))
+        parts = [*options, "--decay-steps=12", f"--run={halves}"]
+        measured("--mesh=d=2,e=2", *parts, "--steps=6")
+        shutil.copytree(halves, moved)
+        run, rest = measured("--mesh=d=2,e=2", *parts, first=6)
         run.check(len(rest) == 6 and numbers(rest) == numbers(steps)[6:], "the second part goes on")
+        run, rest = measured("--mesh=e=2,s=2", *parts[:-1], f"--run={moved}", first=6)
+        close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(rest[:4], steps[6:])]
+        run.check(len(rest) == 6 and all(close), "weights and moments move to a mesh with s")
     run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6", f"--validation-data={p.text}")
     run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
     run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")
@@ -1147,6 +1152,7 @@ def moe(p):
     resumed = [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--steps=14"]
     p.run("moe", [*resumed, "--microbatches=2"]).fails(2, "microbatches is", "--allow-change")
     p.run("moe", [*resumed, "--mesh=e=2"]).fails(2, "mesh is", "--allow-change")
+    p.run("moe", [*resumed, "--mesh=d=1,s=1"]).succeeds()  # the same mesh
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
     planned.succeeds()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")

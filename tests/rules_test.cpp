@@ -1928,6 +1928,11 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "explicit_activation_checkpointing: the function holds more than numbers (a tensor, a container, a "
           "std::function), of which it cannot be told that they outlast the backward pass, where it runs again; pass "
           "tensors and configurations as arguments, and capture numbers by value: `[k]`");
+  CHECK(rules::owned_function("custom::vjp", false, false).ok());
+  illegal(
+      rules::owned_function("custom::vjp", false, true),
+      "custom::vjp: the function captures by reference, or holds a pointer, and it runs again in the backward pass, "
+      "when what it refers to may be gone; capture by value, `[k]`, and take tensors from `operands` and `save`");
   CHECK(rules::owned_argument("f", true, "int").ok());
   illegal(rules::owned_argument("f", false, "int*"),
           "f: the argument of type `int*` holds a pointer, a reference or a union, and the function runs again in the "
@@ -1947,6 +1952,10 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
       "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or "
       "1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
           is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::variant),
+          "f: `W` is not a tree of tensors: which of its types it holds is known at run time alone; take a struct that "
+          "has an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`" +
+              is);
   illegal(rules::tree("f", false, "W", rules::NoTree::fields),
           "f: `W` is not a tree of tensors: it has no fields, or more than 23" + is);
   illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),

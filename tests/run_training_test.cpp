@@ -166,7 +166,10 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
       [&] { static_cast<void>(run::chosen_mesh(wrong, "data model")); },
       "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
       "axes `data model`: name those of them that shard the batch");
-  for (const auto& [given, chosen, batch] : {std::tuple("d=4", "d=4,t=1", "d"), {"r=2,d=2", "r=2,d=2,t=1", "r d"}}) {
+  for (const auto& [given, chosen, batch] :
+       {std::tuple("d=4", "d=4,t=1", "d"),
+        {"r=1,d=4", "d=4,t=1", "d"},  // as without r, so that it resumes such a run
+        {"r=2,d=2", "r=2,d=2,t=1", "r d"}}) {
     run::Training training;
     training.batch_axes = "r d";
     training.mesh = given;

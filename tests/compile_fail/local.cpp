@@ -657,3 +657,31 @@ auto unstack_shards_to_one_name(const Tensor<f32, "P/d U">& x) {
   return unstack_shards<"P/d U -> U/d">(x);
 }
 #endif
+
+// expect: rope<`L`, `D`>: dim `D/t` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 93
+auto rope_of_sharded_pairs(const Tensor<f32, "B/d L D/t">& x) {
+  return rope<"L", "D">(x);
+}
+#endif
+
+// expect: triu<`L`, `X`>: the operand `B L K` has no dim `X`
+#if SECTION == 94
+auto triu_without_the_dim(const Tensor<f32, "B L K">& x) {
+  return triu<"L", "X">(x);
+}
+#endif
+
+// expect: iota<`L K`>: write exactly one dim
+#if SECTION == 95
+auto iota_of_two_dims(const Mesh<"d t">& mesh) {
+  return iota<"L K">(mesh, 8);
+}
+#endif
+
+// expect: sequence_positions: `L/s` uses axis `s`, which the mesh `d t` does not have; correct the spec, or add the axis to
+#if SECTION == 96
+auto positions_over_another_mesh(const Mesh<"d t">& mesh) {
+  return sequence_positions<"L/s">(mesh, 8, SequenceOrder::zigzag);
+}
+#endif

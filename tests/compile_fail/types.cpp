@@ -1,5 +1,6 @@
 // Wrong programs: specs, meshes, and tensors where another type is declared.
 #include <optional>
+#include <variant>
 
 #include "shardlib/shapes.hpp"
 
@@ -180,5 +181,19 @@ struct MaybeBiased {
 };
 auto count_of_an_optional(const MaybeBiased& tree) {
   return parameter_count(tree);
+}
+#endif
+
+// expect: is not a tree of tensors: which of its types it holds is known at run time alone; take a struct that has an Array
+// expect: of 0 or 1 entries for each, `Array<..?dense..?, Dense>`
+#if SECTION == 23
+struct Dense {
+  Tensor<f32, "M F"> up;
+};
+struct Experts {
+  Tensor<f32, "X M F"> up;
+};
+auto count_of_layers_of_two_kinds(const Array<"layers", std::variant<Dense, Experts>>& layers) {
+  return parameter_count(layers);
 }
 #endif

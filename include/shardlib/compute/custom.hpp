@@ -88,30 +88,34 @@ std::tuple<const X&...> save(const X&... x) {
 /// dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
+  static_assert(detail::owned_function<"custom::vjp", F>);
   return detail::vjp(x, f);
 }
 template <class X, class... Saved, class F>
 auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  static_assert(detail::owned_function<"custom::vjp", F>);
   return detail::vjp(x, saved, f);
 }
 /// A VJP that needs the op's result, which is the last argument of f. For exp:
 /// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
 template <class X, class... Saved, class F>
 auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  static_assert(detail::owned_function<"custom::vjp_of_result", F>);
   return detail::vjp_of_result(x, saved, f);
 }
 
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
 /// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
 /// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
-/// the kernel. The kernel captures by value, because a recomputation runs a copy of it later. It does not run in a dry
-/// run, such as `--plan`. Several devices' threads may run kernels at the same time.
+/// the kernel. The kernel and the VJPs capture by value, because the backward pass runs copies of them. The kernel does
+/// not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the same time.
 /// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {
   static constexpr OpName name = Name;
   static_assert(sizeof...(X) > 0, "custom::record: an op has one operand at least");
+  static_assert(detail::owned_function<"custom::record", Kernel>);
   const detail::Calling op{name.text, call.spec, call.site};
   const std::array<detail::ValuePtr, sizeof...(X)> values =
       std::apply([](const auto&... x) { return std::array{x.value()...}; }, operands);

@@ -146,6 +146,7 @@ template <dtype D, Spec S>
 HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
   const detail::Calling op{"fetch", {}, site};
   if constexpr (!detail::parsed<S>.partial.empty()) static_assert(detail::is_reduced<"fetch", D>);
+  detail::require_running(op, *x.device());
   const auto whole = detail::gathered(*x.value());
   const detail::Shape& sizes = whole->global.logical;
   HostArray<D> host(std::vector<std::int64_t>(sizes.begin(), sizes.end()));

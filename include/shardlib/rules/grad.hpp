@@ -164,9 +164,10 @@ constexpr Verdict plain_number(bool is_plain) {
       "and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
 }
 
-/// A function that runs again in the backward pass.
+/// A function that runs again in the backward pass. Those of custom ops may hold containers by value.
 constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
-  if (is_plain) return {};
+  const bool is_custom = op.starts_with("custom::");
+  if (is_plain || (is_custom && !is_trivial)) return {};
   const Text why = Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
                                           : ": the function holds more than numbers (a tensor, a container, a "
                                             "std::function)");
@@ -175,7 +176,8 @@ constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_tri
                                  "again; ";
   return {{},
           why + when +
-              (op != "map" && op != "prefetch"
+              (is_custom ? "capture by value, `[k]`, and take tensors from `operands` and `save`"
+               : op != "map" && op != "prefetch"
                    ? "pass tensors and configurations as arguments, and capture numbers by value: `[k]`"
                    : "capture nothing, or numbers by value: `[k]`")};
 }
@@ -249,7 +251,7 @@ constexpr Verdict layer_list(bool is_list, std::string_view type) {
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, optional, fields };
+enum class NoTree { no_struct, not_public, bases, optional, variant, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -260,6 +262,8 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
            : why == NoTree::bases      ? "it has a base class"
            : why == NoTree::optional ? "whether it holds a tensor is known at run time alone; take an Array of 0 or 1 "
                                        "entries, `Array<\"bias\", Tensor<f32, \"M\">>`"
+           : why == NoTree::variant  ? "which of its types it holds is known at run time alone; take a struct that has "
+                                       "an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`"
                                      : "it has no fields, or more than 23") +
           "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
           "public"};

@@ -96,6 +96,9 @@ struct Value : Counted {
 SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes);
 SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes);
 
+/// Throws if the device's `launch` has returned.
+[[gnu::cold]] SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device);
+
 /// A value without data: its sizes and local shape. Throws if the axes do not divide a size evenly.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype,
                                                        const TensorSpec& spec, const GlobalSizes& global);

@@ -279,6 +279,8 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::no_struct;
   else if constexpr (requires(const T& x) { x.has_value(); })
     return rules::NoTree::optional;
+  else if constexpr (requires(const T& x) { x.valueless_by_exception(); })
+    return rules::NoTree::variant;
   else if constexpr (!std::is_aggregate_v<T>)
     return rules::NoTree::not_public;
   else if constexpr (requires { T{any_base<T>{}}; })

@@ -109,6 +109,7 @@ template <std::size_t N, class One>
 void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
   const ValuePtr grad = *leaf.grad;  // an owner of its own: the gradient may be the weight too
   const OpInfo op{name, {}, {}};
+  require_running(op, *grad->device);
   Bindings sizes(op, grad->device);
   const auto check = [&](const ValuePtr& x) {
     sizes.bind(*x);

@@ -210,9 +210,9 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
   auto next = given.begin();
   for (const auto name : names) {
     const bool has = next != given.end() && next->name == name;
-    if (!has && may_lack.contains(name)) continue;
-    mesh.push_back({std::string(name), has ? next->size : 1});
+    const int size = has ? next->size : 1;
     if (has) ++next;
+    if (size > 1 || !may_lack.contains(name)) mesh.push_back({std::string(name), size});
   }
   if (next != given.end()) {
     std::string example;

@@ -31,6 +31,14 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
   return index;
 }
 
+SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device) {
+  if (!device.has_ended()) return;
+  throw Error(op.describe() +
+              ": its operands, or its mesh, are of a `launch` that has returned; compute in the function that `launch` "
+              "runs, and keep what `fetch` or `item` returns (" +
+              device.describe() + ")");
+}
+
 SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                                          const GlobalSizes& global) {
   auto value = Handle<Value>::make();
@@ -43,10 +51,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
   };
-  if (device->has_ended())
-    fail(
-        "its operands, or its mesh, are of a `launch` that has returned; compute in the function that `launch` runs, "
-        "and keep what `fetch` or `item` returns");
+  require_running(op, *device);
   // The product of all sizes must fit the index types, even if some dim is empty.
   std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
   for (const std::int64_t extent : global.padded) {
