@@ -184,7 +184,7 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
         [&] {
           split<"A/t -> H/t K">(x, {{"K", 5}});
         },
-        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
+        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5; choose a size that divides it" + on_one);
     expect_error<Error>(
         [&] {
           split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}});

@@ -361,7 +361,8 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         [&] {
           split<"A -> H K">(a, {{"K", 3}});
         },
-        "split<`A -> H K`>: dim `A` of size 12 (padded to 16) does not split by `K` = 3");
+        "split<`A -> H K`>: dim `A` of size 12 (padded to 16) does not split by `K` = 3; choose a size that divides "
+        "it");
     fails(
         [&] {
           split<"A -> H K">(a, {{"H", 4}});

@@ -670,6 +670,9 @@ TEST_CASE("rules: constants, linear functions, casts") {
           "+ of `A/d +t` and a constant: the operand is partial over t, and each device would count the constant "
           "again; reduce it first, with a `reduce_scatter` or `all_reduce<\"A/d +t -> A/d\">` (communicate)");
   legal(rules::linear("A +t"), "A +t");
+  illegal(rules::no_operator(">", "greater", "A/t"),
+          "> of `A/t`: tensors are not compared by an operator, whose result is one bool; write `greater(x, y)`, which "
+          "gives one for each element, or compare numbers, as `item(x)`");
   legal(rules::cast(true, true, "A +t"), "A +t");
   legal(rules::cast(false, true, "A/t"), "A/t");
   illegal(rules::cast(false, true, "A +t"),

@@ -685,3 +685,17 @@ auto positions_over_another_mesh(const Mesh<"d t">& mesh) {
   return sequence_positions<"L/s">(mesh, 8, SequenceOrder::zigzag);
 }
 #endif
+
+// expect: > of `B/d M`: tensors are not compared by an operator, whose result is one bool; write `greater\(x, y\)`, which
+#if SECTION == 97
+auto positive(const Tensor<f32, "B/d M">& x) {
+  return where(x > 0.0, x, 0.0);
+}
+#endif
+
+// expect: == of `M`: tensors are not compared by an operator, whose result is one bool; write `equal\(x, y\)`
+#if SECTION == 98
+bool same_elements(const Tensor<f32, "M">& a, const Tensor<f32, "M">& b) {
+  return a == b;
+}
+#endif

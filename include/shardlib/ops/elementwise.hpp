@@ -182,6 +182,24 @@ SHARDLIB_BINARY_WITH_NUMBER(less_equal, bool_, p <= q)
 SHARDLIB_BINARY_WITH_NUMBER(greater, bool_, p > q)
 /// True where a >= b. `greater_equal(a, b)`
 SHARDLIB_BINARY_WITH_NUMBER(greater_equal, bool_, p >= q)
+// An operator would be taken for one bool, as in `if (x > 0.0)`.
+#define SHARDLIB_NO_OPERATOR(symbol, name)                     \
+  template <dtype D, Spec S, class Y>                          \
+  auto operator symbol(const Tensor<D, S>& x, const Y& number) \
+      ->Tensor<bool_, detail::result_of<rules::no_operator, OpName(#symbol), OpName(#name), S>>;
+/// A compile error that names `equal`. `equal(a, b)`
+SHARDLIB_NO_OPERATOR(==, equal)
+/// A compile error that names `not_equal`. `not_equal(a, b)`
+SHARDLIB_NO_OPERATOR(!=, not_equal)
+/// A compile error that names `less`. `less(a, b)`
+SHARDLIB_NO_OPERATOR(<, less)
+/// A compile error that names `less_equal`. `less_equal(a, b)`
+SHARDLIB_NO_OPERATOR(<=, less_equal)
+/// A compile error that names `greater`. `greater(a, b)`
+SHARDLIB_NO_OPERATOR(>, greater)
+/// A compile error that names `greater_equal`. `greater_equal(a, b)`
+SHARDLIB_NO_OPERATOR(>=, greater_equal)
+#undef SHARDLIB_NO_OPERATOR
 /// True where both bool_ elements are true. `logical_and(causal, same_segment)`
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
 /// True where at least one of the bool_ elements is true. `logical_or(causal, is_prefix)`

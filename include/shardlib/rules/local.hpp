@@ -255,6 +255,14 @@ constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
   return {x, {}};
 }
 
+/// A comparison by an operator of C++.
+constexpr Verdict no_operator(std::string_view symbol, std::string_view name, const TensorSpec& x) {
+  return {{},
+          Text(symbol) + " of " + quoted(x) +
+              ": tensors are not compared by an operator, whose result is one bool; write `" + name +
+              "(x, y)`, which gives one for each element, or compare numbers, as `item(x)`"};
+}
+
 /// A linear op of one operand: negation, scaling, float casts, stop_gradient.
 constexpr Verdict linear(const TensorSpec& x) {
   return {x, {}};

@@ -79,7 +79,7 @@ SHARDLIB_INLINE GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, 
     const DimSize part = names[dim];
     if (part.size == 0 || rest.size % part.size != 0 || rest.padded % part.padded != 0)
       names.fail("dim `" + std::string(whole.name) + "` of size " + to_string(names[whole]) + " does not split by `" +
-                 std::string(dim.name) + "` = " + to_string(part));
+                 std::string(dim.name) + "` = " + to_string(part) + "; choose a size that divides it");
     rest = {rest.size / part.size, rest.padded / part.padded};
   }
   if (open != nullptr)
