@@ -347,7 +347,7 @@ TEST_CASE("on_submeshes: prefetch inside changes no bit and no traffic", "[ops][
                  random_normal<f32, "F M/d">(mesh, sizes, {1, stream++})};
       const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 0});
       std::vector<std::vector<HostArray<f32>>> found;
-      std::vector<std::size_t> calls;
+      std::vector<std::int64_t> calls;
       for (const bool ahead : {false, true}) {
         auto& counts = detail::program_state(device).counts;
         counts.clear();
