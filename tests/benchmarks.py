@@ -8,6 +8,7 @@ import sys
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 import memory  # noqa: E402
+import node_links  # noqa: E402
 import overlap  # noqa: E402
 import prediction  # noqa: E402
 
@@ -48,6 +49,10 @@ def main():
     least = 4 * (2 * tables + 3 * blocks) / 2
     if not least <= overlap.sent(fsdp) <= 1.05 * least:
         wrong.append(f"overlap.py reads from --plan that a rank sends {overlap.sent(fsdp)} bytes, not {least}")
+    # Half of each tensor is summed over r.
+    replicas, least = node_links.sent_over([*fsdp[:-1], "--batch=4"], "r=2,d=2,t=1").get("r", 0), 4 * (tables + blocks) / 2
+    if not least <= replicas <= 1.05 * least:
+        wrong.append(f"node_links.py reads from --plan that a rank sends {replicas} bytes over r, not {least}")
     slow, fast = (prediction.step_by_plan(fsdp, 1e9, 1, bandwidth, 0) for bandwidth in (1e3, 1e15))
     if not abs((slow - fast) * 1e3 / overlap.sent(fsdp) - 1) < 0.05:
         wrong.append(f"prediction.py reads from --plan {slow} s over a link of 1 kB/s, and {fast} s without one")
