@@ -113,7 +113,7 @@ TEST_CASE("reinterpret: experts over the devices of data and sequence, as on one
     });
 }
 
-// A model whose layers have factorisations of their own: attention on d, s, t (heads over t, a ring over s), experts
+// A model whose layers have factorizations of their own: attention on d, s, t (heads over t, a ring over s), experts
 // over d and s together in one layer, and over all devices in the next.
 using Hidden = Tensor<f32, "B/d L/s M">;
 struct Attention {
@@ -188,7 +188,7 @@ auto loss_of_layers(const Layers& w, const Hidden& start) -> Tensor<f32, "+d +s 
   return to_partial<over<"t">>(sum<"B/d L/s M -> +d +s">(square(x)));
 }
 
-TEST_CASE("reinterpret: layers of one model on three factorisations, as on one device", "[ops]") {
+TEST_CASE("reinterpret: layers of one model on three factorizations, as on one device", "[ops]") {
   std::vector<HostArray<f32>> expected;
   for (const char* shape : {"d=1,s=1,t=1", "d=2,s=2,t=1", "d=1,s=4,t=1", "d=1,s=2,t=2", "d=2,s=1,t=2", "d=2,s=2,t=2"})
     on_mesh(shape, [&](const DevicePtr& device) {
