@@ -41,7 +41,8 @@ TEST_CASE("rules: all_gather") {
   illegal(rules::all_gather("A/t -> A -> A", "A/t"),
           "all_gather<`A/t -> A -> A`>: an op spec has exactly one `->`: `operand, operand -> result`");
   illegal(rules::all_gather("A/t, B -> A", "A/t"),
-          "all_gather<`A/t, B -> A`>: the op spec has 2 operands, the call has 1");
+          "all_gather<`A/t, B -> A`>: the op spec has 2 operands, the call has 1; pass one tensor for each operand, or "
+          "correct the op spec");
   illegal(rules::all_gather("[A/t] -> A", "A/t"),
           "all_gather<`[A/t] -> A`>: brackets belong in the op spec of index_unreduced and scatter_add only");
   illegal(rules::all_gather("A/t -> A", "A"),
@@ -371,9 +372,11 @@ TEST_CASE("rules: einsum") {
       "einsum_unreduced<`L D, Klen D -> L Klen`>: the second operand is `L D`, but the op spec expects `Klen D`: dim 1 "
       "is `L`, not `Klen`; if both names mean one size, `rename<\"L -> Klen\">` (free), or correct the op spec");
   illegal(rules::einsum("A B -> A", "A B", "B C"),
-          "einsum_unreduced<`A B -> A`>: the op spec has 1 operand, the call has 2");
+          "einsum_unreduced<`A B -> A`>: the op spec has 1 operand, the call has 2; pass one tensor for each operand, "
+          "or correct the op spec");
   illegal(rules::einsum("A B, B C, C D -> A D", "A B", "B C"),
-          "einsum_unreduced<`A B, B C, C D -> A D`>: the op spec has 3 operands, the call has 2");
+          "einsum_unreduced<`A B, B C, C D -> A D`>: the op spec has 3 operands, the call has 2; pass one tensor for "
+          "each operand, or correct the op spec");
   legal(rules::einsum1("A B/t -> A +t", "A B/t"), "A +t");
   legal(rules::einsum1("A B/t -> B/t A", "A B/t"), "B/t A");
   legal(rules::einsum1("A B/t +d -> A +d +t", "A B/t +d"), "A +d +t");
@@ -466,7 +469,8 @@ TEST_CASE("rules: index and scatter_add along several dims") {
   look_up("[V] M, B, B -> B M", "V M", "B", "B",
           "the number of dims in brackets is 1, and that of index tensors 2; each dim in brackets has an index tensor, "
           "in the same order: `[V] [W] M, B, B -> B M`");
-  look_up("[V] [W], B -> B", "V W", "B", "B", "the op spec has 2 operands, the call has 3");
+  look_up("[V] [W], B -> B", "V W", "B", "B",
+          "the op spec has 2 operands, the call has 3; pass one tensor for each operand, or correct the op spec");
   look_up("[V] [W], B, L -> B L", "V W", "B", "B",
           "the second index tensor is `B`, but the op spec expects `L`: dim 1 is `B`, not `L`; if both names mean one "
           "size, `rename<\"B -> L\">` (free), or correct the op spec");
@@ -1008,7 +1012,8 @@ TEST_CASE("rules: ops along a dim") {
           "einsum_unreduced<`A, B, A B -> `>: the third operand is `A C`, but the op spec expects `A B`: dim 2 is `C`, "
           "not `B`; if both names mean one size, `rename<\"C -> B\">` (free), or correct the op spec");
   illegal(rules::einsum4("A, B, A B -> ", "A", "B", "A B", "A"),
-          "einsum_unreduced<`A, B, A B -> `>: the op spec has 3 operands, the call has 4");
+          "einsum_unreduced<`A, B, A B -> `>: the op spec has 3 operands, the call has 4; pass one tensor for each "
+          "operand, or correct the op spec");
   illegal(rules::einsum_reduced3("A, A B, B -> A", "A", "A B", "B"),
           "einsum<`A, A B, B -> A`>: no sum over devices is completed in `A`, so nothing would be communicated; write "
           "`einsum_unreduced`");
@@ -1261,7 +1266,9 @@ TEST_CASE("rules: layout") {
   illegal(rules::rename("L -> 2", "L"), "rename<`L -> 2`>: a dim cannot be renamed to an integer");
   illegal(rules::rename("2 -> a", "2 2"),
           "rename<`2 -> a`>: integer dim `2` stands more than once in `2 2`; rename all of them");
-  illegal(rules::rename("L, B -> K", "L"), "rename<`L, B -> K`>: the op spec has 2 operands, the call has 1");
+  illegal(rules::rename("L, B -> K", "L"),
+          "rename<`L, B -> K`>: the op spec has 2 operands, the call has 1; pass one tensor for each operand, or "
+          "correct the op spec");
   illegal(rules::rename("[L] -> K", "L"),
           "rename<`[L] -> K`>: brackets belong in the op spec of index_unreduced and scatter_add only");
   legal(rules::rearrange("A B/t -> B/t A", "A B/t"), "B/t A");
@@ -1331,7 +1338,8 @@ TEST_CASE("rules: layout") {
         "the sum over t is still pending in the operand, so the result must keep `+t`; take `all_reduce` for it before "
         "or "
         "afterwards (communicates)");
-  stack("B/d, L -> P/d U", "B/d", "the op spec has 2 operands, the call has 1");
+  stack("B/d, L -> P/d U", "B/d",
+        "the op spec has 2 operands, the call has 1; pass one tensor for each operand, or correct the op spec");
   illegal(rules::unstack_shards("P/d U W -> B/d L/s", "P/d U W"),
           "unstack_shards<`P/d U W -> B/d L/s`>: the first dim of the stack, `P/d`, lacks the axis s of dim `L/s`; "
           "write it "
@@ -1572,6 +1580,10 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::loss("d", DType::f32, "+d +t"),
           "value_and_grad: the loss `+d +t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add "
           "the axis to the Mesh");
+  illegal(
+      rules::loss("d t", DType::f32, "+e"),  // a misspelled axis
+      "value_and_grad: the loss `+e` uses axis `e`, which the mesh `d t` does not have; correct the spec, or add the "
+      "axis to the Mesh");
   illegal(rules::loss("d", DType::i32, "+d"),
           "value_and_grad: the loss `+d` is i32, not floating, so it has no derivative");
   legal(rules::weight("d t", DType::f32, "M/t/d"), "M/t/d");
@@ -1601,8 +1613,21 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
           "fully_sharded: `A/d B/t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add the axis "
           "to the Mesh");
   legal(rules::cotangent("relu", "A +d", "A +d"), "A +d");
-  illegal(rules::cotangent("relu", "A", "A +d"),
-          "relu: its VJP returns a cotangent `A` where `A +d` is due: it has no pending sum over d");
+  illegal(
+      rules::cotangent("relu", "A", "A +d"),
+      "relu: its VJP returns a cotangent `A` where `A +d` is due: it has no pending sum over d; the cotangent of an "
+      "operand has its dims, and is partial where the operand is replicated, and the reverse");
+  illegal(rules::cotangent_dtype("relu", DType::bf16, DType::f32),
+          "relu: its VJP returns a cotangent of bf16 where f32 is due; take `cast<f32>` of it");
+  legal(rules::own_function("ewma", true, true), "");
+  illegal(
+      rules::own_function("ewma", true, false),
+      "ewma: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers to "
+      "may be gone; capture numbers by value: `[k]`, and pass tensors to `custom::operands`");
+  legal(rules::own_vjp(2, true), "");
+  illegal(rules::own_vjp(2, false),
+          "custom::vjp: the function does not take the cotangent and 2 saved tensors, as f(ct, saved...); name what it "
+          "needs besides the cotangent in `custom::save`");
 }
 
 TEST_CASE("rules: types") {
@@ -1931,11 +1956,6 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "explicit_activation_checkpointing: the function holds more than numbers (a tensor, a container, a "
           "std::function), of which it cannot be told that they outlast the backward pass, where it runs again; pass "
           "tensors and configurations as arguments, and capture numbers by value: `[k]`");
-  CHECK(rules::owned_function("custom::vjp", false, false).ok());
-  illegal(
-      rules::owned_function("custom::vjp", false, true),
-      "custom::vjp: the function captures by reference, or holds a pointer, and it runs again in the backward pass, "
-      "when what it refers to may be gone; capture by value, `[k]`, and take tensors from `operands` and `save`");
   CHECK(rules::owned_argument("f", true, "int").ok());
   illegal(rules::owned_argument("f", false, "int*"),
           "f: the argument of type `int*` holds a pointer, a reference or a union, and the function runs again in the "

@@ -1,4 +1,4 @@
-// Wrong programs: gradients that the optimizer cannot take, ops of one's own that refer to what may be gone. They need the whole library; where it is not to be had, the
+// Wrong programs: gradients that the optimizer cannot take. They need the whole library; where it is not to be had, the
 // gallery leaves this file out.
 // needs: runtime
 #include "shardlib/shardlib.hpp"
@@ -16,15 +16,6 @@ constexpr auto every_leaf = [](std::string_view) { return true; };
 void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
   const Weights grads = reduce_gradients(mesh, partial);
   AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, every_leaf);
-}
-
-using X = Tensor<f32, "B/d M">;
-X scaled(const X& x, float k) {
-  const auto kernel = [k](custom::Shard<f32> y, custom::Shard<const f32> of) {
-    for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = k * of.data[i];
-  };
-  const auto vjp = [k](const auto& ct) { return ct * static_cast<double>(k); };
-  return custom::record<"scaled", X>({"", Site::current()}, kernel, custom::operands(x), custom::vjp(x, vjp));
 }
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
@@ -115,21 +106,5 @@ struct Sums {
 };
 void of_sums(const Data& mesh, const Sums& from, Sums& to) {
   io::reshard(mesh, from, to);
-}
-#endif
-
-// expect: custom::record: the function captures by reference, or holds a pointer, and it runs again in the backward pass,
-// expect: when what it refers to may be gone; capture by value, `\[k\]`, and take tensors from `operands` and `save`
-#if SECTION == 10
-X kernel_by_reference(const X& x, float k) {
-  const auto kernel = [&](custom::Shard<f32> y, custom::Shard<const f32> of) { y.data[0] = k * of.data[0]; };
-  return custom::record<"scaled", X>({"", Site::current()}, kernel, custom::operands(x));
-}
-#endif
-
-// expect: custom::vjp: the function captures by reference, or holds a pointer
-#if SECTION == 11
-auto vjp_by_reference(const X& x, double k) {
-  return custom::vjp(x, [&](const auto& ct) { return ct * k; });
 }
 #endif

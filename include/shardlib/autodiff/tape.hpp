@@ -89,8 +89,9 @@ struct ErasedVjp {
     };
     using Returned = decltype(call());
     static_assert(checked<rules::cotangent, Name, Returned::spec, Due::spec>::ok);
-    static_assert(std::is_same_v<typename Returned::value_type, typename X::value_type>,
-                  "a cotangent has its primal's dtype");
+    if constexpr (!std::is_same_v<typename Returned::value_type, typename X::value_type>)
+      static_assert(checked<rules::cotangent_dtype, Name, dtype_v<typename Returned::value_type>,
+                            dtype_v<typename X::value_type>>::ok);
     return call().value();
   }
   [[gnu::cold]] static VjpFunction make(F f) {

@@ -14,10 +14,32 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/ops/record.hpp"
+#include "shardlib/rules/grad.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/require.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/types/owned.hpp"
+
+namespace shardlib::detail {
+
+/// The function of a VJP outside the library. It takes the cotangent and what was saved, `Tensors` tensors together.
+template <int Tensors, class F>
+struct OwnVjp {
+  F f;
+  template <class... T>
+  requires(sizeof...(T) == Tensors) auto operator()(const T&... tensors) const {
+    static_assert(checked<rules::own_vjp, Tensors - 1, std::is_invocable_v<const F&, const T&...>>::ok);
+    return f(tensors...);
+  }
+};
+/// A copy of the function refers to nothing that may be gone. Types that are not trivially copyable own what they hold.
+template <OpName Name, bool IsKernel, class F>
+inline constexpr bool own_function =
+    checked<rules::own_function, Name, IsKernel, self_contained<F> || !std::is_trivially_copyable_v<F>>::ok;
+
+}  // namespace shardlib::detail
 
 namespace shardlib::custom {
 
@@ -88,34 +110,33 @@ std::tuple<const X&...> save(const X&... x) {
 /// dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
-  static_assert(detail::owned_function<"custom::vjp", F>);
-  return detail::vjp(x, f);
+  return detail::vjp(x, detail::OwnVjp<1, F>{f});
 }
 template <class X, class... Saved, class F>
 auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  static_assert(detail::owned_function<"custom::vjp", F>);
-  return detail::vjp(x, saved, f);
+  return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), F>{f});
 }
 /// A VJP that needs the op's result, which is the last argument of f. For exp:
 /// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
 template <class X, class... Saved, class F>
 auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  static_assert(detail::owned_function<"custom::vjp_of_result", F>);
-  return detail::vjp_of_result(x, saved, f);
+  return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), F>{f});
 }
 
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
 /// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
 /// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
-/// the kernel. The kernel and the VJPs capture by value, because the backward pass runs copies of them. The kernel does
-/// not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the same time.
+/// the kernel. Kernel and VJPs capture by value, because copies of them run later: a capture by reference does not
+/// compile. The kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the
+/// same time.
 /// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {
   static constexpr OpName name = Name;
   static_assert(sizeof...(X) > 0, "custom::record: an op has one operand at least");
-  static_assert(detail::owned_function<"custom::record", Kernel>);
+  static_assert(detail::own_function<Name, true, Kernel>);
+  static_assert((... && detail::own_function<Name, false, decltype(V::f)>));
   const detail::Calling op{name.text, call.spec, call.site};
   const std::array<detail::ValuePtr, sizeof...(X)> values =
       std::apply([](const auto&... x) { return std::array{x.value()...}; }, operands);

@@ -160,7 +160,8 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, int oper
     call.why = call.title + ": " + call.op.error;
   } else if (call.op.in.size() != operands) {
     call.why = call.title + ": the op spec has " + number(call.op.in.size()) +
-               (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands);
+               (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands) +
+               "; pass one tensor for each operand, or correct the op spec";
   } else if (name != "index_unreduced" && name != "scatter_add" && detail::find(op, "[") != detail::npos) {
     call.why = call.title + ": brackets belong in the op spec of index_unreduced and scatter_add only";
   }

@@ -98,6 +98,11 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
   if (!is_floating(dtype)) return {{}, title + " is " + name(dtype) + ", not floating, so it has no derivative"};
   if (spec.rank() != 0)
     return {{}, title + " has dims; `sum` it to a scalar whose sum over the devices is pending, " + quoted(wanted)};
+  Verdict verdict = on_mesh(mesh, x);  // first: a misspelled axis is missing on the mesh, and not only replicated
+  if (!verdict.ok()) {
+    verdict.why = "value_and_grad: the loss " + verdict.why;
+    return verdict;
+  }
   for (auto axis : mesh_axes(mesh))
     if (spec.placement(axis).kind != Placement::partial)
       return {{},
@@ -105,8 +110,6 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
                   " would count it again, so the gradients would be too large by the size of the axis; leave the sum "
                   "pending, " +
                   quoted(wanted) + ", and reduce it outside the differentiated function"};
-  Verdict verdict = on_mesh(mesh, x);
-  if (!verdict.ok()) verdict.why = "value_and_grad: the loss " + verdict.why;
   return verdict;
 }
 
@@ -164,10 +167,9 @@ constexpr Verdict plain_number(bool is_plain) {
       "and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
 }
 
-/// A function that runs again in the backward pass. Those of custom ops may hold containers by value.
+/// A function that runs again in the backward pass.
 constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
-  const bool is_custom = op.starts_with("custom::");
-  if (is_plain || (is_custom && !is_trivial)) return {};
+  if (is_plain) return {};
   const Text why = Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
                                           : ": the function holds more than numbers (a tensor, a container, a "
                                             "std::function)");
@@ -176,8 +178,7 @@ constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_tri
                                  "again; ";
   return {{},
           why + when +
-              (is_custom ? "capture by value, `[k]`, and take tensors from `operands` and `save`"
-               : op != "map" && op != "prefetch"
+              (op != "map" && op != "prefetch"
                    ? "pass tensors and configurations as arguments, and capture numbers by value: `[k]`"
                    : "capture nothing, or numbers by value: `[k]`")};
 }
@@ -357,7 +358,33 @@ constexpr Verdict cotangent(std::string_view op, const TensorSpec& is, const Ten
   if (is == wanted) return {is, {}};
   return {{},
           Text(op) + ": its VJP returns a cotangent " + quoted(is) + " where " + quoted(wanted) +
-              " is due: " + difference(is, wanted)};
+              " is due: " + difference(is, wanted) +
+              "; the cotangent of an operand has its dims, and is partial where the operand is replicated, and the "
+              "reverse"};
+}
+constexpr Verdict cotangent_dtype(std::string_view op, DType is, DType wanted) {
+  if (is == wanted) return {};
+  return {{},
+          Text(op) + ": its VJP returns a cotangent of " + name(is) + " where " + name(wanted) +
+              " is due; take `cast<" + name(wanted) + ">` of it"};
+}
+
+/// The kernel or a VJP of an op outside the library: a copy of it runs after the call.
+constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owned) {
+  if (is_owned) return {};
+  return {{},
+          Text(op) + (is_kernel ? ": its kernel" : ": its VJP") +
+              " captures by reference, or holds a pointer, and it runs after the call, when what it refers to may "
+              "be gone; capture numbers by value: `[k]`, and pass tensors to " +
+              (is_kernel ? "`custom::operands`" : "`custom::save`")};
+}
+/// A VJP outside the library takes the cotangent and what `custom::save` names.
+constexpr Verdict own_vjp(int saved, bool is_taken) {
+  if (is_taken) return {};
+  return {{},
+          Text("custom::vjp: the function does not take the cotangent and ") + number(saved) +
+              (saved == 1 ? " saved tensor" : " saved tensors") +
+              ", as f(ct, saved...); name what it needs besides the cotangent in `custom::save`"};
 }
 
 }  // namespace shardlib::rules
