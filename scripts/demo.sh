@@ -16,7 +16,7 @@ scripts/setup.sh
 
 scripts/text.sh
 
-if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (about two minutes)"; fi
+if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (some minutes; build/log/demo-build.log shows how far)"; fi
 # A folder of its own, so that the demo needs none of the tests' packages.
 quietly build/log/demo-configure.log "configuring" cmake --preset release -B build/demo -DSHARDLIB_BUILD_TESTS=OFF \
   -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_WITH_MPI=ON

@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     if (argc < 2) throw UsageError("usage: train FILE [STEPS]");
     std::ifstream file(argv[1], std::ios::binary);
+    if (!file) throw UsageError(std::string("cannot read '") + argv[1] + "': check the path");
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     if (text.size() < 2 * static_cast<std::size_t>(length))
       throw UsageError(std::string(argv[1]) + ": no text of at least " + std::to_string(2 * length) + " bytes");
