@@ -208,7 +208,7 @@ def training(p):
     for mesh in ["d=1,t=3", "d=3,t=1", "d=3,t=2", "d=3,s=2,t=1"]:
         run, padded = p.metrics(f"--mesh={mesh}", *uneven)
         run.check(padded and apart(padded, one) < 1e-5, "padding changes nothing")
-        note = f"note: padded with zeros, so that mesh {with_s(mesh)} divides them: "
+        note = f"note: padded with zeros, to sizes that mesh {with_s(mesh)} divides: "
         run.check(note in run.out and "--d-model 16 -> 18" in run.out, "padding is said")
 
     run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
@@ -331,6 +331,7 @@ def resuming(p):
     p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
     run.check(run.status == 2 and "weights.embed' is [256, 16] in the checkpoint, but [256, 32]" in run.err, "all that differs is listed")
+    run.check(f"--config {p.folder}/whole/config.toml" in run.err, "the last line says where the settings of the run are")
     wider = [*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", "--seed=3", "--d-model=32"]
     p.gpt(*wider).fails(2, "d_model is 16 in the checkpoint, but 32 now", "--allow-change d_model")
     run = p.gpt(*wider, "--allow-change=d_model")

@@ -311,6 +311,8 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
       "the folder '" + folder.path() +
           "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and vocab.json, "
           "nor a .tiktoken file");
+  test::put(folder / "text.txt", "In the beginning\n");
+  CHECK_THROWS_AS(static_cast<void>(io::load_tokenizer(folder / "text.txt")), UsageError);  // status 2, not damage
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());
   const auto fails = [&](const std::string& text, const std::string& message) {
     test::put(path, text);

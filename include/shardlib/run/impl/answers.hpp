@@ -107,7 +107,7 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
                          : "--sample-only: this program cannot sample; --evaluate asks its model questions");
   const RunIdentity model = model_identity(training, data, configuration);
   const std::optional<Checkpoints::Saved> found =
-      load_same_run(program.checkpoints, [&](const Checkpoints::Saved& saved) {
+      load_same_run(program.checkpoints, training, [&](const Checkpoints::Saved& saved) {
         return require_same_run(saved, model, training, false);
       }).saved;
   if (!found)

@@ -29,6 +29,10 @@ SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) 
   using nlohmann::json;
   constexpr std::uint64_t largest = 10'000'000;
   const auto fail = [&](const std::string& why) { throw Error("'" + path_ + "': " + why); };
+  if (!io::file_exists(path_) && io::file_exists(folder + "/manifest.json"))
+    throw UsageError("'" + folder +
+                     "' is a checkpoint of a run, not a model of Hugging Face: a run goes on from its checkpoints with "
+                     "--run; only --export writes such a model");
   const io::InputFile file(path_);
   if (file.size() > largest) fail("it has more than 10 MB: it is not a model's config.json");
   io::Bytes text(file.size());

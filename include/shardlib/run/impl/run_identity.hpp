@@ -194,16 +194,25 @@ struct Resumed {
 
 /// Loads the newest checkpoint. `same`, a call of require_same_run, comes before its leaves: where a setting decides
 /// which leaves there are, the error names the setting, unless --allow-change does.
-inline Resumed load_same_run(const Checkpoints& checkpoints,
+inline Resumed load_same_run(const Checkpoints& checkpoints, const Training& training,
                              const std::function<std::vector<std::string>(const Checkpoints::Saved&)>& same) {
   Resumed found;
+  bool compared = false;
   try {
-    found.saved = checkpoints.load(INT64_MAX, [&](const Checkpoints::Saved& saved) { found.notes = same(saved); });
+    found.saved = checkpoints.load(INT64_MAX, [&](const Checkpoints::Saved& saved) {
+      found.notes = same(saved);
+      compared = true;
+    });
   } catch (const UsageError& error) {
+    if (!compared) throw;
     std::string text = error.what();
     for (const std::string& note : found.notes)
       if (note.starts_with(allowed_mark))
         text += "\n  --allow-change makes no checkpoint fit: " + note.substr(allowed_mark.size());
+    text += fmt::format(
+        "\n  start the program that made the run with the run's settings, --config {}/config.toml and no options that "
+        "differ; or choose another --run",
+        training.directory);
     throw UsageError(text);
   }
   return found;

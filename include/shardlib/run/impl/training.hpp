@@ -39,7 +39,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--rows", t.rows, "content of a row of a batch: the next tokens, or one padded document",
         one_of({"packed", "padded", "stories"}));
   o.add("--shuffle", t.shuffle, "order of the rows; no: that of the data, in every epoch", one_of({"yes", "no"}));
-  o.add("--row-begin", t.row_begin, "id that precedes a document or row (default with --load: the model's)", size(0));
+  o.add("--row-begin", t.row_begin, "id that precedes a document or row; with --load the model's, unless it is given",
+        size(0));
   o.add("--batch", t.batch, "sequences per step, over all devices and microbatches", size());
   o.add("--seq", t.seq, "tokens per sequence", size());
 
@@ -273,7 +274,7 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
       dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", option->second, dim.size, dim.padded);
   if (dims.empty() || world_rank() != 0) return;
   print_console(
-      fmt::format("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
+      fmt::format("note: padded with zeros, to sizes that mesh {} divides: {}; that costs memory, bytes and time\n",
                   to_string(mesh), dims));
 }
 

@@ -104,7 +104,7 @@ class TrainingLoop {
                               goes_on);
     };
     Resumed resumed;
-    if (directory_.exists() && training_.resume) resumed = load_same_run(program_.checkpoints, same);
+    if (directory_.exists() && training_.resume) resumed = load_same_run(program_.checkpoints, training_, same);
     const std::optional<Checkpoints::Saved>& found = resumed.saved;
     const std::int64_t first = found ? found->step : 0;
     // Without a step left, the stored configuration and the starts stay those of what was trained.

@@ -60,7 +60,8 @@ SHARDLIB_INLINE void Bindings::bind(const Value& x) {
       fail("its operands are of two devices, " + here + " and " + there +
            "; let each device make its own tensors, and move shards with a collective");
     fail(here == there
-             ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one"
+             ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one, "
+               "in one `launch`"
              : "its operands are on different meshes: " + here + " and " + there +
                    (one_mesh                                ? "; `reinterpret` one of them (no traffic)"
                     : &x.device->root() == &device_->root() ? "; tensors come to a submesh as arguments of "

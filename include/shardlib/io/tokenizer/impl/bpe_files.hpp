@@ -165,7 +165,7 @@ inline TokenizerFiles find_tokenizer(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    if (!file_exists(path))
+    if (!file_exists(path) || !(path.ends_with(".json") || path.ends_with(".tiktoken")))
       throw UsageError(
           "no tokenizer '" + path +
           "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json or with "
