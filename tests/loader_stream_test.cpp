@@ -218,7 +218,8 @@ TEST_CASE("stream: errors", "[stream]") {
                                "' is not a text file: it has a zero byte at 70; keep other files out of the folder "
                                "of --stream");
   TextStreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
-  expect_error<UsageError>(open(small, narrow), "a text near byte 127 of '" + small +
-                                                    "' has the token id 120, but the vocabulary has 120 tokens: choose "
-                                                    "a larger vocabulary, or another tokenizer");
+  expect_error<UsageError>(open(small, narrow),
+                           "a text near byte 127 of '" + small +
+                               "' has the token id 120, but the vocabulary has 120 tokens: choose "
+                               "a larger vocabulary (--vocabulary of the trainers), or another tokenizer");
 }

@@ -233,7 +233,9 @@ TEST_CASE("token sources: a text becomes tokens through any tokenizer", "[data]"
   check_source(*open_tokens(folder / "text", Split::train, {lengths, false}), {{2}, {8}});
   check_source(*open_tokens(folder / "text", Split::train, {lengths, true}), {{2, 9}, {8, 9}});
   expect_error<UsageError>(
-      [&] { static_cast<void>(open_tokens(folder / "text", Split::train, {wide, false})); },
+      [&] {
+        static_cast<void>(open_tokens(folder / "text", Split::train, {wide, false}));
+      },
       "token 0 of '" + folder / "text" + "' has the id 2147483650: ids must be below 2^31; check the tokenizer");
 }
 
@@ -317,9 +319,12 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
         "file");
   put(path, good);
   put(other, bytes_of({1, 2}));
-  expect_error<UsageError>([&] { BinTokens({path, other}); },
-                           "'" + path + "' and '" + other +
-                               "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
+  expect_error<UsageError>(
+      [&] {
+        BinTokens({path, other});
+      },
+      "'" + path + "' and '" + other +
+          "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
 
   // A file that shrinks while it is read.
   const BinTokens source({path});
@@ -330,10 +335,11 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   // An id that the model does not have is found when it is read.
   put(path, bin_header(20240520, 1, 5) + bytes_of({50256, 2, 300, 4, 5}));
   const io::Loader loader(open_tokens(path), {.batch = 1, .length = 8, .shuffle = false, .vocabulary = 50256});
-  expect_error<UsageError>([&] { static_cast<void>(loader.batch(0)); },
-                           "token 0 of '" + path +
-                               "' has the id 50256, but the vocabulary has 50256 tokens: choose a "
-                               "larger vocabulary, or data made with the model's tokenizer");
+  expect_error<UsageError>(
+      [&] { static_cast<void>(loader.batch(0)); },
+      "token 0 of '" + path +
+          "' has the id 50256, but the vocabulary has 50256 tokens: choose a "
+          "larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
 }
 
 TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {

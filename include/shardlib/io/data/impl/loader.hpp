@@ -25,9 +25,10 @@ SHARDLIB_INLINE Loader::Loader(std::shared_ptr<const TokenSource> source, Loader
     throw UsageError("a batch of " + std::to_string(options_.batch) + " rows of " + std::to_string(options_.length) +
                      " tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
   if (options_.vocabulary > 0 && source_->max_token_id().value_or(0) >= options_.vocabulary)
-    throw UsageError("'" + source_->name() + "' has token ids up to " + std::to_string(*source_->max_token_id()) +
-                     ", but the vocabulary has " + std::to_string(options_.vocabulary) +
-                     " tokens: choose a larger vocabulary, or data made with the model's tokenizer");
+    throw UsageError(
+        "'" + source_->name() + "' has token ids up to " + std::to_string(*source_->max_token_id()) +
+        ", but the vocabulary has " + std::to_string(options_.vocabulary) +
+        " tokens: choose a larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
   units_ = options_.rows == Rows::packed ? source_->tokens() : source_->documents();
 }
 
@@ -87,10 +88,10 @@ SHARDLIB_INLINE void Loader::check_vocabulary(const Row& row, std::span<const En
   if (largest >> 1 < options_.vocabulary) return;
   const auto bad =
       std::find_if(tokens.begin(), tokens.end(), [&](EncodedToken t) { return t >> 1 >= options_.vocabulary; });
-  throw UsageError("token " + std::to_string((row.begin + (bad - tokens.begin())) % source_->tokens()) + " of '" +
-                   source_->name() + "' has the id " + std::to_string(*bad >> 1) + ", but the vocabulary has " +
-                   std::to_string(options_.vocabulary) +
-                   " tokens: choose a larger vocabulary, or data made with the model's tokenizer");
+  throw UsageError(
+      "token " + std::to_string((row.begin + (bad - tokens.begin())) % source_->tokens()) + " of '" + source_->name() +
+      "' has the id " + std::to_string(*bad >> 1) + ", but the vocabulary has " + std::to_string(options_.vocabulary) +
+      " tokens: choose a larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
 }
 
 SHARDLIB_INLINE void Loader::read_row(const Row& row, std::span<EncodedToken> tokens) const {
