@@ -524,6 +524,16 @@ def lora(p):
     run.check(len(factored) == 6 and factored[-1]["loss"] < factored[0]["loss"] - 0.02, "adafactor trains adapters too")
     run, rest = p.measured("gpt2", [*train, f"--run={run_folder}", "--steps=8"], first=6)
     run.check(len(rest) == 2 and rest[0]["loss"] < one[0]["loss"], "the run goes on")
+    beside = os.path.join(p.folder, "beside")
+    p.run("gpt2", [*train, f"--load={os.path.relpath(base)}", f"--run={beside}", "--steps=1"]).succeeds()
+    for folder in [run_folder, beside]:
+        there = subprocess.run([os.path.join(p.examples, "shardlib-sample"), folder, "--prompt=And", "--max-tokens=3"],
+                               capture_output=True, text=True, cwd="/")  # fmt: skip
+        check(there.returncode == 0 and "And" in there.stdout, f"the folder is enough anywhere: {there.stderr}")
+    os.rename(base, base + "-away")
+    p.run("shardlib-sample", [run_folder, "--max-tokens=3"]).fails(2, base, "--load PATH")
+    p.run("shardlib-sample", [run_folder, "--max-tokens=3", f"--load={base}-away"]).succeeds()
+    os.rename(base + "-away", base)
     p.run("gpt2", [*train, f"--run={run_folder}", "--steps=9", f"--load={tuned}"]).fails(2, "frozen_weights", "--allow-change")
     p.run("gpt2", [*train, "--gather=per-step"]).fails(2, "--lora", "--gather per-microbatch")
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
@@ -728,6 +738,10 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
+    for text in ["{", "[]", "{}", '[{"command": []}]']:
+        with open(f"{moved}/run.json", "w") as file:
+            file.write(text)
+        p.run("shardlib-sample", [moved]).fails(2, "run.json", "names no command", "--sample-only")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
     p.run("shardlib-sample", [folder, "--chat", "--prompt=And"]).fails(2, "--chat", "leave --prompt out")

@@ -76,6 +76,7 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   CHECK(all[1]["devices"] == (under_mpi() ? "ranks" : "threads"));
   CHECK(all[1]["start"].get<std::string>().size() == 20);
   CHECK(all[1]["command"][0].get<std::string>().find("shardlib_tests") != std::string::npos);
+  CHECK(all[1]["directory"] == std::filesystem::current_path().string());
   CHECK(all[1]["launcher"] == launcher_name());
   // A damaged one does not stop the run.
   put(path + "/run.json", "{");

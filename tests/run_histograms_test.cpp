@@ -360,4 +360,25 @@ TEST_CASE("training: histograms of a state without weights, and of gradients tha
   });
 }
 
+TEST_CASE("training: options that read the leaves of a program without leaves are errors", "[run][histogram]") {
+  const Scratch folder = Scratch::shared(under_mpi(), world_rank());
+  for (const char* option : {"--histogram-every 2", "--check-replicas 3"}) {
+    run::Training training;
+    training.steps = 4;
+    training.sample.max_tokens = 0;
+    training.directory = folder / std::string(option);
+    training.tensorboard = option[2] == 'h';
+    (training.tensorboard ? training.histogram_every : training.check_replicas) = training.tensorboard ? 2 : 3;
+    on_mesh("d=2", [&](const DevicePtr& device) {
+      run::Program program;
+      program.step = [](const run::Step&) -> run::StepResult { throw Error("it has begun"); };
+      const std::string said = error_of<UsageError>([&] { run::train(device, training, run::Data{}, "", program); });
+      expect(said == option + std::string(" reads the leaves of the state, and this program names none: leave it out, "
+                                          "or set Program::checkpoints, as by run::program_of or "
+                                          "run::checkpoints_of"),
+             said);
+    });
+  }
+}
+
 }  // namespace

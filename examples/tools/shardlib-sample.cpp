@@ -26,18 +26,47 @@
 using namespace shardlib;
 namespace fs = std::filesystem;
 
-// The program that has trained the run, by the last command in its run.json.
-fs::path trainer_of(const std::string& run) {
+// The last command that has trained the run, and the directory in which it was given: it is in run.json.
+struct Command {
+  std::vector<std::string> words;
+  fs::path directory;
+};
+Command command_of(const std::string& run) {
   const std::string path = run + "/run.json";
+  std::string why = "there is no such file";
   try {
-    if (io::file_exists(path))
-      return nlohmann::json::parse(io::as_text(io::read_file(path))).back().at("command").at(0).get<std::string>();
-  } catch (const nlohmann::json::exception&) {  // as if it were not there
+    if (io::file_exists(path)) {
+      const auto starts = nlohmann::json::parse(io::as_text(io::read_file(path)));
+      const auto& start = starts.at(starts.size() - 1);
+      const Command command{start.at("command").get<std::vector<std::string>>(), start.value("directory", "")};
+      if (!command.words.empty()) return command;
+      why = "the command has no words";
+    }
+  } catch (const nlohmann::json::exception& error) {
+    why = error.what();
   }
   throw UsageError(
-      fmt::format("'{}' names no command that has trained the run: call its trainer with --config "
+      fmt::format("'{}' names no command that has trained the run ({}): call its trainer with --config "
                   "{}/config.toml --run {} --sample-only",
-                  path, run, run));
+                  path, why, run, run));
+}
+
+// The weights of --load in the command, for a run of adapters, which has no copy of them. Empty for other runs.
+std::string base_weights(const Command& command, const std::string& config) {
+  const auto entries = run::config_entries_of_file(config);
+  if (std::ranges::none_of(entries, [](const auto& e) { return e.key.ends_with("lora") && e.value != "0"; })) return {};
+  std::string path;
+  for (std::size_t i = 0; i < command.words.size(); ++i) {
+    if (command.words[i] == "--load" && i + 1 < command.words.size()) path = command.words[i + 1];
+    if (command.words[i].starts_with("--load=")) path = command.words[i].substr(std::string_view("--load=").size());
+  }
+  if (path.empty()) return {};
+  const fs::path whole = command.directory / path;
+  if (fs::exists(whole)) return whole.string();
+  throw UsageError(
+      fmt::format("the run has trained adapters beside the weights '{}', which are no longer there: give their "
+                  "place by --load PATH",
+                  whole.string()));
 }
 
 // The one beside this tool, which is of the same version, or else the one that has trained.
@@ -88,7 +117,9 @@ int program(int argc, char** argv) {
       "  --chat: answers the lines of the standard input; /reset begins a new conversation, /quit ends\n"
       "  --turns 'User: {}\\nAssistant:': a turn of --chat, with {} for the message and \\n for a new line\n"
       "  --evaluate FILE.jsonl: multiple-choice questions\n"
-      "  --mesh d=2,t=1: devices (default: one); --load PATH: for a run of adapters, the weights that they adapt\n";
+      "  --mesh d=2,t=1: devices (default: one); --load PATH: for a run of adapters, the weights that they adapt (default: "
+      "where the run had them)
+";
   const std::vector<std::string> given(argv + 1, argv + argc);
   if (!given.empty() && (given[0] == "--help" || given[0] == "-h")) {
     fmt::print("{}", usage);
@@ -106,7 +137,8 @@ int program(int argc, char** argv) {
   };
   if (gives("--chat") && gives("--prompt"))
     throw UsageError("--chat reads its messages from the standard input: leave --prompt out, or leave --chat out");
-  const fs::path trainer = trainer_of(run);
+  const Command command = command_of(run);
+  const fs::path trainer = command.words[0];
   const bool pipeline = trainer.filename() == "gpt_pipeline";
   std::vector<std::string> words{found(pipeline ? fs::path(trainer).replace_filename("gpt_fsdp") : trainer),
                                  "--config",
@@ -115,6 +147,9 @@ int program(int argc, char** argv) {
                                  run,
                                  "--sample-only"};
   if (const std::string mesh = one_device(config); !mesh.empty()) words.insert(words.end(), {"--mesh", mesh});
+  if (!gives("--load"))
+    if (const std::string base = base_weights(command, config); !base.empty())
+      words.insert(words.end(), {"--load", base});
   words.insert(words.end(), given.begin() + 1, given.end());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());

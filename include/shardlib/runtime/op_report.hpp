@@ -18,7 +18,8 @@ struct OpRead {
   std::string what;  ///< the leaf's name, or the op that made it
   const TensorSpec* spec;
   std::size_t bytes;
-  bool written = false;  ///< the op wrote into it too
+  bool written = false;      ///< the op wrote into it too
+  bool overwritten = false;  ///< the op wrote into it without reading it
 };
 
 /// The work of one op.

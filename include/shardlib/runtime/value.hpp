@@ -54,6 +54,8 @@ struct Value;
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 /// Adds to the report of this read that the op writes into the shard too.
 [[gnu::cold]] SHARDLIB_INLINE void note_write(const Value& value);
+/// Notes that the op has written the shard, and has not read it.
+[[gnu::cold]] SHARDLIB_INLINE void note_overwritten(const Value& value);
 /// The error if an op reads a weight that is not the function's parameter, because the gradient would miss it.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_outside(const Value& value);
 

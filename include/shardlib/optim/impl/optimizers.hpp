@@ -155,6 +155,7 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
     if (from_bf16 && !c) all(grad->as<const bf16>());
     if (!from_bf16 && c) all(grad->as<const f32>(), c->template as<bf16>());
     if (!from_bf16 && !c) all(grad->as<const f32>());
+    if (c) note_overwritten(*c);
     return p->storage->buffer;
   }));
 }

@@ -49,7 +49,7 @@ inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
   };
   std::size_t bytes = ran.bytes;
   for (const auto& read : ran.work.reads) {
-    if (first(seen, read.shard)) bytes += read.bytes;
+    if (first(seen, read.shard) && !read.overwritten) bytes += read.bytes;
     if (read.written && read.shard != ran.shard && first(written, read.shard)) bytes += read.bytes;
   }
   return static_cast<std::int64_t>(bytes);

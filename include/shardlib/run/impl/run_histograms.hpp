@@ -81,7 +81,7 @@ class RunHistograms {
   }
 
  private:
-  [[nodiscard]] bool due(std::int64_t step) const { return checkpoints_.leaves && detail::due(step, every_); }
+  [[nodiscard]] bool due(std::int64_t step) const { return detail::due(step, every_); }
 
   DevicePtr device_;
   std::int64_t every_;

@@ -134,6 +134,13 @@ inline std::string value_if_absent(const Training& training, const std::string& 
   return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';
 }
 
+/// What is compared of a setting: of SafetensorsFiles::describe not the path, which two commas follow.
+inline std::string_view compared(std::string_view name, std::string_view value) {
+  if (name != "frozen_weights") return value;
+  const auto last = value.rfind(','), before = last == 0 ? last : value.rfind(',', last - 1);
+  return value.substr(before == std::string_view::npos ? 0 : before);
+}
+
 inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
 
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
@@ -167,7 +174,7 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     const bool known = before.contains(key);
     const std::string was = known ? before.at(key) : value_if_absent(training, name);
     if (!known && was.empty()) continue;
-    if (was == value) continue;
+    if (compared(name, was) == compared(name, value)) continue;
     differs(name, known ? value_of(before, key) : was, value_of(now.settings, key));
   }
   // A run records no tokenizer while it has the default, bytes, and only trains on tokens that were prepared.

@@ -78,6 +78,17 @@ inline void check_settings(const Training& t) {
     throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
 }
 
+/// Throws UsageError for options that read the leaves of a program's state, if the program does not give them.
+inline void check_leaves(const Training& t, const Program& program) {
+  if (program.checkpoints.leaves) return;
+  for (const auto& [option, every] :
+       {std::pair("--histogram-every", t.histogram_every), std::pair("--check-replicas", t.check_replicas)})
+    if (every > 0)
+      throw UsageError(fmt::format("{} {} reads the leaves of the state, and this program names none: leave it out, or "
+                                   "set Program::checkpoints, as by run::program_of or run::checkpoints_of",
+                                   option, every));
+}
+
 /// Sampling comes after training, which is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);

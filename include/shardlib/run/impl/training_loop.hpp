@@ -238,7 +238,6 @@ class TrainingLoop {
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
   /// Throws Error if devices differ in values that should be the same on all.
   void check_replicas(const Record& record) const {
-    if (!program_.checkpoints.leaves) return;
     const std::int64_t before = record.step + 1 - training_.check_replicas;
     const std::string when = fmt::format("after step {}{}", record.step,
                                          before > 0 ? fmt::format(" (after step {} all was alike)", before - 1) : "");
@@ -394,6 +393,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
   detail::check_settings(training);  // for programs that open no data by open_data
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
+  detail::check_leaves(training, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 

@@ -17,6 +17,11 @@ SHARDLIB_INLINE void note_write(const Value& value) {
   if (s.note_reads) s.work.reads.back().written = true;
 }
 
+SHARDLIB_INLINE void note_overwritten(const Value& value) {
+  for (OpRead& read : program_state(value.device).work.reads)
+    if (read.shard == value.storage->buffer.data()) read.overwritten = true;
+}
+
 SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device) {
   return device->local<ProgramState>();
 }
