@@ -252,6 +252,39 @@ TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation,
   check(bf16(), bf16());
 }
 
+TEST_CASE("kernels: a product of bf16 by copies in f32, piece by piece") {
+  Fixture fx;
+  std::mt19937 rng(4);
+  const auto check = [&]<class C>(C) {
+    for (const auto& [m, n, d] : std::vector<std::array<std::int64_t, 3>>{
+             {1, 1, 1}, {17, 33, 65}, {10, 20, 900}, {300, 10, 20}, {9, 1001, 3}, {70, 300, 130}})
+      for (int flags = 0; flags < 8; ++flags) {
+        const bool ta = (flags & 1) != 0, tb = (flags & 2) != 0, accumulate = (flags & 4) != 0;
+        if (std::is_same_v<C, bf16> && accumulate) continue;
+        CAPTURE(m, n, d, flags);
+        const std::int64_t lda = (ta ? m : d) + 2, ldb = (tb ? d : n) + 1, ldc = n + 3;
+        const auto a = random_array<bf16>((ta ? d : m) * lda, rng), b = random_array<bf16>((tb ? n : d) * ldb, rng);
+        const auto before = random_array<C>(m * ldc, rng);
+        Values want = numbers(before);
+        for (std::int64_t i = 0; i < m; ++i)
+          for (std::int64_t j = 0; j < n; ++j) {
+            double& sum = want[at(i * ldc + j)];
+            if (!accumulate) sum = 0;
+            for (std::int64_t p = 0; p < d; ++p)
+              sum += number(a[at(ta ? p * lda + i : i * lda + p)]) * number(b[at(tb ? j * ldb + p : p * ldb + j)]);
+          }
+        for (const std::int64_t most : {1, 600, 5000, 1 << 21}) {
+          auto out = before;
+          const k::detail::Gemm<bf16, C> g{ta, tb, m, n, d, a.data(), lda, b.data(), ldb, out.data(), ldc, accumulate};
+          k::detail::gemm_of_copies(fx.exec, g, most);
+          CHECK(close(out, want, 10));
+        }
+      }
+  };
+  check(float());
+  check(bf16());
+}
+
 TEST_CASE("kernels: gemm of rows that share sets of the caches, in several copied panels") {
   Fixture fx;
   fx.exec.threads = 1;
@@ -841,6 +874,27 @@ TEST_CASE("kernels: einsum of larger sizes takes every kind of inner kernel and 
   for (const Inner kind : {Inner::gemm, Inner::dot, Inner::scale}) CHECK(inner[kind] > 0);
   for (const int times : moved) CHECK(times > 0);
   CHECK(trailing > 0);  // an accumulating loop around matrix products
+}
+
+TEST_CASE("kernels: a large einsum of bf16 holds no copies of whole operands in f32") {
+  std::mt19937 rng(5);
+  // The logits of a vocabulary, and the cotangents of their two operands.
+  const std::map<int, std::int64_t> sizes{{0, 2}, {1, 64}, {2, 100000}};
+  for (const Product& p : {Product{{0, 1}, {2, 1}, {0, 2}}, Product{{0, 2}, {2, 1}, {0, 1}},
+                           Product{{0, 2}, {0, 1}, {2, 1}}, Product{{2, 1}, {0, 1}, {2, 0}}}) {
+    Fixture fx;
+    CHECK(check_einsum<bf16>(fx, p, sizes, rng));
+    const std::size_t peak = fx.pool->stats().peak, most = std::size_t{k::detail::copied_piece} * sizeof(f32);
+    CHECK(peak <= 2 * most);  // the table has three times as much
+    Fixture dry;
+    dry.exec.dry = true;
+    const Shape lhs = shape_of(p.lhs, sizes), rhs = shape_of(p.rhs, sizes);
+    const std::vector<bf16> x(at(count(lhs))), y(at(count(rhs)));
+    std::vector<bf16> out(at(count(shape_of(p.out, sizes))));
+    k::einsum(dry.exec, k::plan_einsum(p.lhs, p.rhs, p.out), DType::bf16, DType::bf16, x.data(), lhs, y.data(), rhs,
+              out.data());
+    CHECK(dry.pool->stats().peak == peak);
+  }
 }
 
 TEST_CASE("kernels: einsum in every type, and with empty sizes") {

@@ -205,32 +205,81 @@ void convert_matrix(const Exec& exec, std::int64_t rows, std::int64_t columns, c
   apply(exec, shape, body::ConvertElement{}, Operand<const From>(from, from_strides), Operand<To>(to, to_strides));
 }
 
-/// A product of bf16 on a CPU without instructions for it: of copies in f32.
-template <class C>
-void gemm_of_copies(const Exec& exec, const Gemm<bf16, C>& g) {
-  const auto block = [&](std::int64_t n) { return exec.pool->allocate(static_cast<std::size_t>(n) * sizeof(f32)); };
-  const Buffer a = block(g.m * g.k), b = block(g.k * g.n);
-  const std::int64_t lda = g.trans_a ? g.m : g.k, ldb = g.trans_b ? g.k : g.n;
-  convert_matrix(exec, g.m * g.k / lda, lda, g.a, g.lda, a.as<f32>(), lda);
-  convert_matrix(exec, g.k * g.n / ldb, ldb, g.b, g.ldb, b.as<f32>(), ldb);
-  const auto product = [&](f32* c, std::int64_t ldc) {
-    gemm(exec, g.trans_a, g.trans_b, g.m, g.n, g.k, a.as<const f32>(), lda, b.as<const f32>(), ldb, c, ldc,
-         g.accumulate);
-  };
-  if constexpr (std::is_same_v<C, f32>) {
-    product(g.c, g.ldc);
-  } else {
-    const Buffer c = block(g.m * g.n);
-    product(c.as<f32>(), g.n);
-    convert_matrix(exec, g.m, g.n, c.as<const f32>(), g.n, g.c, g.ldc);
+/// The most elements of a piece that gemm_of_copies converts.
+inline constexpr std::int64_t copied_piece = std::int64_t{1} << 21;
+
+/// The parts of a dim of C or of the depth, each of whole tiles.
+struct GemmParts {
+  std::int64_t size, tile, count = 1;
+
+  [[nodiscard]] std::int64_t begin(std::int64_t i) const { return GemmGrid::begin(size, tile, count, i); }
+  [[nodiscard]] std::int64_t length(std::int64_t i) const { return begin(i + 1) - begin(i); }
+  [[nodiscard]] std::int64_t longest() const {
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < count; ++i) most = std::max(most, length(i));
+    return most;
   }
+};
+
+/// A product of bf16 on a CPU without instructions for it: of copies in f32, piece by piece. A piece has about
+/// `most` elements. One loop is over the depth, so a large product has its sums in another order than one of few parts.
+template <class C>
+void gemm_of_copies(const Exec& exec, const Gemm<bf16, C>& g, std::int64_t most = copied_piece) {
+  constexpr bool narrow = !std::is_same_v<C, f32>;
+  GemmParts m{g.m, GemmGrid::tile_rows}, n{g.n, GemmGrid::tile_columns}, k{g.k, GemmGrid::tile_columns};
+  const auto shorten = [most](GemmParts& x, GemmParts& y) {
+    GemmParts& longer = x.longest() >= y.longest() ? x : y;
+    if (x.longest() * y.longest() <= most || longer.longest() < 2 * longer.tile) return false;
+    ++longer.count;
+    return true;
+  };
+  while (shorten(m, k) || shorten(k, n) || (narrow && shorten(m, n))) {
+  }
+  const auto block = [&](std::int64_t x, std::int64_t y) {
+    return exec.pool->allocate(static_cast<std::size_t>(x * y) * sizeof(f32));
+  };
+  const Buffer a = block(m.longest(), k.longest()), b = block(k.longest(), n.longest());
+  const Buffer sums = narrow ? block(m.longest(), n.longest()) : Buffer();
+  if (exec.dry) return;
+  // Copies rows i and columns j of an operand that is stored transposed or not. Returns the distance of the copy's
+  // rows.
+  const auto copy = [&](bool transposed, GemmParts rows, std::int64_t i, GemmParts columns, std::int64_t j,
+                        const bf16* from, std::int64_t ld, f32* to) {
+    if (transposed) {
+      std::swap(rows, columns);
+      std::swap(i, j);
+    }
+    const std::int64_t width = columns.length(j);
+    convert_matrix(exec, rows.length(i), width, from + rows.begin(i) * ld + columns.begin(j), ld, to, width);
+    return width;
+  };
+  std::int64_t lda = 0, ldb = 0;
+  for (std::int64_t row = 0; row < m.count; ++row)
+    for (std::int64_t column = 0; column < n.count; ++column) {
+      C* const c = g.c + m.begin(row) * g.ldc + n.begin(column);
+      for (std::int64_t i = 0; i < k.count; ++i) {
+        // With one part of the depth, the copy of the product before is that of this one.
+        if (k.count > 1 || column == 0) lda = copy(g.trans_a, m, row, k, i, g.a, g.lda, a.as<f32>());
+        if (k.count > 1 || n.count > 1 || row == 0) ldb = copy(g.trans_b, k, i, n, column, g.b, g.ldb, b.as<f32>());
+        const auto multiply = [&](f32* to, std::int64_t ldc, bool accumulate) {
+          gemm(exec, g.trans_a, g.trans_b, m.length(row), n.length(column), k.length(i), a.as<const f32>(), lda,
+               b.as<const f32>(), ldb, to, ldc, accumulate || i > 0);
+        };
+        if constexpr (narrow)
+          multiply(sums.as<f32>(), n.length(column), false);
+        else
+          multiply(c, g.ldc, g.accumulate);
+      }
+      if constexpr (narrow)
+        convert_matrix(exec, m.length(row), n.length(column), sums.as<const f32>(), n.length(column), c, g.ldc);
+    }
 }
 
 }  // namespace detail
 
 /// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
 /// m x k. A and B are f32, f64, or bf16: then sums are f32, and C is f32, or bf16 without `accumulate`. Where not
-/// has_bf16_gemm(), it makes copies of bf16 in f32.
+/// has_bf16_gemm(), it multiplies copies of bf16 in f32, piece by piece. A dry run takes their memory.
 template <class T, class C>
 void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
           std::int64_t lda, const T* b, std::int64_t ldb, C* c, std::int64_t ldc, bool accumulate) {
@@ -249,6 +298,7 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   const detail::Gemm<T, C> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
   if constexpr (std::is_same_v<T, bf16>)
     if (!has_bf16_gemm()) return detail::gemm_of_copies(exec, whole);
+  if (exec.dry) return;
   const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
   if (threads == 1) return whole.run();
   // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would

@@ -114,14 +114,17 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
 }
 
 /// Whether the loop nest multiplies operands of bf16 as they are: on a device, and on CPUs that have instructions for
-/// it, where small products are not worth the library's calls.
+/// it, where small products are not worth the library's calls. On other CPUs one large product does too: `gemm` then
+/// holds copies of pieces in f32, and not of whole operands.
 inline bool multiplies_bf16(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s) {
   constexpr std::int64_t least = 1 << 18;
   if (s.inner != EinsumLoops::Inner::gemm) return false;
   if (!exec.on_device() && s.row.extent * s.column.extent * s.depth.extent < least) return false;
   for (int i = 0; i < plan.count; ++i)
     if (plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only) return false;  // are summed first
-  return exec.on_device() || has_bf16_gemm();
+  if (exec.on_device() || has_bf16_gemm()) return true;
+  const std::int64_t m = s.row.extent, n = s.column.extent, k = s.depth.extent;
+  return s.kept.count() == 1 && s.summed.count() == 1 && std::max({m * k, k * n, m * n}) > copied_piece;
 }
 
 /// Calls f with the element types of input, accumulation and result. Throws if the combination is not supported.

@@ -147,6 +147,8 @@ void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, 
 /// Runs the loop nest on operands whose dims are in its order. Operands of bf16 have matrix products only.
 template <class T, class Out>
 void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool add) {
+  if constexpr (std::is_same_v<T, bf16>)
+    if (exec.dry && !exec.on_device()) return einsum_gemm(exec, s, lhs, rhs, out, add);  // takes memory for copies
   if (exec.dry) return;
   if (exec.on_device()) return run_einsum_on_device(exec, s, lhs, rhs, out, add);
   const std::int64_t outer = s.kept.count();
