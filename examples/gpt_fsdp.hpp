@@ -23,16 +23,6 @@ struct Options : gpt::ModelOptions, TrainerOptions {
   gpt::HuggingFace files;
 };
 
-inline gpt::Model<f32> initial_weights(const GptMesh& mesh, const Options& o) {
-  const gpt::Initializer first{mesh, o, o.training.seed};
-  gpt::Model<f32> w;
-  first.embed(w.embed);
-  if (!o.tied) first.unembed(w.unembed.emplace_back());
-  for (std::int64_t i = 0; i < o.layers; ++i) first.layer(w.layers.emplace_back(), i);
-  first.scale(w.final_norm);
-  return w;
-}
-
 // Weights and moments, and copies of the weights in the dtype of computation for the layers; in f32 the same tensors.
 template <dtype C>
 using Trained = run::Trained<gpt::Model<f32>, gpt::Model<C>>;
@@ -88,7 +78,7 @@ template <dtype C>
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const GptMesh mesh(device);
   Trained<C> trained;
-  trained.state.weights = initial_weights(mesh, o);
+  trained.state.weights = gpt::initial_weights(mesh, o, o.training.seed);
   run::check_groups(o.optimizer.groups, leaf_names(trained.state.weights));
   gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, trained.state.weights);
   run::begin(trained, o.optimizer);
@@ -98,7 +88,8 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +r +s +t -> ">(gpt::loss<C>(trained.model(), batch, o.config)));
   };
-  program.decode = gpt::decoder(mesh, trained, o, o.training.seq);
+  program.decode = gpt::decoder<C>(
+      mesh, [&]() -> const gpt::Model<C>& { return trained.model(); }, o, o.training.seq);
   if (o.gather.per_step) run::note_gathered(program, trained, mesh.size("d") * mesh.size("s"));
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.dtype = o.dtype;

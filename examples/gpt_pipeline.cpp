@@ -9,10 +9,11 @@
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
 // gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
-// layout goes on from them, for the GPT gpt_fsdp too, which can also sample from them.
+// layout goes on from them, for the GPT gpt_fsdp too.
 #include <fmt/format.h>
 
 #include <shardlib/io/file.hpp>
+#include <shardlib/io/reshard.hpp>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/pipeline/timeline.hpp>
 #include <shardlib/run/dry_run.hpp>
@@ -34,6 +35,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpt_sampling.hpp"
 #include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
 #include "pipeline_text.hpp"
@@ -79,11 +81,15 @@ struct Layout {
 
 // ---- the GPT --------------------------------------------------------------------------------------------------------
 
+template <dtype C>
+class WholeGpt;
+
 // C is the dtype of computation.
 template <dtype C>
 class Gpt : Layout<"p r d s t"> {
  public:
   using Layout::Staged;
+  using Sampled = WholeGpt<C>;
   using Weights = gpt::StageModel<f32>;
   using Copies = gpt::StageModel<C>;
   using Whole = gpt::StageModel<C, true>;  // with --gather per-step, what the stages read
@@ -149,11 +155,52 @@ class Gpt : Layout<"p r d s t"> {
   }
 };
 
+// The whole GPT, fully sharded over all devices: samples are drawn as gpt_fsdp draws them. The weights move there in
+// memory, before the first token after a step, and go with the next step.
+template <dtype C>
+class WholeGpt {
+ public:
+  using Stages = Gpt<C>;
+  WholeGpt(const Stages& model, const Mesh<"p r d s t">& mesh, const Options& o)
+      : model_(model), mesh_(mesh), whole_(reinterpret<"p r d -> d">(mesh).device()), o_(o) {}
+  WholeGpt(const WholeGpt&) = delete;
+  WholeGpt& operator=(const WholeGpt&) = delete;
+
+  // Gives the program its samples. `trained` and this must outlive it.
+  void add_to(run::Program& program, run::Trained<typename Stages::Weights, typename Stages::Copies>& trained) {
+    program.begin_step = [this, before = program.begin_step] {
+      before();
+      weights_.clear();
+    };
+    const auto weights = [this, &trained]() -> const gpt::Model<C>& {
+      if (weights_.empty()) {
+        auto& to = weights_.emplace_back(cast_tree<gpt::Model<C>>(gpt::initial_weights(whole_, o_, 0)));
+        io::reshard(mesh_, trained.model(), to, {.rename_from = model_.names_in_model()});
+      }
+      return weights_[0];
+    };
+    program.decode = gpt::decoder<C>(whole_, weights, o_, o_.training.seq);
+  }
+
+ private:
+  const Stages& model_;
+  const Mesh<"p r d s t">& mesh_;
+  const Mesh<"r d s t"> whole_;
+  const Options& o_;
+  std::vector<gpt::Model<C>> weights_;  // one or none
+};
+
 // ---- the transformer of JaxPP's tutorial ----------------------------------------------------------------------------
 
 template <dtype C>
 class Tutorial : Layout<"p d t"> {
  public:
+  // It has no text to sample.
+  struct Sampled {
+    Sampled(const Tutorial&, const Mesh<"p d t">&, const Options&) {}
+    template <class Trained>
+    void add_to(run::Program&, Trained&) {}
+  };
   using Layout::Staged;
   using Weights = tutorial::StageModel<f32>;
   using Copies = tutorial::StageModel<C>;
@@ -319,15 +366,15 @@ void declare(run::Options& options, Options& o) {
   // Where and when the layers run and what is computed again, not what they compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
-  const char* const samples =
-      "here, because gpt_pipeline does not sample: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp "
-      "with the settings of the run";
-  options.in_vain({"--sample-every", "--sample-only", "--chat", "--turns", "--prompt", "--sample-begin", "--top-k",
-                   "--top-p", "--stop", "--samples", "--temperature", "--evaluate"},
-                  [=](const run::Options&) { return samples; });
-  options.in_vain({"--max-tokens"}, [=, &o](const run::Options&) {  // 0 is what it does
-    return o.training.sample.max_tokens == 0 ? "" : samples;
+  options.in_vain({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
+    return "in gpt_pipeline: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp with the settings of the "
+           "run";
   });
+  options.in_vain(
+      {"--sample-every", "--prompt", "--sample-begin", "--top-k", "--top-p", "--stop", "--samples", "--temperature"},
+      [&o](const run::Options&) {
+        return o.model == "gpt" ? "" : "with --model jaxpp-tutorial, which has no text: leave it out";
+      });
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,
@@ -380,6 +427,7 @@ void check_tutorial(const Options& o) {
                                       {!t.text_stream.empty(), "--stream"},
                                       {!t.validation_data.empty(), "--validation-data"},
                                       {t.validate_every > 0, "--validate-every"},
+                                      {t.sample_every > 0, "--sample-every"},
                                       {o.optimizer.ema != 0, "--ema"},
                                       {o.vocabulary != 0, "--vocabulary"},
                                       {o.tied, "--tied"},
@@ -426,6 +474,8 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   run::Program program = run::program_of(mesh.whole(), trained, o.training,
                                          [stored = run::stored_names(), in_model = trainer.model.names_in_model()](
                                              const std::string& leaf) { return stored(in_model(leaf)); });
+  typename Model::Sampled sampled(trainer.model, mesh.whole(), o);
+  sampled.add_to(program, trained);
   program.step = [&](const run::Step& step) { return trainer.step(step); };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
@@ -478,15 +528,9 @@ auto chosen_training(const Options& o) {
 
 int program(int argc, char** argv) {
   Options o;
-  run::Options options("gpt_pipeline",
-                       "Trains a model in pipeline stages. It does not sample: shardlib-sample does, from its run.");
+  run::Options options("gpt_pipeline", "Trains a model in pipeline stages, and samples with all devices together.");
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
-  if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)  // from a file
-    throw UsageError(
-        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; use shardlib-sample RUN, which "
-        "starts gpt_fsdp with the settings of the run");
-  o.training.sample.max_tokens = 0;
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   if (!is_tutorial) o.training.batch_axes = "r d";
   const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
@@ -500,6 +544,7 @@ int program(int argc, char** argv) {
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
+    o.training.sample.max_tokens = 0;
     run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size),
                       {{"M", "--d-model"}, {"H", "--n-kv * --n-q-per-kv"}, {"F", "--d-ff"}});
   } else {

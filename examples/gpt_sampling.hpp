@@ -1,13 +1,13 @@
 // Samples from the GPT of gpt_model.hpp, token by token.
 #pragma once
 
-#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -17,13 +17,13 @@
 namespace gpt {
 
 // Decodes one text of up to `positions` tokens, a batch of 1 that is padded to the devices of r and d; the new tokens
-// are padded to those of s. `trained`, `o` and the mesh must outlive the result.
+// are padded to those of s. `o` and the mesh must outlive the result.
 template <dtype C>
-run::Decode decoder(const Mesh<"r d s t">& mesh, run::Trained<Model<f32>, Model<C>>& trained, const ModelOptions& o,
+run::Decode decoder(const Mesh<"r d s t">& mesh, std::function<const Model<C>&()> model, const ModelOptions& o,
                     std::int64_t positions) {
   Array<"layers", Cache<C>> caches;
-  return [=, &mesh, &trained, &o](std::span<const std::int32_t> ids, std::int64_t first) mutable {
-    const Model<C>& weights = trained.model();
+  return [=, &mesh, &o](std::span<const std::int32_t> ids, std::int64_t first) mutable {
+    const Model<C>& weights = model();
     const NamedSize one{"B", 1, mesh.size("r") * mesh.size("d")}, context{"Klen", positions};
     const NamedSize length{"L", std::ssize(ids), round_up(std::ssize(ids), mesh.size("s"))};
     if (first == 0) {

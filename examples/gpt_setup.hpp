@@ -121,6 +121,16 @@ struct Initializer {
   }
 };
 
+inline Model<f32> initial_weights(const Mesh<"r d s t">& mesh, const ModelOptions& o, std::uint64_t seed) {
+  const Initializer first{mesh, o, seed};
+  Model<f32> w;
+  first.embed(w.embed);
+  if (!o.tied) first.unembed(w.unembed.emplace_back());
+  for (std::int64_t i = 0; i < o.layers; ++i) first.layer(w.layers.emplace_back(), i);
+  first.scale(w.final_norm);
+  return w;
+}
+
 // FLOPs of training by one token; an unembedding of its own is not a second look-up.
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
   return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,

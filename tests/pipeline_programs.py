@@ -8,6 +8,7 @@ Needs nothing but Python's standard library. Prints what failed; the exit status
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +198,21 @@ def checkpoints(p):
         done.check("A sample after 20 steps" in done.out, "gpt_fsdp samples from the run of a pipeline")
     check(sampled[0].out.split("A sample")[-1] == sampled[1].out.split("A sample")[-1], "the same sample on another mesh")
 
+    # Samples of a run that trains: the stages' weights, or their average, with all devices together.
+    for mesh, ranks, options in [("p=2,d=2,t=1", 0, []), ("p=2", 2, ["--tied", "--dtype=bf16"]), ("p=2,r=2,t=2", 0, ["--ema=0.5"])]:
+        if ranks and not p.mpiexec:
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        done = run(p, f"--run={folder}", f"--mesh={mesh}", "--sample-every=2", "--max-tokens=8", "--prompt=In the", "--temperature=0",
+                   *options, ranks=ranks)  # fmt: skip
+        if not done.succeeds():
+            continue
+        drawn = records(f"{folder}/samples.jsonl")
+        done.check([s["step"] for s in drawn] == [-1, 1, 3], f"samples before and after each two steps ({drawn})")
+        again = p.run("shardlib-sample", [folder, "--max-tokens=8"])
+        again.succeeds()
+        again.check(drawn[-1]["text"] in again.out, f"gpt_fsdp draws the last one, too: {drawn[-1]['text']!r}")
+
     run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()
     run(p, f"--run={p.folder}/validated_alone", "--mesh=d=1", f"--validation-data={p.text}", "--validate-every=4",
         program="gpt_fsdp").succeeds()
@@ -310,8 +326,9 @@ def mistakes(p):
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
-        (["--mesh=p=2", "--temperature=0"], ["--temperature has no effect", "shardlib-sample RUN"]),
-        (["--mesh=p=2", "--max-tokens=5"], ["--max-tokens has no effect", "shardlib-sample RUN"]),
+        (["--mesh=p=2", "--chat"], ["--chat has no effect", "shardlib-sample RUN"]),
+        (["--mesh=p=2", "--evaluate=x.jsonl"], ["--evaluate has no effect", "shardlib-sample RUN"]),
+        (["--mesh=p=2", "--model=jaxpp-tutorial", "--temperature=0"], ["--temperature has no effect", "no text"]),
         (["--mesh=d=2,p=2"], ["--mesh", "p r d s t", "in this order"]),
         (["--mesh=p=2", "--timeline=/nowhere/x.svg"], ["/nowhere/x.svg", "--timeline"]),
         (["--mesh=p=2", "--timeline=x.png"], ["--timeline", "'x.png'", "ends in .svg"]),
@@ -319,10 +336,6 @@ def mistakes(p):
     for options, words in wrong:
         for ranks in [0, 2] if p.mpiexec else [0]:
             run(p, *options, ranks=ranks).fails(2, *words)
-    sampling = f"{p.folder}/sampling.toml"
-    with open(sampling, "w") as file:
-        file.write("[sampling]\nsample_every = 2\n")
-    run(p, "--mesh=p=2", f"--config={sampling}").fails(2, "gpt_pipeline does not sample", "--sample-every", "shardlib-sample RUN")
     run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     if p.mpiexec:
         run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")

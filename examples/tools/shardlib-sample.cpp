@@ -80,8 +80,9 @@ std::string found(const fs::path& program) {
                   program.string()));
 }
 
-// gpt_pipeline does not sample, but gpt_fsdp samples its GPT: a file with the settings that gpt_fsdp knows. gpt_fsdp
-// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends.
+// gpt_fsdp samples the GPT of gpt_pipeline, on one device too: a file with the settings that gpt_fsdp knows. gpt_fsdp
+// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends. Runs of older
+// versions have the setting max_tokens = 0.
 std::string without_pipeline(const std::string& config) {
   constexpr std::array<std::string_view, 6> others{"preset",       "schedule", "stages",
                                                    "stage_layers", "model",    "max_tokens"};
@@ -117,9 +118,8 @@ int program(int argc, char** argv) {
       "  --chat: answers the lines of the standard input; /reset begins a new conversation, /quit ends\n"
       "  --turns 'User: {}\\nAssistant:': a turn of --chat, with {} for the message and \\n for a new line\n"
       "  --evaluate FILE.jsonl: multiple-choice questions\n"
-      "  --mesh d=2,t=1: devices (default: one); --load PATH: for a run of adapters, the weights that they adapt (default: "
-      "where the run had them)
-";
+      "  --mesh d=2,t=1: devices (default: one); --load PATH: for a run of adapters, the weights that they adapt\n"
+      "  (default: where the run had them)\n";
   const std::vector<std::string> given(argv + 1, argv + argc);
   if (!given.empty() && (given[0] == "--help" || given[0] == "-h")) {
     fmt::print("{}", usage);
