@@ -532,7 +532,10 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   std::ifstream file(path);
   const std::string svg{std::istreambuf_iterator<char>(file), {}};
   REQUIRE(svg.find("</svg>") != std::string::npos);
-  REQUIRE(svg.find("layer/w_gate") != std::string::npos);
+  // What the pointer shows at a node, and at an arrow.
+  REQUIRE(svg.find("<title>layer/w_gate\nM/d/s F/t</title>") != std::string::npos);
+  REQUIRE(svg.find("<title>layer/w_gate → all_gather\nM/d/s F/t\n") != std::string::npos);
+  REQUIRE(svg.find("<title>n1") == std::string::npos);
   REQUIRE(svg.find("<svg width=\"100%\" height=\"100%\" viewBox=\"") != std::string::npos);
   REQUIRE(svg.find("prefers-color-scheme: dark") != std::string::npos);
   REQUIRE(std::remove(path.c_str()) == 0);

@@ -28,8 +28,8 @@ struct GraphOptions {
                                               const GraphOptions& options = {});
 
 /// The picture of DOT text as the text of an SVG file, drawn by Graphviz' program `dot`. A browser shows it as large as
-/// its window, bright or dark, and enlarges it by the wheel. Throws UsageError if `dot` is not installed.
-/// `svg(dot(mesh, body))`
+/// its window, bright or dark, enlarges it by the wheel, and shows what a node says at the pointer. Throws UsageError
+/// if `dot` is not installed. `svg(dot(mesh, body))`
 [[nodiscard]] SHARDLIB_INLINE std::string svg(const std::string& dot);
 /// Writes that file. Throws UsageError as `svg` does, or if `path` cannot be created or is not a regular file. Throws
 /// Error if the system cannot write it, as on a full disk.

@@ -8,9 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/run/graph.hpp"
@@ -84,6 +88,42 @@ addEventListener("keydown", e => {
 ]]></script>
 )";
 
+/// A node or an arrow of the SVG of `dot`.
+struct GraphPart {
+  std::size_t title, length;  ///< place of its title, which is a name: "n1", or "n1&#45;&gt;n2"
+  std::string name, text;     ///< the lines that it shows
+};
+
+/// The SVG of `dot` with titles that say what nodes and arrows show, in place of their names. A browser shows them at
+/// the pointer, so that they can be read while the whole picture is in the window.
+inline std::string with_titles(std::string svg) {
+  constexpr std::string_view open = "<title>", line = "<text ", arrow = "&#45;&gt;";
+  std::vector<GraphPart> parts;
+  std::map<std::string, std::string, std::less<>> nodes;  // the first line of each
+  for (std::size_t at = svg.find("<g id="); at != std::string::npos; at = svg.find("<g id=", at + 1)) {
+    const std::string_view group(svg.data() + at, svg.find("</g>", at) - at);
+    const std::size_t begin = group.find(open), end = group.find("</title>");
+    const bool is_node = group.find("class=\"node") < begin;
+    if (end >= group.size() || (!is_node && group.find("class=\"edge") > begin)) continue;
+    const std::size_t name = begin + open.size();
+    GraphPart part{at + name, end - name, std::string(group.substr(name, end - name)), {}};
+    for (std::size_t text = group.find(line); text < group.size(); text = group.find(line, text + 1)) {
+      const std::size_t from = group.find('>', text) + 1;
+      part.text += (part.text.empty() ? "" : "\n") + std::string(group.substr(from, group.find('<', from) - from));
+    }
+    if (is_node) nodes[part.name] = part.text.substr(0, part.text.find('\n'));
+    parts.push_back(std::move(part));
+  }
+  for (auto part = parts.rbegin(); part != parts.rend(); ++part) {  // the places before stay
+    std::string title = part->text;
+    if (const std::size_t at = part->name.find(arrow); at != std::string::npos)
+      title = nodes[part->name.substr(0, at)] + " → " + nodes[part->name.substr(at + arrow.size())] +
+              (title.empty() ? "" : "\n" + title);
+    svg.replace(part->title, part->length, title);
+  }
+  return svg;
+}
+
 /// The SVG of `dot`, as large as its window, with style and script.
 inline std::string fitted(std::string svg) {
   const std::size_t begin = svg.find("<svg "), view = svg.find("viewBox=", begin), end = svg.find('>', begin);
@@ -121,7 +161,7 @@ SHARDLIB_INLINE std::string svg(const std::string& dot) {
     throw UsageError("a graph needs the program `dot`: install the package graphviz");
   if (!ran || WEXITSTATUS(status) != 0) throw UsageError("cannot draw a graph: `dot -Tsvg` has failed");
   const auto drawn = io::read_file(picture);
-  return detail::fitted({reinterpret_cast<const char*>(drawn.data()), drawn.size()});
+  return detail::fitted(detail::with_titles({reinterpret_cast<const char*>(drawn.data()), drawn.size()}));
 }
 
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
