@@ -84,9 +84,10 @@ inline void check_leaves(const Training& t, const Program& program) {
   for (const auto& [option, every] :
        {std::pair("--histogram-every", t.histogram_every), std::pair("--check-replicas", t.check_replicas)})
     if (every > 0)
-      throw UsageError(fmt::format("{} {} reads the leaves of the state, and this program names none: leave it out, or "
-                                   "set Program::checkpoints, as by run::program_of or run::checkpoints_of",
-                                   option, every));
+      throw UsageError(
+          fmt::format("{} {} reads the leaves of the state, and this program names none: leave it out, or "
+                      "set Program::checkpoints, as by run::program_of or run::checkpoints_of",
+                      option, every));
 }
 
 /// Sampling comes after training, which is too late to find that the model cannot take the prompt.
