@@ -145,8 +145,9 @@ ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSp
 /// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 for f64). If a device's logits
 /// take more than `stored` bytes (by default 256 MiB), the op never stores all of them. It then computes them piece
 /// by piece, and again in the backward pass, which costs one more matrix product. A CPU then multiplies f32 copies of
-/// operands of bf16, which it makes in each pass and does not keep. Communicates like cross_entropy.
-/// `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)` with targets "B/d L" -> "B/d L +t"
+/// operands of bf16, which it does not keep; in the backward pass of a part of the vocabulary at a time. Communicates
+/// like cross_entropy. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)` with targets "B/d L" ->
+/// "B/d L +t"
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
                           std::optional<std::int64_t> stored = {}, Site site = Site::current())

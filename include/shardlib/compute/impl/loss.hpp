@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,26 +58,23 @@ SHARDLIB_INLINE bool stores_logits(const LinearCrossEntropy& l, DType dtype, std
   return bytes <= most.value_or(l.x->device->tuning().stored_logits);
 }
 
-/// The value in f32 if it is bf16, and the other way round, as an op of its own.
-inline ValuePtr converted(const Value& x, const Site& site) {
-  const bool is_bf16 = x.dtype == DType::bf16;
-  const auto other = make_value({"cast", {}, site}, x.device, is_bf16 ? DType::f32 : DType::bf16, *x.spec, x.global);
-  other->storage->buffer = observed(*other, [&] {
-    count(*other);
-    const Buffer made = allocate(*other);
-    const auto write = [&](const auto* from, auto* to) {
-      kernels::apply_flat(x.device->exec(), x.count(), kernels::body::ConvertElement{}, from, to);
-    };
-    is_bf16 ? write(x.as<const bf16>(), made.as<f32>()) : write(x.as<const f32>(), made.as<bf16>());
+/// A value of bf16 in f32, as an op of its own.
+inline ValuePtr widened(const Value& x, const Site& site) {
+  const auto wide = make_value({"cast", {}, site}, x.device, DType::f32, *x.spec, x.global);
+  wide->storage->buffer = observed(*wide, [&] {
+    count(*wide);
+    const Buffer made = allocate(*wide);
+    kernels::apply_flat(x.device->exec(), x.count(), kernels::body::ConvertElement{}, x.as<const bf16>(),
+                        made.as<f32>());
     return made;
   });
-  return other;
+  return wide;
 }
-/// The operands as they are multiplied: an accelerator multiplies bf16, a CPU copies in f32.
+/// The operands as the forward pass multiplies them: an accelerator multiplies bf16, a CPU copies in f32.
 inline LinearCrossEntropySizes as_multiplied(const LinearCrossEntropySizes& l) {
   LinearCrossEntropySizes multiplied = l;
   if (l.x->dtype == DType::bf16 && !l.x->device->exec().on_device())
-    for (ValuePtr* operand : {&multiplied.x, &multiplied.table}) *operand = converted(**operand, l.op.site);
+    for (ValuePtr* operand : {&multiplied.x, &multiplied.table}) *operand = widened(**operand, l.op.site);
   return multiplied;
 }
 
@@ -258,13 +254,9 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
                                                                      targets + row, slope + row, to, n, first});
         return multiply(to);
       }
-      kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
-                                      n, first);
-      if constexpr (narrow) {
-        kernels::apply_flat(exec, count * n, kernels::body::ConvertElement{}, static_cast<const A*>(logits),
-                            copy.as<T>());
-        multiply(copy.as<const T>());
-      } else {
+      if constexpr (!narrow) {  // else copies_backward
+        kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
+                                        n, first);
         multiply(logits);
       }
     });
@@ -272,6 +264,52 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
   if constexpr (narrow)
     if (wide && !exec.dry)
       kernels::apply_flat(exec, n * k, kernels::body::ConvertElement{}, wide.as<const A>(), dtable);
+}
+
+/// The same for bf16 on a CPU, which multiplies copies in f32: block by block of the vocabulary, so that neither the
+/// table nor its cotangent is there in f32 as a whole.
+inline void copies_backward(const LinearCrossEntropySizes& l, const RowSums& sums, const Value& ct,
+                            std::span<const ValuePtr> grads) {
+  const Exec exec = ct.device->exec();
+  const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width(), first = l.first_id();
+  for (const ValuePtr& grad : grads)
+    if (grad && (rows == 0 || n == 0)) exec.zero(grad->storage->buffer.data(), grad->bytes());
+  if (rows == 0 || n == 0) return;
+  const std::int64_t most = l.x->device->tuning().logits_piece / (rows * static_cast<std::int64_t>(sizeof(f32)));
+  const std::int64_t longest =
+      std::clamp(most, std::int64_t{1}, std::max<std::int64_t>(1, kernels::detail::copied_piece / k));
+  const std::int64_t blocks = (n + longest - 1) / longest, step = (n + blocks - 1) / blocks;
+  const auto wide = [&](std::int64_t count, bool wanted = true) {
+    return wanted ? exec.pool->allocate(static_cast<std::size_t>(count) * sizeof(f32)) : Buffer();
+  };
+  const Buffer x = wide(rows * k), dx = wide(rows * k, bool(grads[0])), table = wide(step * k),
+               dtable = wide(step * k, bool(grads[1])), logits = wide(rows * step);
+  if (exec.dry) return;
+  const auto convert = [&](std::int64_t count, const auto* from, auto* to) {
+    kernels::apply_flat(exec, count, kernels::body::ConvertElement{}, from, to);
+  };
+  convert(rows * k, l.x->as<const bf16>(), x.as<f32>());
+  const bf16* const narrow_table = l.table->as<const bf16>();
+  const auto gemm = [&](bool trans_a, bool trans_b, std::int64_t m, std::int64_t columns, std::int64_t depth,
+                        const Buffer& a, const Buffer& b, const Buffer& c, bool accumulate) {
+    kernels::gemm(exec, trans_a, trans_b, m, columns, depth, a.as<const f32>(), trans_a ? m : depth, b.as<const f32>(),
+                  trans_b ? depth : columns, c.as<f32>(), columns, accumulate);
+  };
+  for (std::int64_t id = 0; id < n; id += step) {
+    const std::int64_t ids = std::min(step, n - id);
+    convert(ids * k, narrow_table + id * k, table.as<f32>());
+    gemm(false, true, rows, ids, k, x, table, logits, false);
+    with_ids(*l.targets, [&](const auto* targets) {
+      kernels::cross_entropy_backward(exec, logits.as<const f32>(), sums.highest->as<const f32>(),
+                                      sums.total->as<const f32>(), targets, ct.as<const f32>(), logits.as<f32>(), rows,
+                                      ids, first + id);
+    });
+    if (grads[0]) gemm(false, false, rows, k, ids, logits, table, dx, id > 0);
+    if (!grads[1]) continue;
+    gemm(true, false, ids, k, rows, logits, x, dtable, false);
+    convert(ids * k, dtable.as<const f32>(), grads[1]->storage->buffer.as<bf16>() + id * k);
+  }
+  if (grads[0]) convert(rows * k, dx.as<const f32>(), grads[0]->storage->buffer.as<bf16>());
 }
 
 SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out_spec,
@@ -299,18 +337,15 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
     edges[0].saved.values = {plain.x, plain.table, plain.targets, result, sums.highest, sums.total};
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
       static_cast<void>(result->data());  // first: in a replay this computes the sums, with copies of its own
-      auto l = std::make_unique<const LinearCrossEntropySizes>(as_multiplied(plain));
-      auto cotangents = fused_cotangents(
-          {"linear_cross_entropy_backward", plain.op.spec, {}}, std::array{l->x, l->table}, wanted, due,
-          [&](const Value& first, std::span<const ValuePtr> grads) {
-            add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * l->product_flops());
-            with_elements(
-                *l, [&]<class T, class A>(T, A) { linear_cross_entropy_backward<T, A>(*l, sums, *cts[0], grads); });
-          });
-      l.reset();  // frees the copies first
-      for (ValuePtr& cotangent : cotangents)
-        if (cotangent && cotangent->dtype != plain.x->dtype) cotangent = converted(*cotangent, plain.op.site);
-      return cotangents;
+      return fused_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, std::array{plain.x, plain.table},
+                              wanted, due, [&](const Value& first, std::span<const ValuePtr> grads) {
+                                add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());
+                                if (plain.x->dtype == DType::bf16 && !plain.x->device->exec().on_device())
+                                  return copies_backward(plain, sums, *cts[0], grads);
+                                with_elements(plain, [&]<class T, class A>(T, A) {
+                                  linear_cross_entropy_backward<T, A>(plain, sums, *cts[0], grads);
+                                });
+                              });
     });
   }
   const std::array<ValuePtr, 2> beside{sums.highest, sums.total};
