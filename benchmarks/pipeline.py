@@ -38,7 +38,7 @@ def measure(options, mpirun, layout, folder):
         f"--steps={options.steps}", f"--batch={options.batch}", f"--microbatches={options.microbatches}",
         f"--seq={options.seq}", f"--layers={options.layers}", f"--d-model={options.d_model}", "--n-kv=4",
         f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--gather=per-microbatch",
-        f"--metrics={metrics}"] + LAYOUTS[layout]
+        f"--metrics={metrics}", "--max-tokens=0"] + LAYOUTS[layout]
     if "--mesh=p=2" in LAYOUTS[layout]:
         command.append(f"--timeline={timeline}")
     ran(command)
