@@ -32,9 +32,10 @@ file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/headers.cu" CONTENT "${t
 add_library(check_cuda_headers OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/headers.cu")
 target_link_libraries(check_cuda_headers PRIVATE shardlib_own_cuda_flags)
 
-# Every kernel for the device, by the direct launcher.
-set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/kernels.cu" PROPERTIES LANGUAGE CUDA)
-add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/tests/kernels.cu")
+# Every kernel for the device, by the direct launcher; and our declarations of NCCL against its header.
+set(device_sources "${PROJECT_SOURCE_DIR}/tests/kernels.cu" "${PROJECT_SOURCE_DIR}/tests/nccl_header.cu")
+set_source_files_properties(${device_sources} PROPERTIES LANGUAGE CUDA)
+add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL ${device_sources})
 target_link_libraries(check_cuda_kernels PRIVATE shardlib_own_cuda_flags)
 
 foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)

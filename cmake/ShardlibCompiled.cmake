@@ -17,14 +17,14 @@ endforeach()
 if(SHARDLIB_LAUNCHER STREQUAL "cuda")
   # nvcc compiles what starts kernels. The C++ compiler is faster, and makes toml++, which nvcc cannot. CMake has no
   # unity builds of CUDA, so the small definitions are put together here.
-  list(FILTER shardlib_sources EXCLUDE REGEX "/shardlib_((kernels|compute|optim)_impl_[^/]*|autodiff_impl_accumulator_hpp.cpp)$")
+  list(FILTER shardlib_sources EXCLUDE REGEX "/shardlib_((kernels|compute|optim)_impl_[^/]*|autodiff_impl_accumulator_hpp.cpp|device_impl_tree_kernel_hpp.cpp)$")
   set(small "")
   foreach(header IN LISTS shardlib_definitions)
     if(header MATCHES "^shardlib/kernels/impl/(instances_[a-z]+)\\.hpp$")
       file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${CMAKE_MATCH_1}.cu"
            CONTENT "#include \"${header}\"\n")
       list(APPEND shardlib_sources "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${CMAKE_MATCH_1}.cu")
-    elseif(header MATCHES "^shardlib/(kernels|compute|optim|autodiff/impl/accumulator)")
+    elseif(header MATCHES "^shardlib/(kernels|compute|optim|autodiff/impl/accumulator|device/impl/tree_kernel)")
       string(APPEND small "#include \"${header}\"\n")
     endif()
   endforeach()

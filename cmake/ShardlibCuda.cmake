@@ -12,6 +12,7 @@ if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+# NCCL is loaded when a program needs it (comm/nccl.hpp).
 target_link_libraries(shardlib INTERFACE CUDA::cudart CUDA::cublas)
 target_compile_definitions(shardlib INTERFACE SHARDLIB_LAUNCHER_CUDA)
 target_compile_options(

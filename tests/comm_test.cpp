@@ -694,6 +694,51 @@ TEST_CASE("devices out of step get an error instead of hanging") {
   CHECK(error.ends_with(": every device of a group must make the same calls in the same order"));
 }
 
+TEST_CASE("members compare collectives whose data NCCL moves, and move nothing themselves") {
+  class Comparing final : public Communicator {
+   public:
+    explicit Comparing(Communicator& inner) : inner_(inner) {}
+    [[nodiscard]] int rank() const override { return inner_.rank(); }
+    [[nodiscard]] int size() const override { return inner_.size(); }
+    [[nodiscard]] bool takes_rows() const override { return false; }
+    [[nodiscard]] bool has_views(std::size_t) const override { return false; }
+
+   private:
+    Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op, const Operands&) override {
+      detail::CollectiveCall compared = call;
+      compared.elsewhere = true;
+      return start_in(inner_, compared, op, {});
+    }
+    Request start_send(const Buffer& buffer, int to) override { return inner_.send(buffer, to); }
+    Request start_recv(const Buffer& buffer, int from) override { return inner_.recv(buffer, from); }
+    Communicator& inner_;
+  };
+  const auto compare = [](const DevicePtr& device, std::size_t count) {
+    Comparing group(all_of(*device));
+    const auto n = static_cast<std::size_t>(group.size());
+    const Buffer one = make_buffer<i32>(*device, count), other = make_buffer<i32>(*device, count);
+    const Buffer all = make_buffer<i32>(*device, n * count);
+    std::fill_n(one.as<i32>(), count, 7);
+    group.all_gather(one, all).wait();
+    group.reduce_scatter(all, other, DType::i32, Reduction::sum).wait();
+    group.all_reduce(one, other, DType::i32, Reduction::sum).wait();
+    expect_equal(values_of<i32>(all), std::vector<i32>(n * count, 0));
+    expect_equal(values_of<i32>(other), std::vector<i32>(count, 0));
+    // Between them, collectives of its own.
+    expect_equal(all_reduce<i32>(*device, all_of(*device), {1}, Reduction::sum), {group.size()});
+  };
+  for (const int n : group_sizes)
+    if (n > 1)
+      for (const std::size_t count : {std::size_t{1}, std::size_t{30000}})
+        on_mesh(mesh_of(n), [&](const DevicePtr& device) { compare(device, count); });
+  if (under_mpi()) return;  // the job would end
+  const std::string error = error_of([&] {
+    on_mesh("d=2", [&](const DevicePtr& device) { compare(device, static_cast<std::size_t>(4 + device->rank())); });
+  });
+  CHECK(error.find("all_gather of 16 bytes by NCCL at ") != std::string::npos);
+  CHECK(error.find("all_gather of 20 bytes by NCCL at ") != std::string::npos);
+}
+
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("a rank that waits for one that has returned gets an error instead of hanging") {
   if (!under_mpi() || world_size() < 2) return;

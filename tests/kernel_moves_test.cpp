@@ -10,7 +10,7 @@
 
 #include "kernel_teams.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/kernels/body/reduce_tree.hpp"
+#include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
@@ -248,7 +248,7 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
 
 TEST_CASE("kernel teams: sums of ranks have the bits of the communicators' tree", "[simulated]") {
   const auto check = []<class T, class Op>(T, Op, Reduction reduction) {
-    using Kernel = k::body::ReduceTree<T, Op>;
+    using Kernel = detail::ReduceTree<T, Op>;
     for (const std::int64_t ranks : {1, 2, 3, 5, 6, 7, 8, 13, 16, 33}) {
       constexpr std::int64_t n = 2500, stride = 2600;
       const auto x = numbers<T>(ranks * stride, 13);

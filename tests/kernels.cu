@@ -7,6 +7,7 @@
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/device/cuda_launcher.hpp"
+#include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/kernels/body/attention.hpp"
 #include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
@@ -23,7 +24,6 @@
 #include "shardlib/kernels/body/random.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
 #include "shardlib/kernels/body/reduce_backward.hpp"
-#include "shardlib/kernels/body/reduce_tree.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/kernels/body/scans.hpp"
 #include "shardlib/kernels/body/sort.hpp"
@@ -144,8 +144,8 @@ using Map = MapLoops<F, D...>;
   KERNEL(body::ListElements<T>)                                            \
   MOVES(kernels::Word<sizeof(T)>)                                          \
   KERNEL(body::AddRows<T>)                                                 \
-  KERNEL(body::ReduceTree<T, Sum>)                                         \
-  KERNEL(body::ReduceTree<T, Max>)                                         \
+  KERNEL(ReduceTree<T, Sum>)                                               \
+  KERNEL(ReduceTree<T, Max>)                                               \
   SCAN(CumulativeSum<T>)                                                   \
   SCAN(CumulativeProduct<T>)                                               \
   SCAN(CumulativeProductBackward<T>)                                       \

@@ -241,6 +241,9 @@ def simulated(p):
             # Not the CPU's bits: a device computes attention in other steps.
             run.check(len(steps) == 4 and apart(steps, cpu) < 1e-5, f"{mesh}: the CPU's losses")
     p.gpt("--device=tpu").fails(2, "--device", "'tpu'", "cpu, gpu, simulated")
+    p.gpt("--sums=ring").fails(2, "--sums", "'ring'", "tree, nccl")
+    for device in ("cpu", "simulated"):
+        p.gpt("--sums=nccl", f"--device={device}").fails(2, "--sums nccl: only GPUs have NCCL", "--device gpu")
     gpu = p.gpt("--device=gpu", "--steps=1")
     if "CUDA runs the kernels" not in p.run("gpt_fsdp", ["--version"]).out:
         gpu.fails(2, "--device gpu", "built without a launcher for GPUs", "SHARDLIB_LAUNCHER=cuda")
@@ -1397,6 +1400,7 @@ def mistakes(p):
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     for ranks in (0, 2) if p.mpiexec else ():  # without MPI nobody reads it
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_SHM=2"]).fails(2, "SHARDLIB_SHM=2: write ", "0", "1")
+        p.gpt(ranks=ranks, limits=["env", "SHARDLIB_NCCL=2"]).fails(2, "SHARDLIB_NCCL=2: write ", "0", "1")
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_START_TIMEOUT=x"]).fails(2, "SHARDLIB_START_TIMEOUT=x: write ", "0")
     if p.mpiexec:
         one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--learning-rate={rate}")] for rate in ("1e-3", "1e-1"))

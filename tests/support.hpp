@@ -131,14 +131,25 @@ inline Tuning tuning = {.checkpoint_phase = [](std::string_view phase, int devic
   if (checkpoint_phase) checkpoint_phase(phase, device);
 }};
 
-/// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated or gpu, or else
-/// the CPU.
-inline DeviceKind device_kind() {
+/// What SHARDLIB_TEST_DEVICE=nccl adds to the simulated device: a stand-in for NCCL, from comm_nccl_test.cpp.
+struct NcclForTests {
+  const detail::nccl::Functions* functions = nullptr;
+  void (*check)() = nullptr;  ///< throws if the calls were not those that NCCL allows
+};
+inline NcclForTests nccl_for_tests;
+
+inline std::string_view test_device() {
   const char* const name = std::getenv("SHARDLIB_TEST_DEVICE");
-  if (name == nullptr) return DeviceKind::cpu;
-  if (std::string_view(name) == "simulated") return DeviceKind::simulated;
-  if (std::string_view(name) == "gpu") return DeviceKind::gpu;
-  throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there are simulated and gpu");
+  return name == nullptr ? "" : name;
+}
+/// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated, nccl or gpu, or
+/// else the CPU.
+inline DeviceKind device_kind() {
+  const std::string_view name = test_device();
+  if (name.empty()) return DeviceKind::cpu;
+  if (name == "simulated" || name == "nccl") return DeviceKind::simulated;
+  if (name == "gpu") return DeviceKind::gpu;
+  throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there are simulated, nccl and gpu");
 }
 
 /// Whether a case takes long: under a sanitizer, and on the simulated device, where each kernel costs two system calls.
@@ -182,8 +193,13 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
   ending.idle = world_rank() >= device_count(axes);
   options.allow_idle_ranks = true;
   options.tuning = tuning;
+  const bool by_nccl = test_device() == "nccl" && options.kind == DeviceKind::simulated && !tuning.nccl;
+  if (by_nccl && !nccl_for_tests.functions)
+    throw std::invalid_argument("SHARDLIB_TEST_DEVICE is nccl, but comm_nccl_test.cpp is not in this build");
+  if (by_nccl) options.tuning.nccl = nccl_for_tests.functions;
   try {
     launch(axes, body, options);
+    if (by_nccl) nccl_for_tests.check();
   } catch (...) {
     error = std::current_exception();
     ending = detail::ending_of(error);

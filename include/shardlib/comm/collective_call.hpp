@@ -15,6 +15,10 @@ namespace shardlib {
 /// How a collective reduces: `sum` adds, `max` takes the largest.
 enum class Reduction { sum, max };
 
+/// Who adds up the sums of GPUs: `tree`, the tree over ranks that all backends share, or `nccl`, NCCL's own sums, whose
+/// order NCCL chooses.
+enum class Sums { tree, nccl };
+
 namespace detail {
 
 enum class Collective : std::uint8_t { all_gather, gather_view, all_to_all, reduce_scatter, all_reduce, barrier };
@@ -52,6 +56,7 @@ struct CollectiveCall {
   std::size_t rows = 1;      ///< Communicator::takes_rows
   std::size_t nodes = 1;     ///< over which the group spreads evenly; above 1 this is one node's share
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
+  bool elsewhere = false;    ///< the members only compare their calls: NCCL moves the data
   friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
 
   [[nodiscard]] std::uint64_t fingerprint() const {
@@ -62,6 +67,7 @@ struct CollectiveCall {
         .add(static_cast<std::uint64_t>(op))
         .add(rows)
         .add(caller)
+        .add(elsewhere ? 1 : 0)
         .value();
   }
 };
@@ -81,7 +87,8 @@ inline std::string to_string(const CollectiveCall& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
   return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
          (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
-         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
+         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "") +
+         (call.elsewhere ? " by NCCL" : "");
 }
 
 /// "all_reduce of 64 bytes (f32 sum) in all_reduce<`A +d -> A`> at trainer.cpp:12"

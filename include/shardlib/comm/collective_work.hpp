@@ -29,6 +29,7 @@ class CollectiveWork {
  public:
   CollectiveWork(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
       : call_(call), members_(members) {
+    if (call.elsewhere) return;
     const std::size_t ranks = members * call.nodes;
     // For an all_reduce a block is a slice of the vector, otherwise one rank's block.
     block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + ranks - 1) / ranks;
@@ -98,6 +99,7 @@ class CollectiveWork {
   /// Does all chunks of member `part`'s part, and writes them to `out`. It does nothing for the other members.
   template <class Send>
   void run_alone(std::size_t part, const Send& send, std::byte* out) const {
+    if (call_.elsewhere) return;
     if (call_.kind == Collective::all_reduce) {
       std::vector<const std::byte*> in(members_);
       for (std::size_t i = 0; i < members_; ++i) in[i] = send(i);

@@ -1,6 +1,7 @@
 // The erased communicator: one group of devices, bytes in, bytes out. Backends stand in comm/.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -127,6 +128,9 @@ class Communicator {
                     [&] { return start_recv(buffer, from); });
   }
 
+  /// Throws Aborted if another device of this process has failed, so that what waits for it ends.
+  virtual void check_failure() const {}
+
   /// From now on, the flight recorder records this group's communications.
   void record(detail::GroupRecorder recorder) { recorder_ = std::move(recorder); }
 
@@ -143,6 +147,15 @@ class Communicator {
                                    const Operands& operands) = 0;
   virtual Request start_send(const Buffer& buffer, int to) = 0;
   virtual Request start_recv(const Buffer& buffer, int from) = 0;
+  /// Starts a collective of another communicator, whose wrapper has the checked arguments.
+  static Request start_in(Communicator& inner, const detail::CollectiveCall& call, const detail::OpInfo& op,
+                          const Operands& operands) {
+    return inner.start_collective(call, op, operands);
+  }
+  /// How long a communication may take; 0: for ever.
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
+  /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.
+  void record_wait() const { starting_->waits(); }
 
  private:
   /// The op that communicates, or otherwise the line that called the communicator.
@@ -151,7 +164,8 @@ class Communicator {
     return {name, {}, site};
   }
   template <class F>
-  static Request recorded(detail::FlightRecord record, const F& f) {
+  Request recorded(detail::FlightRecord record, const F& f) {
+    starting_ = &record;
     Request request = f();
     if (request.pending_)
       request.record_ = std::move(record);
@@ -166,6 +180,7 @@ class Communicator {
   }
 
   detail::GroupRecorder recorder_;
+  const detail::FlightRecord* starting_ = nullptr;  ///< of the communication that starts
 };
 
 }  // namespace shardlib

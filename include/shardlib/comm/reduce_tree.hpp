@@ -27,6 +27,9 @@ struct Max {
   }
 };
 
+/// Up to this size, counting the copies of all ranks, every rank reduces the whole vector: one step instead of two.
+inline constexpr std::size_t small_all_reduce = 32768;
+
 /// Elements reduced at once: small enough for every level's partial result to stay in the first-level cache.
 inline constexpr std::size_t reduce_strip = 1024;
 

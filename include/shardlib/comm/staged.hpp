@@ -21,6 +21,7 @@ class StagedCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return inner_->size(); }
   [[nodiscard]] bool takes_rows() const override { return inner_->takes_rows(); }
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  void check_failure() const override { inner_->check_failure(); }
 
  private:
   /// The buffer, or a copy of it, in host memory.
@@ -49,28 +50,9 @@ class StagedCommunicator final : public Communicator {
 
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                            const Operands& operands) override {
-    using detail::Collective;
-    const detail::Calling calling(op);
-    const Buffer send = staged(operands.send), recv = place_for(operands.recv);
-    const auto start = [&]() -> Request {
-      switch (call.kind) {
-        case Collective::all_gather:
-          return inner_->all_gather(send, recv, call.rows, op.site);
-        case Collective::all_to_all:
-          return inner_->all_to_all(send, recv, op.site);
-        case Collective::reduce_scatter:
-          return inner_->reduce_scatter(send, recv, call.dtype, call.op, call.rows, op.site);
-        case Collective::all_reduce:
-          return inner_->all_reduce(send, recv, call.dtype, call.op, op.site);
-        case Collective::gather_view:
-          detail::fail_view();
-        case Collective::barrier:
-          break;
-      }
-      inner_->barrier(op.site);
-      return {};
-    };
-    return Request(std::make_unique<Arriving>(start(), recv, operands.recv));
+    const Buffer recv = place_for(operands.recv);
+    return Request(
+        std::make_unique<Arriving>(start_in(*inner_, call, op, {staged(operands.send), recv}), recv, operands.recv));
   }
   Request start_send(const Buffer& buffer, int to) override { return inner_->send(staged(buffer), to); }
   Request start_recv(const Buffer& buffer, int from) override {

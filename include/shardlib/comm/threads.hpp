@@ -299,6 +299,7 @@ class ThreadCommunicator final : public Communicator {
   [[nodiscard]] bool takes_rows() const override { return true; }
 
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  void check_failure() const override { me_.check_aborted(); }
 
  private:
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,

@@ -46,7 +46,7 @@ class Device : public detail::Counted {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
-         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {});
+         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {}, Sums sums = Sums::tree);
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. `whole` itself for an axis that it knows as absent. Throws Error for one that is not there.
@@ -144,6 +144,8 @@ class Device : public detail::Counted {
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
   /// The group of the devices with these ranks. This device has the rank `rank` in it.
   Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);
+  /// A group of devices that have memory of their own.
+  std::unique_ptr<Communicator> device_group(std::unique_ptr<Communicator> host);
   /// Another view of the device, which `known` finds as long as it lives.
   static DevicePtr view(const DevicePtr& whole, std::vector<AxisSize> axes, int rank, const std::string& known);
 
@@ -154,8 +156,10 @@ class Device : public detail::Counted {
   int size_;
   int threads_;
   Tuning tuning_;
+  Sums sums_ = Sums::tree;
   std::shared_ptr<Pool> host_pool_;
   std::shared_ptr<Pool> pool_;
+  std::shared_ptr<detail::Stream> stream_;  ///< of NCCL; null before the first group
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<detail::FlightRecorder> recorder_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;

@@ -6,7 +6,6 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,14 +23,12 @@ SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call);
 /// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. *Throws* UsageError if it is not in (0, 1].
 [[nodiscard]] SHARDLIB_INLINE double gpu_part();
 
-/// The identity of a GPU, which is the same for all processes of a machine, whatever number each gives it.
-using GpuName = std::array<char, 16>;
-/// The identity of the GPU of device `local_rank` of this machine.
-[[nodiscard]] SHARDLIB_INLINE GpuName gpu_name(int local_rank);
+/// The GPU of device `local_rank` of this machine.
+[[nodiscard]] SHARDLIB_INLINE HardwareName gpu_name(int local_rank);
 
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
-/// freed may be reused at once, because all of the device's work is in one stream: what reads the old block runs before
-/// what writes the new one.
+/// freed may be reused at once, because the device's kernels and copies are in one stream: what reads the old block
+/// runs before what writes the new one. NCCL's operations, in a second stream, keep their blocks until they have run.
 class Gpu final : public Region {
  public:
   /// The GPU of device `local_rank` of this machine, as one of its `sharers`.
@@ -46,6 +43,8 @@ class Gpu final : public Region {
   bool zero(void* to, std::size_t bytes) override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] std::size_t alignment() const override { return 256; }
+  std::unique_ptr<Stream> make_stream() override;
+  [[nodiscard]] HardwareName hardware() const override { return gpu_name(ordinal_); }
 
   [[nodiscard]] cudaStream_t stream() const { return stream_.get(); }
   [[nodiscard]] cublasHandle_t cublas() const { return cublas_.get(); }

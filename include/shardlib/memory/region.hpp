@@ -2,6 +2,7 @@
 // merged.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,13 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/memory/stream.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {
 
 namespace detail {
 class Gpu;
-}
+/// The identity of a device's hardware, which is the same for all processes, whatever number each gives it.
+using HardwareName = std::array<char, 16>;
+}  // namespace detail
 
 /// Memory to allocate blocks from. The data about blocks is outside of them, so that a dry run's region needs only
 /// addresses. Thread-safe: any thread may free a block that another thread allocated.
@@ -51,6 +55,8 @@ class Region {
   /// The number of bytes that have been part of a block at any time. The difference to the peak of bytes in blocks is
   /// the cost of fragmentation.
   [[nodiscard]] std::size_t reserved() const;
+  /// Whether all these bytes have addresses of this region.
+  [[nodiscard]] bool contains(const void* begin, std::size_t bytes) const;
   [[nodiscard]] virtual bool is_meta() const { return false; }  ///< whether this is meta memory
   /// Whether this is a device's own memory: kernels and copies access it, and the program's other code does not.
   [[nodiscard]] virtual bool is_device() const { return false; }
@@ -59,6 +65,10 @@ class Region {
   virtual void close() {}
   /// The GPU whose memory this is. Null for all memory that the host's cores can access.
   [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
+  /// A stream of the device beside its own. Null for host memory.
+  virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
+  /// The hardware of device memory.
+  [[nodiscard]] virtual detail::HardwareName hardware() const { return {}; }
   /// Copies, or clears (`zero`), bytes of this memory by the device itself. Returns false if the host has to do it.
   virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
   virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }

@@ -65,6 +65,7 @@ struct Training {
   std::int64_t check_replicas = 0;   ///< steps between comparisons of replicated values; 0 for none
   std::int64_t histogram_every = 0;  ///< with `tensorboard`: steps between histograms; 0 for none
   std::string device = "cpu";        ///< --device: what runs the kernels
+  std::string sums = "tree";         ///< --sums: who adds up the sums of GPUs, `tree` or `nccl`
   double collective_timeout = 600;   ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
   bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
@@ -95,8 +96,8 @@ struct Training {
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
-/// How `launch` starts the run: on its --device and with its --collective-timeout. If a wait lasts longer, the
-/// recordings go into the run's folder. `launch(mesh, body, launch_options(training))`
+/// How `launch` starts the run: on its --device, with its --sums and its --collective-timeout. If a wait lasts longer,
+/// the recordings go into the run's folder. `launch(mesh, body, launch_options(training))`
 [[nodiscard]] SHARDLIB_INLINE LaunchOptions launch_options(const Training& training);
 
 /// The mesh of --mesh, or without it all ranks on the first of training.batch_axes that is not optional. Axes that are

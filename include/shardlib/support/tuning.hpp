@@ -9,6 +9,10 @@
 
 namespace shardlib {
 
+namespace detail::nccl {
+struct Functions;
+}
+
 /// Sizes and times at which the library takes another way; bytes where nothing else is said. Programs keep the
 /// defaults. Tests lower them, to take every way with small tensors.
 /// `launch(mesh, body, {.tuning = {.logits_piece = 4096}})`
@@ -41,6 +45,8 @@ struct Tuning {
   /// For tests that fail or die while a checkpoint is saved: called on each device as it passes a phase. In order:
   /// "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
   std::function<void(std::string_view phase, int device)> checkpoint_phase = nullptr;
+  /// For tests: functions to call in place of libnccl's, also by the simulated device.
+  const detail::nccl::Functions* nccl = nullptr;
 };
 
 }  // namespace shardlib

@@ -98,7 +98,7 @@ class MpiCommunicator final : public Communicator {
       return start(work);
     }
     work->compare_calls(check_, rank_, call, op);
-    switch (call.kind) {
+    switch (call.elsewhere ? Collective::barrier : call.kind) {
       case Collective::all_gather:
       case Collective::gather_view:
         all_gather(*work, call, op, operands.send, operands.recv);
@@ -110,7 +110,7 @@ class MpiCommunicator final : public Communicator {
         reduce_scatter(*work, call, op, operands.send, operands.recv);
         break;
       case Collective::all_reduce:
-        if (operands.send.bytes() * index(size_) <= detail::mpi::small_all_reduce)
+        if (operands.send.bytes() * index(size_) <= detail::small_all_reduce)
           all_reduce_small(*work, operands.send, operands.recv, call.dtype, call.op);
         else if (sums_nodes_first())
           all_reduce_over_nodes(*work, call, op, operands.send, operands.recv);

@@ -73,14 +73,6 @@ inline void watch_neighbors() {
   }
 }
 
-/// Whether an environment variable is 1. Throws UsageError, which says what 0 and 1 mean, if it is neither.
-inline bool switched_on(const std::string& variable, std::string_view unset, std::string_view meaning) {
-  const char* const value = std::getenv(variable.c_str());
-  const std::string_view text = value == nullptr ? unset : value;
-  if (text != "0" && text != "1") throw UsageError(variable + "=" + std::string(text) + ": " + std::string(meaning));
-  return text == "1";
-}
-
 /// Threads call MPI one at a time. The thread that drops the last handle of a device frees its communicators.
 inline void check_threads(int provided) {
   if (provided >= MPI_THREAD_SERIALIZED) return;

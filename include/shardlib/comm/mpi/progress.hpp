@@ -29,9 +29,6 @@
 
 namespace shardlib::detail::mpi {
 
-/// Below this size, counting the copies of all ranks, every rank reduces the whole vector: one step instead of two.
-inline constexpr std::size_t small_all_reduce = 32768;
-
 inline int to_count(std::size_t bytes) {
   return static_cast<int>(bytes);
 }

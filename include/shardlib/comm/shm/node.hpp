@@ -21,6 +21,7 @@
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/shm/arena.hpp"
 #include "shardlib/comm/shm/group.hpp"
+#include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/tuning.hpp"
 
@@ -97,8 +98,8 @@ inline std::shared_ptr<NodeRanks> node;
 
 /// Throws UsageError unless the environment variable SHARDLIB_SHM is unset, 0 or 1.
 inline bool is_wanted() {
-  return mpi::switched_on("SHARDLIB_SHM", "1",
-                          "write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
+  return switched_on("SHARDLIB_SHM", "1",
+                     "write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
 }
 
 /// Sets `node`. All ranks take part. Either all ranks of a node share memory or none does; the reason is printed on

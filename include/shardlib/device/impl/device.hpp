@@ -7,19 +7,22 @@
 #include <atomic>
 #include <iterator>
 
+#include "shardlib/comm/nccl.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/comm/staged.hpp"
+#include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
 SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend, int threads,
-                               const Tuning& tuning, DeviceKind kind, LocalPlace place)
+                               const Tuning& tuning, DeviceKind kind, LocalPlace place, Sums sums)
     : axes_(std::move(axes)),
       rank_(rank),
       size_(device_count(axes_)),
       threads_(threads),
       tuning_(tuning),
+      sums_(sums),
       host_pool_(backend ? backend->make_pool() : Pool::make()),
       pool_(kind == DeviceKind::cpu || host_pool_->is_meta() ? host_pool_
             : kind == DeviceKind::gpu                        ? Pool::make(Region::make_gpu(place.rank, place.sharers))
@@ -154,9 +157,23 @@ SHARDLIB_INLINE Communicator& Device::group_of(std::vector<int> members, int ran
   forms.waits();
   communicator = backend_->group(members, rank, host_pool_);
   forms.ends();
-  if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
+  if (pool_ != host_pool_) communicator = device_group(std::move(communicator));
   communicator->record(recorder);
   return *communicator;
+}
+
+SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_ptr<Communicator> host) {
+  auto staged = std::make_unique<StagedCommunicator>(std::move(host), host_pool_);
+  Region& memory = *pool_->device_memory();
+  if (memory.gpu() == nullptr && tuning_.nccl == nullptr) return staged;
+  if (!stream_) stream_ = memory.make_stream();
+  detail::nccl::Use use{.library = tuning_.nccl ? detail::nccl::Library{tuning_.nccl} : detail::nccl::library(),
+                        .sums = sums_,
+                        .pool = pool_,
+                        .stream = stream_,
+                        .tree = detail::reduce_in_stream,
+                        .notes = rank_ == 0};
+  return detail::nccl::group(std::move(staged), use);
 }
 
 SHARDLIB_INLINE Communicator& Device::group(std::initializer_list<std::string_view> axes) {

@@ -26,9 +26,11 @@
 #include <thread>
 #include <vector>
 
+#include "shardlib/comm/nccl.hpp"
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
+#include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/error.hpp"
@@ -138,41 +140,7 @@ SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const Devi
   device->end();
 }
 
-/// Where a device is that is a thread, one of `count`.
-inline LocalPlace place_of_thread(int device, [[maybe_unused]] int count, [[maybe_unused]] DeviceKind kind) {
-  LocalPlace place{device, 1};
-#if defined(SHARDLIB_LAUNCHER_CUDA)
-  if (kind != DeviceKind::gpu) return place;
-  const GpuName mine = gpu_name(device);
-  place.sharers = 0;
-  for (int other = 0; other < count; ++other) place.sharers += gpu_name(other) == mine ? 1 : 0;
-#endif
-  return place;
-}
-
 #if defined(SHARDLIB_WITH_MPI)
-/// Where this rank is. All ranks call it, and those that run no device do not count.
-inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] DeviceKind kind) {
-  LocalPlace place{mpi::process.local_rank, 1};
-#if defined(SHARDLIB_LAUNCHER_CUDA)
-  if (kind != DeviceKind::gpu) return place;
-  GpuName mine{};
-  std::exception_ptr error;  // thrown after the others have this rank's answer
-  try {
-    if (runs) mine = gpu_name(place.rank);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  std::vector<GpuName> names(static_cast<std::size_t>(mpi::process.local_size));
-  mpi::check(MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_BYTE, names.data(),
-                           static_cast<int>(mine.size()), MPI_BYTE, mpi::process.node),
-             "sharing GPUs", mine.size());
-  if (error) std::rethrow_exception(error);
-  place.sharers = static_cast<int>(std::ranges::count(names, mine));
-#endif
-  return place;
-}
-
 inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& body, const LaunchOptions& options) {
   FlightRing* const ring = shm::node ? shm::node->ring(world_rank()) : nullptr;
   const auto recorder = std::make_shared<FlightRecorder>(world_rank(), options.watchdog, ring);
@@ -192,7 +160,8 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
     // It lives until `leave` has completed what the body has abandoned, which uses the device's communicators.
-    const auto device = DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place);
+    const auto device =
+        DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place, options.sums);
     run_device(device, threads, body);
     world->leave();
   } catch (...) {
@@ -207,6 +176,7 @@ inline void check_settings() {
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   static_cast<void>(gpu_part());
 #endif
+  static_cast<void>(nccl::is_wanted());
 #if defined(SHARDLIB_WITH_MPI)
   static_cast<void>(shm::is_wanted());
   static_cast<void>(mpi::start_timeout());
@@ -214,7 +184,7 @@ inline void check_settings() {
 }
 
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
-                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind) {
+                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind, Sums sums) {
   const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
   struct Result {
     std::exception_ptr error;
@@ -233,7 +203,8 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result result;
     try {
-      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind)), threads, body);
+      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind), sums), threads,
+                 body);
       world->finish(i);
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
@@ -283,6 +254,8 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options) {
   const int count = device_count(mesh);
   if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
+  if (options.sums == Sums::nccl && options.kind != DeviceKind::gpu && options.tuning.nccl == nullptr)
+    throw UsageError("--sums nccl: only GPUs have NCCL: add --device gpu, or leave --sums out");
   // The thread that runs a kernel opens the memory for itself.
   if (options.kind != DeviceKind::cpu) options.threads = 1;
   if (options.watchdog.timeout.count() < 0)
@@ -297,7 +270,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   if (count == 1) {
     detail::run_device(DevicePtr::make(mesh, 0, nullptr, threads, options.tuning, options.kind), threads, body);
   } else {
-    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog, options.kind);
+    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog, options.kind, options.sums);
   }
 }
 

@@ -63,10 +63,10 @@ SHARDLIB_INLINE double gpu_part() {
   return part;
 }
 
-SHARDLIB_INLINE GpuName gpu_name(int local_rank) {
+SHARDLIB_INLINE HardwareName gpu_name(int local_rank) {
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, local_rank % gpu_count()), "cudaGetDeviceProperties");
-  GpuName name{};
+  HardwareName name{};
   std::copy_n(properties.uuid.bytes, name.size(), name.begin());
   return name;
 }
@@ -136,6 +136,57 @@ SHARDLIB_INLINE bool Gpu::zero(void* to, std::size_t bytes) {
   use();
   if (bytes > 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
   return true;
+}
+
+/// An event of CUDA.
+class CudaEvent final : public StreamMark {
+ public:
+  CudaEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+  void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  bool passed() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    check_cuda(status, "cudaEventQuery");
+    return true;
+  }
+  [[nodiscard]] cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// A stream of a GPU beside that of its kernels.
+class GpuStream final : public Stream {
+ public:
+  explicit GpuStream(const Gpu& gpu) : gpu_((gpu.use(), gpu)) {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+  ~GpuStream() override { cudaStreamDestroy(stream_); }
+  CUstream_st* handle() override { return stream_; }
+  void follow_device() override {
+    gpu_.use();
+    begun_.record(gpu_.stream());
+    check_cuda(cudaStreamWaitEvent(stream_, begun_.get(), 0), "cudaStreamWaitEvent");
+  }
+  std::unique_ptr<StreamMark> mark() override {
+    auto event = std::make_unique<CudaEvent>();
+    event->record(stream_);
+    return event;
+  }
+
+ private:
+  const Gpu& gpu_;
+  cudaStream_t stream_ = nullptr;
+  CudaEvent begun_;
+};
+
+SHARDLIB_INLINE std::unique_ptr<Stream> Gpu::make_stream() {
+  return std::make_unique<GpuStream>(*this);
 }
 
 SHARDLIB_INLINE std::string Gpu::describe() const {

@@ -153,6 +153,14 @@ SHARDLIB_INLINE std::size_t Region::reserved() const {
   return bytes - (end_ - untouched_);
 }
 
+SHARDLIB_INLINE bool Region::contains(const void* begin, std::size_t bytes) const {
+  const auto first = reinterpret_cast<std::uintptr_t>(begin);
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(grown_, [&](const Addresses& range) {
+    return first >= range.first && first + bytes <= range.first + range.second;
+  });
+}
+
 SHARDLIB_INLINE void Region::leave() {
   for (const auto& [begin, bytes] : grown_) {
     detail::unpoison(begin, begin + bytes == end_ ? untouched_ - begin : bytes);

@@ -21,6 +21,7 @@
 
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
+#include "shardlib/memory/simulated_stream.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -100,6 +101,13 @@ class Simulated final : public Heap {
     if (has_key()) pkey_free(key_);
   }
   [[nodiscard]] bool is_device() const override { return true; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<SimulatedStream>(*this); }
+  [[nodiscard]] HardwareName hardware() const override {
+    HardwareName name{};
+    const Simulated* const here = this;
+    std::memcpy(name.data(), &here, sizeof here);
+    return name;
+  }
   void open() override {
     if (has_key()) {
       if (openings_of_thread()++ == 0) pkey_set(key_, 0);
@@ -135,6 +143,7 @@ class Simulated final : public Heap {
     return more;
   }
   void overwrite(std::uintptr_t begin, std::size_t bytes) override {
+    SimulatedStream::freed(reinterpret_cast<const void*>(begin), bytes);
     const MemoryAccess access(this);
     std::memset(reinterpret_cast<void*>(begin), 0xff, bytes);  // NaN in every floating dtype
   }

@@ -35,7 +35,7 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
-    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "trace_steps", "trace_from", "tensorboard", "histogram_every", "find_nan",
+    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "sums", "collective_timeout", "trace", "trace_steps", "trace_from", "tensorboard", "histogram_every", "find_nan",
     "sample_every", "max_tokens", "sample_begin", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 

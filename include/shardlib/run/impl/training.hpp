@@ -105,6 +105,10 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
       "device that runs the kernels: the CPU, an NVIDIA GPU (in builds with -DSHARDLIB_LAUNCHER=cuda), or the CPU with "
       "memory of its own, to find code that no accelerator could run",
       one_of({"cpu", "gpu", "simulated"}));
+  o.add("--sums", t.sums,
+        "with --device gpu: who adds up sums over devices, a tree over their ranks, with the same bits in each run, or "
+        "NCCL, in an order of its own",
+        one_of({"tree", "nccl"}));
   o.flag("--find-nan", t.find_nan,
          "end the run at the first op whose result has a NaN, and name the op; every op rereads its result");
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of --trace-steps steps");
@@ -170,6 +174,7 @@ SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
   return {.kind = t.device == "simulated" ? DeviceKind::simulated
                   : t.device == "gpu"     ? DeviceKind::gpu
                                           : DeviceKind::cpu,
+          .sums = t.sums == "nccl" ? Sums::nccl : Sums::tree,
           .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
 }
 

@@ -2,16 +2,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/stream.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
+#include "shardlib/support/inline.hpp"
 
-namespace shardlib::kernels::body {
+namespace shardlib::detail {
 
 /// Reduces n elements of each rank, whose arrays are `stride` elements apart. The tree is the one
-/// of shardlib::detail::reduce_tree, which does the same on the host. An item is a piece of the result.
+/// of reduce_tree, which does the same on the host. An item is a piece of the result.
 template <class T, class Op>
 struct ReduceTree {
   static constexpr std::int64_t piece = 1024;
@@ -45,4 +49,13 @@ struct ReduceTree {
   }
 };
 
-}  // namespace shardlib::kernels::body
+/// Starts that kernel in a stream of the device that has the memory of `in` and `out`. The ranks' arrays of n elements
+/// follow each other in `in`, and `out` gets their sums. Both must live until the stream has run it.
+SHARDLIB_INLINE void reduce_in_stream(Stream& stream, DType dtype, Reduction op, const Buffer& in, std::size_t ranks,
+                                      std::size_t n, const Buffer& out);
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/device/impl/tree_kernel.hpp"
+#endif

@@ -1,0 +1,339 @@
+// Definitions of nccl.hpp.
+#pragma once
+
+#include "shardlib/comm/nccl.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/checks.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/memory/region.hpp"
+#include "shardlib/support/environment.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail::nccl {
+
+SHARDLIB_INLINE Library load(const std::string& file) {
+  static std::mutex mutex;
+  static std::map<std::string, Functions> loaded;  // whose addresses stay
+  const std::lock_guard lock(mutex);
+  if (const auto known = loaded.find(file); known != loaded.end()) return {.functions = &known->second};
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    return {.reason = file + " cannot be loaded (" + (why == nullptr ? "no reason given" : why) + ")"};
+  }
+  Functions functions;
+  std::string missing;
+  for_functions(functions, [&](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr && missing.empty()) missing = name;
+  });
+  if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.7 or later"};
+  return {.functions = &loaded.emplace(file, functions).first->second};
+}
+
+SHARDLIB_INLINE bool is_wanted() {
+  return switched_on("SHARDLIB_NCCL", "1", "write 0 to have GPUs communicate through host memory, or 1 for NCCL");
+}
+
+SHARDLIB_INLINE const Library& library() {
+  static const Library result = is_wanted() ? load("libnccl.so.2") : Library{.reason = "SHARDLIB_NCCL is 0"};
+  return result;
+}
+
+inline Type type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return Type::float32;
+    case DType::f64:
+      return Type::float64;
+    case DType::bf16:
+      return Type::bfloat16;
+    case DType::i32:
+      return Type::int32;
+    case DType::u32:
+      return Type::uint32;
+    case DType::u8:
+    case DType::bool_:
+      break;
+  }
+  return Type::uint8;
+}
+
+/// What a member says about itself before a group uses NCCL.
+struct Member {
+  bool has_nccl = false;
+  HardwareName hardware{};
+  UniqueId id{};                   ///< of the group, from its first member
+  std::array<char, 256> reason{};  ///< why it has no NCCL
+};
+
+/// Why a group cannot use NCCL; empty if it can.
+inline std::string obstacle(const std::vector<Member>& all) {
+  for (const Member& member : all)
+    if (!member.has_nccl) return member.reason.data();
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t k = 0; k < i; ++k)
+      if (all[i].hardware == all[k].hardware)
+        return "ranks " + std::to_string(k) + " and " + std::to_string(i) +
+               " of a group have the same GPU, which NCCL does not allow";
+  return "";
+}
+
+/// A collective under way, for errors, which ops begin with their names and lines.
+struct Doing {
+  CollectiveCall call;
+  OpInfo op;
+  [[nodiscard]] std::string text() const { return to_string(call) + (Calling::innermost == nullptr ? op.at() : ""); }
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::unique_ptr<Communicator> staged, Use use) : staged_(std::move(staged)), use_(std::move(use)) {}
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  ~NcclCommunicator() override {
+    // Where a member has failed, NCCL could wait for ever for what is under way.
+    try {
+      staged_->check_failure();
+      for (const Flight& flight : dropped_)
+        if (!flight.mark->passed()) abort();
+    } catch (...) {
+      abort();
+    }
+    if (std::uncaught_exceptions() > 0) abort();
+    if (comm_ != nullptr) nccl().CommDestroy(comm_);
+  }
+
+  [[nodiscard]] int rank() const override { return staged_->rank(); }
+  [[nodiscard]] int size() const override { return staged_->size(); }
+  [[nodiscard]] bool takes_rows() const override { return false; }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  void check_failure() const override { staged_->check_failure(); }
+
+ private:
+  enum class State : std::uint8_t { undecided, uses_nccl, uses_host, failed };
+  /// What a collective under way needs.
+  struct Flight {
+    std::unique_ptr<StreamMark> mark;
+    std::vector<Buffer> buffers;
+  };
+  struct Arriving final : Request::Pending {
+    NcclCommunicator& group;
+    Flight flight;
+    Doing doing;
+    Arriving(NcclCommunicator& g, Flight f, const Doing& d) : group(g), flight(std::move(f)), doing(d) {}
+    ~Arriving() noexcept override {
+      if (flight.mark) group.dropped_.push_back(std::move(flight));
+    }
+    bool test() override { return group.has_passed(*flight.mark, doing, true); }
+    void wait() override {
+      group.await(*flight.mark, doing);
+      flight = {};
+    }
+  };
+
+  [[nodiscard]] std::size_t ranks() const { return static_cast<std::size_t>(size()); }
+  [[nodiscard]] const Functions& nccl() const { return *use_.library.functions; }
+  [[nodiscard]] CUstream_st* stream() const { return use_.stream->handle(); }
+
+  Request start_collective(const CollectiveCall& call, const OpInfo& op, const Operands& operands) override {
+    const Buffer &send = operands.send, &recv = operands.recv;
+    const bool on_gpu = send.device_memory() != nullptr && recv.device_memory() != nullptr && send.bytes() > 0;
+    if (!on_gpu || state_ == State::uses_host) return start_in(*staged_, call, op, operands);
+    CollectiveCall compared = call;
+    compared.elsewhere = true;
+    record_wait();
+    start_in(*staged_, compared, op, {}).wait();
+    const Doing doing{call, op};
+    if (state_ == State::undecided) begin_use(doing);
+    if (state_ == State::uses_host) return start_in(*staged_, call, op, operands);
+    if (state_ == State::failed) throw Aborted();
+    std::erase_if(dropped_, [](const Flight& flight) { return flight.mark->passed(); });
+    Flight flight{nullptr, {send, recv}};
+    or_abort([&] {
+      use_.stream->follow_device();
+      put(doing, flight, send, recv);
+      flight.mark = use_.stream->mark();
+    });
+    return Request(std::make_unique<Arriving>(*this, std::move(flight), doing));
+  }
+  Request start_send(const Buffer& buffer, int to) override { return staged_->send(buffer, to); }
+  Request start_recv(const Buffer& buffer, int from) override { return staged_->recv(buffer, from); }
+
+  /// Decides, like all members, whether the group uses NCCL. It does so with the first collective, since a
+  /// communicator of NCCL takes memory of the GPU, and many groups have none.
+  void begin_use(const Doing& doing) {
+    std::vector<Member> all(ranks());
+    Member mine{.has_nccl = use_.library.functions != nullptr, .hardware = use_.pool->device_memory()->hardware()};
+    const std::string& reason = use_.library.reason;
+    std::copy_n(reason.begin(), std::min(reason.size(), mine.reason.size() - 1), mine.reason.begin());
+    if (rank() == 0 && mine.has_nccl) check(doing, "ncclGetUniqueId", nccl().GetUniqueId(&mine.id));
+    staged_->all_gather(Buffer(&mine, sizeof mine, nullptr), Buffer(all.data(), ranks() * sizeof mine, nullptr)).wait();
+    if (const std::string why = obstacle(all); !why.empty()) {
+      if (use_.sums == Sums::nccl)
+        throw UsageError("--sums nccl: NCCL cannot be used, as " + why + "; change that, or leave --sums out");
+      static std::atomic<bool> noted = false;
+      if (use_.notes && !noted.exchange(true))
+        std::fputs(("note: GPUs communicate through host memory in place of NCCL, as " + why + "\n").c_str(), stderr);
+      state_ = State::uses_host;
+      return;
+    }
+    use_.stream->follow_device();  // NCCL takes the thread's GPU
+    check(doing, "ncclCommInitRank", nccl().CommInitRank(&comm_, size(), all[0].id, rank()));
+    state_ = State::uses_nccl;
+  }
+
+  /// Puts the operations of a collective into the stream.
+  void put(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) {
+    switch (doing.call.kind) {
+      case Collective::all_gather:
+        return all_gather(doing, send.data(), send.bytes(), recv.data());
+      case Collective::all_to_all:
+        return exchange(doing, send.data(), recv.data(), send.bytes() / ranks());
+      case Collective::reduce_scatter:
+        return reduce_scatter(doing, flight, send, recv);
+      case Collective::all_reduce:
+        return all_reduce(doing, flight, send, recv);
+      case Collective::gather_view:
+      case Collective::barrier:
+        break;
+    }
+  }
+  void all_gather(const Doing& doing, const std::byte* send, std::size_t bytes, std::byte* recv) const {
+    check(doing, "ncclAllGather", nccl().AllGather(send, recv, bytes, Type::uint8, comm_, stream()));
+  }
+  /// Block j of `send` goes to rank j, and block i of `recv` comes from rank i. They are one operation of NCCL, so that
+  /// no message waits for another one.
+  void exchange(const Doing& doing, const std::byte* send, std::byte* recv, std::size_t block) const {
+    check(doing, "ncclGroupStart", nccl().GroupStart());
+    Result result = Result::success;
+    const char* function = "ncclGroupEnd";
+    for (int peer = 0; peer < size() && result == Result::success; ++peer) {
+      const std::size_t at = static_cast<std::size_t>(peer) * block;
+      result = nccl().Send(send + at, block, Type::uint8, peer, comm_, stream());
+      if (result != Result::success) function = "ncclSend";
+      if (result != Result::success) break;
+      result = nccl().Recv(recv + at, block, Type::uint8, peer, comm_, stream());
+      if (result != Result::success) function = "ncclRecv";
+    }
+    const Result ended = nccl().GroupEnd();  // also after an error, which would leave the group open
+    check(doing, function, result == Result::success ? ended : result);
+  }
+  void reduce_scatter(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) const {
+    const DType dtype = doing.call.dtype;
+    const std::size_t n = recv.bytes() / size_of(dtype);
+    if (sums_by_nccl(doing.call)) {
+      const auto sum =
+          nccl().ReduceScatter(send.data(), recv.data(), n, type_of(dtype), Operation::sum, comm_, stream());
+      return check(doing, "ncclReduceScatter", sum);
+    }
+    const Buffer received = scratch(flight, send.bytes());
+    exchange(doing, send.data(), received.data(), recv.bytes());
+    use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), n, recv);
+  }
+  void all_reduce(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) const {
+    const DType dtype = doing.call.dtype;
+    const std::size_t element = size_of(dtype), n = send.bytes() / element;
+    if (sums_by_nccl(doing.call)) {
+      const auto sum = nccl().AllReduce(send.data(), recv.data(), n, type_of(dtype), Operation::sum, comm_, stream());
+      return check(doing, "ncclAllReduce", sum);
+    }
+    // Equal slices are summed, one on each rank, and gathered. What is left, and all of a short operand, goes to each
+    // rank, which sums it by itself: one operation of NCCL in place of two.
+    const std::size_t slice = send.bytes() * ranks() <= small_all_reduce ? 0 : n / ranks();
+    const std::size_t sliced = slice * ranks(), left = n - sliced;
+    if (slice > 0) {
+      const Buffer received = scratch(flight, sliced * element);
+      const Buffer sum = recv.slice(static_cast<std::size_t>(rank()) * slice * element, slice * element);
+      exchange(doing, send.data(), received.data(), slice * element);
+      use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), slice, sum);
+      all_gather(doing, sum.data(), sum.bytes(), recv.data());
+    }
+    if (left > 0) {
+      const Buffer received = scratch(flight, left * element * ranks());
+      all_gather(doing, send.data() + sliced * element, left * element, received.data());
+      use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), left,
+                recv.slice(sliced * element, left * element));
+    }
+  }
+  /// The tree takes all maxima: NCCL does not promise that a NaN stays one.
+  [[nodiscard]] bool sums_by_nccl(const CollectiveCall& call) const {
+    return use_.sums == Sums::nccl && call.op == Reduction::sum;
+  }
+  Buffer scratch(Flight& flight, std::size_t bytes) const {
+    return flight.buffers.emplace_back(use_.pool->allocate(bytes));
+  }
+
+  void check(const Doing& doing, const char* function, Result result) const {
+    if (result != Result::success)
+      throw Error(doing.text() + ": " + function + " failed: " + nccl().GetErrorString(result) +
+                  "; SHARDLIB_NCCL=0 communicates without NCCL");
+  }
+  /// Whether the stream has come past the mark. Unless it has, and if `asks`, throws if it never will.
+  bool has_passed(StreamMark& mark, const Doing& doing, bool asks) {
+    return or_abort([&] {
+      if (state_ == State::failed) throw Aborted();
+      if (mark.passed()) return true;
+      if (!asks) return false;
+      staged_->check_failure();
+      Result error = Result::success;
+      check(doing, "ncclCommGetAsyncError", nccl().CommGetAsyncError(comm_, &error));
+      if (error != Result::in_progress) check(doing, "an operation of NCCL", error);
+      return false;
+    });
+  }
+  void await(StreamMark& mark, const Doing& doing) {
+    constexpr int polls = 256;  // between two questions, which take longer
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 1; !has_passed(mark, doing, i == polls); i = i % polls + 1) {
+      if (i == polls && timeout().count() > 0 && std::chrono::steady_clock::now() - begin > timeout()) {
+        abort();
+        throw Error(doing.text() + ": NCCL has not completed it after " + std::to_string(timeout().count() / 1000) +
+                    " seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links it uses");
+      }
+      std::this_thread::yield();
+    }
+  }
+  /// f(). If that throws, nothing under way can complete any more, and other members must not wait for it.
+  template <class F>
+  auto or_abort(const F& f) -> decltype(f()) {
+    try {
+      return f();
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+  void abort() {
+    state_ = State::failed;
+    if (ncclComm* const comm = std::exchange(comm_, nullptr)) nccl().CommAbort(comm);
+  }
+
+  std::unique_ptr<Communicator> staged_;
+  Use use_;
+  State state_ = State::undecided;
+  ncclComm* comm_ = nullptr;     ///< null unless the state is uses_nccl
+  std::vector<Flight> dropped_;  ///< what nobody waits for
+};
+
+SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use) {
+  return std::make_unique<NcclCommunicator>(std::move(staged), use);
+}
+
+}  // namespace shardlib::detail::nccl

@@ -1,0 +1,111 @@
+// NCCL: the functions of it that are called, and groups of GPUs that communicate by them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "shardlib/comm/collective_call.hpp"
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/stream.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
+
+struct ncclComm;     // an ncclComm_t points to one
+struct CUstream_st;  // a cudaStream_t points to one
+
+namespace shardlib::detail::nccl {
+
+// Declarations of our own, so that a build needs no nccl.h. tests/nccl_header.cu compares them with it.
+
+/// An ncclUniqueId.
+struct UniqueId {
+  std::array<char, 128> bytes{};
+};
+/// An ncclResult_t. All other numbers are errors.
+enum class Result : int { success = 0, in_progress = 7 };
+/// An ncclDataType_t.
+enum class Type : int { uint8 = 1, int32 = 2, uint32 = 3, float32 = 7, float64 = 8, bfloat16 = 9 };
+/// An ncclRedOp_t.
+enum class Operation : int { sum = 0 };
+
+/// The functions of NCCL, by their names without "nccl".
+struct Functions {
+  const char* (*GetErrorString)(Result) = nullptr;
+  Result (*GetUniqueId)(UniqueId*) = nullptr;
+  Result (*CommInitRank)(ncclComm**, int ranks, UniqueId, int rank) = nullptr;
+  Result (*CommDestroy)(ncclComm*) = nullptr;
+  Result (*CommAbort)(ncclComm*) = nullptr;
+  Result (*CommGetAsyncError)(ncclComm*, Result*) = nullptr;
+  Result (*GroupStart)() = nullptr;
+  Result (*GroupEnd)() = nullptr;
+  Result (*Send)(const void*, std::size_t count, Type, int peer, ncclComm*, CUstream_st*) = nullptr;
+  Result (*Recv)(void*, std::size_t count, Type, int peer, ncclComm*, CUstream_st*) = nullptr;
+  Result (*AllGather)(const void*, void*, std::size_t count, Type, ncclComm*, CUstream_st*) = nullptr;
+  Result (*AllReduce)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
+  Result (*ReduceScatter)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
+};
+
+/// Calls f(name, function) for each of them, `function` being a reference.
+template <class F>
+void for_functions(Functions& all, const F& f) {
+  f("ncclGetErrorString", all.GetErrorString);
+  f("ncclGetUniqueId", all.GetUniqueId);
+  f("ncclCommInitRank", all.CommInitRank);
+  f("ncclCommDestroy", all.CommDestroy);
+  f("ncclCommAbort", all.CommAbort);
+  f("ncclCommGetAsyncError", all.CommGetAsyncError);
+  f("ncclGroupStart", all.GroupStart);
+  f("ncclGroupEnd", all.GroupEnd);
+  f("ncclSend", all.Send);
+  f("ncclRecv", all.Recv);
+  f("ncclAllGather", all.AllGather);
+  f("ncclAllReduce", all.AllReduce);
+  f("ncclReduceScatter", all.ReduceScatter);
+}
+
+/// The functions of a shared library, or why it has none.
+struct Library {
+  const Functions* functions = nullptr;
+  std::string reason = {};  ///< why `functions` is null, as a clause: "libnccl.so.2 cannot be loaded (...)"
+};
+
+/// Loads a library, for the rest of the program.
+[[nodiscard]] SHARDLIB_INLINE Library load(const std::string& file);
+
+/// Whether SHARDLIB_NCCL is unset or 1. *Throws* UsageError if it is not 0 either.
+[[nodiscard]] SHARDLIB_INLINE bool is_wanted();
+
+/// The library of this machine, libnccl.so.2, if it is wanted.
+[[nodiscard]] SHARDLIB_INLINE const Library& library();
+
+/// Starts a kernel in a stream: out = the sums of n elements of each of `ranks` ranks, whose arrays follow each other
+/// in `in`, in the order of reduce_tree.
+using TreeKernel = std::function<void(Stream&, DType, Reduction, const Buffer& in, std::size_t ranks, std::size_t n,
+                                      const Buffer& out)>;
+
+/// How a device calls NCCL.
+struct Use {
+  Library library;
+  Sums sums = Sums::tree;
+  std::shared_ptr<Pool> pool;      ///< the device's memory
+  std::shared_ptr<Stream> stream;  ///< one for all groups of the device, so that their operations keep their order
+  TreeKernel tree;
+  bool notes = false;  ///< print why the group does not use NCCL, once in this process
+};
+
+/// A group of devices that have memory of their own. Its collectives of device memory are NCCL's. They start when all
+/// members have called them: before, the members compare their calls by `staged`, so that NCCL gets no calls that do
+/// not match. `staged` is the same group by copies in host memory. It has the rest: messages, which must not wait for
+/// collectives, and buffers in host memory. It has all if a member has no NCCL, or if two have the same GPU, which NCCL
+/// does not allow. The first collective decides this. It throws UsageError if the sums are to be NCCL's then.
+[[nodiscard]] SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use);
+
+}  // namespace shardlib::detail::nccl
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/comm/impl/nccl.hpp"
+#endif

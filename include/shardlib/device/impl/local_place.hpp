@@ -1,0 +1,55 @@
+// Where devices are on their machine, and which of them share a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+#include "shardlib/memory/gpu.hpp"
+#endif
+#if defined(SHARDLIB_WITH_MPI)
+#include "shardlib/comm/mpi/process.hpp"
+#endif
+
+namespace shardlib::detail {
+
+/// Where a device is that is a thread, one of `count`.
+inline LocalPlace place_of_thread(int device, [[maybe_unused]] int count, [[maybe_unused]] DeviceKind kind) {
+  LocalPlace place{device, 1};
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (kind != DeviceKind::gpu) return place;
+  const HardwareName mine = gpu_name(device);
+  place.sharers = 0;
+  for (int other = 0; other < count; ++other) place.sharers += gpu_name(other) == mine ? 1 : 0;
+#endif
+  return place;
+}
+
+#if defined(SHARDLIB_WITH_MPI)
+/// Where this rank is. All ranks call it, and those that run no device do not count.
+inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] DeviceKind kind) {
+  LocalPlace place{mpi::process.local_rank, 1};
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (kind != DeviceKind::gpu) return place;
+  HardwareName mine{};
+  std::exception_ptr error;  // thrown after the others have this rank's answer
+  try {
+    if (runs) mine = gpu_name(place.rank);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::vector<HardwareName> names(static_cast<std::size_t>(mpi::process.local_size));
+  mpi::check(MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_BYTE, names.data(),
+                           static_cast<int>(mine.size()), MPI_BYTE, mpi::process.node),
+             "sharing GPUs", mine.size());
+  if (error) std::rethrow_exception(error);
+  place.sharers = static_cast<int>(std::ranges::count(names, mine));
+#endif
+  return place;
+}
+#endif
+
+}  // namespace shardlib::detail

@@ -1,0 +1,75 @@
+// A stream of the simulated device. Its work runs late, and in order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shardlib/memory/stream.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+
+class Region;
+
+namespace detail {
+
+/// What a stream of the simulated device runs, one piece of work after the other. Nothing runs when it is put in. Any
+/// thread that asks for a mark runs the streams of all devices as far as they can go, since GPUs run by themselves.
+class SimulatedStream final : public Stream {
+ public:
+  struct Range {
+    const void* begin = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// One piece of work.
+  struct Work {
+    std::string name = {};            ///< for errors
+    std::vector<Range> uses = {};     ///< blocks that must not be freed before it has run
+    std::function<bool()> step = {};  ///< does what can be done now; returns whether that was all. It never waits.
+    const void* owner = nullptr;      ///< see `remove`
+  };
+
+  explicit SimulatedStream(Region& region);
+  SimulatedStream(const SimulatedStream&) = delete;
+  SimulatedStream& operator=(const SimulatedStream&) = delete;
+  ~SimulatedStream() override;
+
+  [[nodiscard]] CUstream_st* handle() override { return reinterpret_cast<CUstream_st*>(this); }
+  /// The stream that has this handle.
+  static SimulatedStream& of(CUstream_st* handle) { return *reinterpret_cast<SimulatedStream*>(handle); }
+  /// Kernels of the simulated device have run when they return.
+  void follow_device() override {}
+  [[nodiscard]] std::unique_ptr<StreamMark> mark() override;
+
+  /// The memory of the device.
+  [[nodiscard]] Region& region() const { return region_; }
+  void put(Work work);
+  /// Takes back all work of `owner` that has not run.
+  void remove(const void* owner);
+  /// Calls f while no stream runs.
+  static void stopped(const std::function<void()>& f);
+  /// A block becomes free. It is an error of each stream with work that uses it.
+  static void freed(const void* begin, std::size_t bytes);
+
+ private:
+  class Mark;
+  static void run_all();
+
+  Region& region_;
+  std::deque<Work> queue_;
+  std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
+  std::string fault_;
+};
+
+}  // namespace detail
+
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/memory/impl/simulated_stream.hpp"
+#endif

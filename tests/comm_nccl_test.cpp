@@ -1,0 +1,634 @@
+// Groups of GPUs that communicate by NCCL, over a stand-in for it. First the stand-in: it must find what NCCL forbids.
+#include "nccl_stand_in.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/staged.hpp"
+#include "shardlib/comm/threads.hpp"
+#include "shardlib/device/tree_kernel.hpp"
+#include "shardlib/shardlib.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+using stand_in::take_faults;
+
+namespace {
+
+const bool registered = [] {
+  nccl_for_tests = {.functions = &stand_in::functions, .check = [] {
+                      const auto faults = take_faults();
+                      if (!faults.empty()) throw Failure("NCCL: " + faults[0]);
+                    }};
+  return true;
+}();
+
+/// The ranks of a communicator of the stand-in, all on this thread, each with a device and a stream of it.
+struct Ranks {
+  struct Rank {
+    std::shared_ptr<Pool> pool = Pool::make(Region::make_simulated());
+    std::unique_ptr<detail::Stream> stream = pool->device_memory()->make_stream();
+    ncclComm* comm = nullptr;
+    std::vector<Buffer> blocks{};
+    std::byte* block(std::size_t bytes) {
+      const Buffer& made = blocks.emplace_back(pool->allocate(bytes));
+      const MemoryAccess open(made.device_memory());
+      std::memset(made.data(), 1, bytes);
+      return made.data();
+    }
+    /// What the last block has now.
+    [[nodiscard]] int first() const {
+      const MemoryAccess open(blocks.back().device_memory());
+      return static_cast<int>(*blocks.back().data());
+    }
+  };
+  std::vector<Rank> all;
+
+  explicit Ranks(int count) : all(static_cast<std::size_t>(count)) {
+    take_faults();
+    detail::nccl::UniqueId id;
+    stand_in::GetUniqueId(&id);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < count; ++r)
+      threads.emplace_back([&, r] { stand_in::CommInitRank(&all[static_cast<std::size_t>(r)].comm, count, id, r); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  Rank& operator[](std::size_t r) { return all[r]; }
+  CUstream_st* stream(std::size_t r) { return all[r].stream->handle(); }
+  bool has_passed(std::size_t r) { return all[r].stream->mark()->passed(); }
+  void abort() {
+    for (Rank& rank : all)
+      if (!rank.comm->has_ended) stand_in::CommAbort(rank.comm);
+  }
+};
+
+constexpr auto u8s = detail::nccl::Type::uint8, f32s = detail::nccl::Type::float32;
+
+/// The only fault so far, without which there is none.
+std::string fault() {
+  const auto faults = take_faults();
+  return faults.size() == 1 ? faults[0] : std::to_string(faults.size()) + " faults";
+}
+
+template <class T>
+Buffer on_device(const Device& device, const std::vector<T>& values) {
+  return device.to_device(make_buffer(device, values));
+}
+template <class T>
+Buffer on_device(const Device& device, std::size_t count) {
+  return device.pool()->allocate(count * sizeof(T));
+}
+template <class T>
+std::vector<T> read(const Device& device, const Buffer& buffer) {
+  return values_of<T>(device.to_host(buffer));
+}
+
+/// Numbers of many magnitudes, whose sum has other bits in another order.
+template <class T>
+std::vector<T> rough(int rank, std::size_t count) {
+  std::vector<T> values;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto h = static_cast<std::uint32_t>((static_cast<std::size_t>(rank) * 7919 + i) * 2654435761U + 12345U);
+    if constexpr (std::is_integral_v<T>)
+      values.push_back(static_cast<T>(h));
+    else
+      values.push_back(
+          static_cast<T>(std::ldexp(static_cast<float>(h >> 8) / 16777216.0F - 0.5F, static_cast<int>((h >> 3) % 12))));
+  }
+  return values;
+}
+
+/// Runs `body` on a mesh of the simulated device with the stand-in, and checks that it has found no fault.
+void on_nccl(const std::string& mesh, const DeviceBody& body, Sums sums = Sums::tree) {
+  if (under_mpi()) return;
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  take_faults();
+  on_mesh(mesh, body, {.kind = DeviceKind::simulated, .sums = sums});
+  CHECK(take_faults() == std::vector<std::string>{});
+}
+
+/// What each device of a mesh returns.
+using Results = std::map<int, std::vector<std::byte>>;
+template <class F>
+DeviceBody collecting(Results& results, std::mutex& mutex, const F& f) {
+  return [&results, &mutex, f](const DevicePtr& device) {
+    std::vector<std::byte> mine = f(*device);
+    const std::lock_guard lock(mutex);
+    results[device->rank()] = std::move(mine);
+  };
+}
+
+/// f(device) has the same bytes on CPUs as on devices that communicate by NCCL.
+template <class F>
+void check_bits(const std::string& mesh, const F& f) {
+  if (under_mpi()) return;
+  std::mutex mutex;
+  Results on_cpu, by_nccl;
+  on_mesh(mesh, collecting(on_cpu, mutex, f), {.kind = DeviceKind::cpu});
+  on_nccl(mesh, collecting(by_nccl, mutex, f));
+  CHECK(on_cpu.size() == static_cast<std::size_t>(device_count(parse_mesh(mesh))));
+  CHECK(on_cpu == by_nccl);
+}
+
+void append(std::vector<std::byte>& all, const Device& device, const Buffer& buffer) {
+  const auto bytes = read<std::byte>(device, buffer);
+  all.insert(all.end(), bytes.begin(), bytes.end());
+}
+
+template <class T>
+std::vector<std::byte> all_reductions(const Device& device, Communicator& group, std::size_t block) {
+  std::vector<std::byte> results;
+  const auto n = static_cast<std::size_t>(group.size());
+  for (const Reduction op : {Reduction::sum, Reduction::max}) {
+    const Buffer mine = on_device(device, rough<T>(device.rank(), n * block));
+    const Buffer part = on_device<T>(device, block), sum = on_device<T>(device, n * block);
+    group.reduce_scatter(mine, part, dtype_v<T>, op).wait();
+    append(results, device, part);
+    group.all_reduce(mine, sum, dtype_v<T>, op).wait();
+    append(results, device, sum);
+    // Lengths that the group does not divide.
+    const Buffer odd = on_device(device, rough<T>(device.rank() + 50, n * block + 1));
+    const Buffer odd_sum = on_device<T>(device, n * block + 1);
+    group.all_reduce(odd, odd_sum, dtype_v<T>, op).wait();
+    append(results, device, odd_sum);
+  }
+  return results;
+}
+
+int launched(stand_in::Kind kind) {
+  return stand_in::world.launched[kind];
+}
+
+}  // namespace
+
+TEST_CASE("the stand-in for NCCL runs operations late, in stream order, and moves the right blocks", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  for (std::size_t r = 0; r < 2; ++r) {
+    std::byte* const mine = ranks[r].block(4);
+    {
+      const MemoryAccess open(ranks[r].pool->device_memory());
+      std::memset(mine, static_cast<int>(r) + 2, 4);
+    }
+    CHECK(stand_in::AllGather(mine, ranks[r].block(8), 4, u8s, ranks[r].comm, ranks.stream(r)) ==
+          detail::nccl::Result::success);
+    CHECK(ranks[r].first() == 1);  // not yet
+    if (r == 0) CHECK(!ranks.has_passed(0));
+  }
+  CHECK(ranks[0].first() == 1);
+  CHECK(ranks.has_passed(0));
+  for (std::size_t r = 0; r < 2; ++r) {
+    const MemoryAccess open(ranks[r].pool->device_memory());
+    const std::byte* const all = ranks[r].blocks.back().data();
+    CHECK((all[0] == std::byte{2} && all[7] == std::byte{3}));
+  }
+  for (std::size_t r = 0; r < 2; ++r) stand_in::CommDestroy(ranks[r].comm);
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("the stand-in for NCCL finds collectives in another order", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  stand_in::AllGather(ranks[0].block(4), ranks[0].block(8), 4, u8s, ranks[0].comm, ranks.stream(0));
+  stand_in::AllReduce(ranks[1].block(16), ranks[1].block(16), 4, f32s, {}, ranks[1].comm, ranks.stream(1));
+  CHECK(!ranks.has_passed(0));
+  CHECK(fault() ==
+        "collective 0 is ncclAllGather of 4 elements of type 1 on rank 0 and ncclAllReduce of 4 elements of type 7 on "
+        "rank 1");
+  ranks.abort();
+}
+
+TEST_CASE("the stand-in for NCCL finds other counts and types", "[nccl]") {
+  if (under_mpi()) return;
+  for (const auto& [count, type] : {std::pair(std::size_t{3}, f32s), std::pair(std::size_t{4}, u8s)}) {
+    Ranks ranks(2);
+    stand_in::AllReduce(ranks[0].block(16), ranks[0].block(16), 4, f32s, {}, ranks[0].comm, ranks.stream(0));
+    stand_in::AllReduce(ranks[1].block(16), ranks[1].block(16), count, type, {}, ranks[1].comm, ranks.stream(1));
+    CHECK(!ranks.has_passed(0));
+    CHECK(fault() == "collective 0 is ncclAllReduce of 4 elements of type 7 on rank 0 and ncclAllReduce of " +
+                         std::to_string(count) + " elements of type " + std::to_string(static_cast<int>(type)) +
+                         " on rank 1");
+    ranks.abort();
+  }
+}
+
+TEST_CASE("the stand-in for NCCL finds a send that is not as long as its recv", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  stand_in::Send(ranks[0].block(8), 8, u8s, 1, ranks[0].comm, ranks.stream(0));
+  stand_in::Recv(ranks[1].block(8), 4, u8s, 0, ranks[1].comm, ranks.stream(1));
+  CHECK(!ranks.has_passed(0));
+  CHECK(fault() == "ncclSend of 8 elements of type 1 to rank 1 meets ncclRecv of 4 elements of type 1 from rank 0");
+  ranks.abort();
+}
+
+TEST_CASE("the stand-in for NCCL finds a group of which a rank lacks a call", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  const auto exchange = [&](std::size_t r, int peer, bool receives) {
+    stand_in::GroupStart();
+    stand_in::Send(ranks[r].block(8), 8, u8s, peer, ranks[r].comm, ranks.stream(r));
+    if (receives) stand_in::Recv(ranks[r].block(8), 8, u8s, peer, ranks[r].comm, ranks.stream(r));
+    stand_in::GroupEnd();
+  };
+  exchange(0, 1, true);
+  exchange(1, 0, true);
+  CHECK(ranks.has_passed(0));
+  CHECK(ranks.has_passed(1));
+  exchange(0, 1, true);
+  exchange(1, 0, false);
+  CHECK(!ranks.has_passed(0));
+  stand_in::CommDestroy(ranks[0].comm);
+  CHECK(fault() == "ncclCommDestroy while ncclSend of 8 elements of type 1 to rank 1 is under way");
+  ranks.abort();
+}
+
+TEST_CASE("the stand-in for NCCL finds messages outside of a group that wait for each other", "[nccl]") {
+  if (under_mpi()) return;
+  for (const int n : {2, 3}) {
+    Ranks ranks(n);
+    for (int r = 0; r < n; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      stand_in::Send(ranks[i].block(8), 8, u8s, (r + 1) % n, ranks[i].comm, ranks.stream(i));
+      stand_in::Recv(ranks[i].block(8), 8, u8s, (r + n - 1) % n, ranks[i].comm, ranks.stream(i));
+    }
+    CHECK(!ranks.has_passed(0));
+    CHECK(fault() ==
+          "deadlock: ncclSend of 8 elements of type 1 to rank 1 on rank 0 waits for a call behind one that waits for "
+          "this rank");
+    ranks.abort();
+  }
+  // In an order that works there is none.
+  Ranks ranks(2);
+  stand_in::Send(ranks[0].block(8), 8, u8s, 1, ranks[0].comm, ranks.stream(0));
+  stand_in::Recv(ranks[0].block(8), 8, u8s, 1, ranks[0].comm, ranks.stream(0));
+  stand_in::Recv(ranks[1].block(8), 8, u8s, 0, ranks[1].comm, ranks.stream(1));
+  stand_in::Send(ranks[1].block(8), 8, u8s, 0, ranks[1].comm, ranks.stream(1));
+  CHECK((ranks.has_passed(0) && ranks.has_passed(1)));
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("the stand-in for NCCL finds memory that is not the GPU's", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  std::vector<std::byte> host(8);
+  CHECK(stand_in::AllGather(ranks[0].block(4), host.data(), 4, u8s, ranks[0].comm, ranks.stream(0)) ==
+        stand_in::invalid_usage);
+  CHECK(fault() == "ncclAllGather of 4 elements of type 1 gets memory that is not its GPU's");
+  stand_in::AllGather(ranks[1].block(4), ranks[0].block(8), 4, u8s, ranks[0].comm, ranks.stream(0));
+  CHECK(fault() == "ncclAllGather of 4 elements of type 1 gets memory that is not its GPU's");
+  ranks.abort();
+}
+
+TEST_CASE("the stand-in for NCCL finds a block that is freed before the stream has used it", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  for (std::size_t r = 0; r < 2; ++r)
+    stand_in::AllGather(ranks[r].block(4), ranks[r].block(8), 4, u8s, ranks[r].comm, ranks.stream(r));
+  ranks[0].blocks.erase(ranks[0].blocks.begin());
+  expect_error<Error>([&] { ranks.has_passed(0); },
+                      "simulated device: ncclAllGather of 4 elements of type 1 uses a block that was freed before it "
+                      "has run");
+  ranks.abort();
+}
+
+TEST_CASE("the stand-in for NCCL finds uses of a communicator that has ended, and open groups", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(1);
+  stand_in::CommAbort(ranks[0].comm);
+  stand_in::Send(ranks[0].block(8), 8, u8s, 0, ranks[0].comm, ranks.stream(0));
+  CHECK(fault() == "ncclSend on a communicator that has ended");
+  stand_in::CommDestroy(ranks[0].comm);
+  CHECK(fault() == "ncclCommDestroy on a communicator that has ended");
+  stand_in::GroupEnd();
+  CHECK(fault() == "ncclGroupEnd without ncclGroupStart");
+  Ranks others(1);
+  stand_in::GroupStart();
+  stand_in::CommDestroy(others[0].comm);
+  stand_in::GroupEnd();
+  CHECK(fault() == "ncclCommDestroy inside of a group");
+}
+
+TEST_CASE("the stand-in for NCCL finds two ranks on one GPU", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(2);
+  stand_in::AllGather(ranks[0].block(4), ranks[0].block(8), 4, u8s, ranks[0].comm, ranks.stream(0));
+  const auto second = ranks[0].pool->device_memory()->make_stream();
+  stand_in::AllGather(ranks[0].block(4), ranks[0].block(8), 4, u8s, ranks[1].comm, second->handle());
+  CHECK(fault() == "ranks 0 and 1 have the same GPU");
+  ranks.abort();
+}
+
+TEST_CASE("collectives by NCCL have the bits of the CPU's", "[nccl]") {
+  const auto before = stand_in::world.launched;
+  for (const std::string mesh : {"d=2", "d=3", "d=4", "d=2,t=2"}) {
+    for (const std::size_t block : {std::size_t{1}, std::size_t{5}, std::size_t{3001}}) {
+      check_bits(mesh, [block](Device& device) {
+        std::vector<std::byte> results;
+        std::vector<std::vector<std::string_view>> groups{{"d"}};
+        if (device.axes().size() > 1) groups.insert(groups.end(), {{"t"}, {"t", "d"}});
+        for (const auto& axes : groups) {
+          Communicator& group = device.group(axes);
+          const auto n = static_cast<std::size_t>(group.size());
+          const Buffer mine = on_device(device, rough<f32>(device.rank(), n * block));
+          const Buffer whole = on_device<f32>(device, n * n * block), turned = on_device<f32>(device, n * block);
+          group.all_gather(mine, whole).wait();
+          append(results, device, whole);
+          group.all_to_all(mine, turned).wait();
+          append(results, device, turned);
+          for (const auto& part :
+               {all_reductions<f32>(device, group, block), all_reductions<bf16>(device, group, block),
+                all_reductions<f64>(device, group, block), all_reductions<i32>(device, group, block),
+                all_reductions<u32>(device, group, block)})
+            results.insert(results.end(), part.begin(), part.end());
+        }
+        return results;
+      });
+    }
+  }
+  if (under_mpi()) return;
+  for (const auto kind : {stand_in::Kind::all_gather, stand_in::Kind::send, stand_in::Kind::recv})
+    CHECK(launched(kind) > (before.contains(kind) ? before.at(kind) : 0));
+  for (const auto kind : {stand_in::Kind::all_reduce, stand_in::Kind::reduce_scatter})
+    CHECK(launched(kind) == (before.contains(kind) ? before.at(kind) : 0));
+}
+
+TEST_CASE("operands that stay in host memory, single messages and empty operands go without NCCL", "[nccl]") {
+  const auto moves = [] {
+    int all = 0;
+    for (const auto& [kind, count] : stand_in::world.launched) all += count;
+    return all;
+  };
+  const int before = moves();
+  check_bits("d=3", [](Device& device) {
+    std::vector<std::byte> results;
+    Communicator& group = device.everybody();
+    const int next = (group.rank() + 1) % 3, last = (group.rank() + 2) % 3;
+    const Buffer host = make_buffer(device, rough<f32>(device.rank(), 7));
+    const Buffer gathered = make_buffer<f32>(device, 21);
+    group.all_gather(host, gathered).wait();
+    append(results, device, gathered);
+    const Buffer mine = on_device(device, rough<f32>(device.rank(), 7)), theirs = on_device<f32>(device, 7);
+    group.send(mine, next).wait();
+    group.recv(theirs, last).wait();
+    append(results, device, theirs);
+    group.all_gather(on_device<f32>(device, 0), on_device<f32>(device, 0)).wait();
+    group.barrier();
+    return results;
+  });
+  CHECK(moves() == before);
+}
+
+TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima never", "[nccl]") {
+  using stand_in::Kind;
+  const auto body = [](const DevicePtr& device) {
+    Communicator& group = device->everybody();
+    const std::size_t n = 3, block = 1000;
+    const auto mine = on_device(*device, rough<f32>(device->rank(), n * block));
+    const Buffer sum = on_device<f32>(*device, n * block), part = on_device<f32>(*device, block);
+    group.all_reduce(mine, sum, DType::f32, Reduction::sum).wait();
+    group.reduce_scatter(mine, part, DType::f32, Reduction::sum).wait();
+    std::vector<f32> expected(n * block);
+    for (int r = 0; r < 3; ++r) {  // in the stand-in's order
+      const auto theirs = rough<f32>(r, n * block);
+      for (std::size_t i = 0; i < n * block; ++i) expected[i] += theirs[i];
+    }
+    expect_equal(read<f32>(*device, sum), expected);
+    const auto first = expected.begin() + static_cast<std::ptrdiff_t>(block) * group.rank();
+    expect_equal(read<f32>(*device, part), std::vector<f32>(first, first + static_cast<std::ptrdiff_t>(block)));
+    std::vector<f32> with_nan{1, 2};
+    if (device->rank() == 1) with_nan[1] = std::numeric_limits<f32>::quiet_NaN();
+    const Buffer largest = on_device<f32>(*device, 2);
+    group.all_reduce(on_device(*device, with_nan), largest, DType::f32, Reduction::max).wait();
+    const auto values = read<f32>(*device, largest);
+    expect(values[0] == 1 && std::isnan(values[1]));
+  };
+  const int before = launched(Kind::all_reduce), scattered = launched(Kind::reduce_scatter);
+  on_nccl("d=3", body, Sums::nccl);
+  if (under_mpi()) return;
+  CHECK(launched(Kind::all_reduce) == before + 3);
+  CHECK(launched(Kind::reduce_scatter) == scattered + 3);
+  CHECK(error_of<UsageError>([] {
+          launch({{"d", 2}}, [](const DevicePtr&) {}, {.sums = Sums::nccl});
+        }) == "--sums nccl: only GPUs have NCCL: add --device gpu, or leave --sums out");
+}
+
+TEST_CASE("requests of NCCL may be waited for in any order, tested and dropped", "[nccl]") {
+  on_nccl("d=2,t=2", [](const DevicePtr& device) {
+    constexpr std::size_t operations = 6, count = 3000;
+    for (std::size_t round = 0; round < 3; ++round) {
+      std::vector<Request> requests;
+      std::vector<Buffer> results;
+      for (std::size_t k = 0; k < operations; ++k) {
+        Communicator& group = device->group({k % 2 == 0 ? "d" : "t"});
+        const auto value = static_cast<f32>(group.rank() + 10 * static_cast<int>(k));
+        results.push_back(on_device<f32>(*device, count));
+        requests.push_back(group.all_reduce(on_device(*device, std::vector<f32>(count, value)), results.back(),
+                                            DType::f32, Reduction::max));
+      }
+      for (std::size_t k = 0; k < operations; ++k)
+        requests[(k + round * static_cast<std::size_t>(device->rank())) % operations].wait();
+      for (std::size_t k = 0; k < operations; ++k)
+        expect_equal(read<f32>(*device, results[k]), std::vector<f32>(count, static_cast<f32>(10 * k + 1)));
+    }
+    Communicator& group = device->everybody();
+    const Buffer polled = on_device<f32>(*device, 4), dropped = on_device<f32>(*device, 4);
+    Request request = group.all_gather(on_device(*device, std::vector<f32>{static_cast<f32>(device->rank())}), polled);
+    while (!request.test()) std::this_thread::yield();
+    request.wait();
+    expect_equal(read<f32>(*device, polled), {0, 1, 2, 3});
+    {
+      Request left = group.all_gather(on_device(*device, std::vector<f32>{1}), dropped);
+      left.drop();  // the buffers live until the stream has used them
+    }
+    group.barrier();
+    group.all_gather(on_device(*device, std::vector<f32>{2}), on_device<f32>(*device, 4)).wait();
+    expect_equal(read<f32>(*device, dropped), {1, 1, 1, 1});
+  });
+}
+
+TEST_CASE("devices out of step are told so before NCCL gets their calls", "[nccl]") {
+  if (under_mpi()) return;
+  const auto error = [](const std::function<void(Device&, Communicator&)>& f) {
+    std::string text =
+        error_of([&] { on_nccl("d=2", [&](const DevicePtr& device) { f(*device, device->everybody()); }); });
+    CHECK(take_faults() == std::vector<std::string>{});
+    return text;
+  };
+  const std::string order = ": every device of a group must make the same calls in the same order";
+  std::string text = error([](Device& device, Communicator& group) {
+    const Buffer mine = on_device<f32>(device, 4), all = on_device<f32>(device, 8);
+    if (group.rank() == 0)
+      group.all_gather(mine, all).wait();
+    else
+      group.all_to_all(mine, on_device<f32>(device, 4)).wait();
+  });
+  CHECK(text.find("all_gather of 16 bytes by NCCL") != std::string::npos);
+  CHECK(text.find("all_to_all of 16 bytes by NCCL") != std::string::npos);
+  CHECK(text.ends_with(order));
+  text = error([](Device& device, Communicator& group) {
+    const auto count = static_cast<std::size_t>(4 + group.rank());
+    group.all_reduce(on_device<f32>(device, count), on_device<f32>(device, count), DType::f32, Reduction::sum).wait();
+  });
+  CHECK(text.find("all_reduce of 16 bytes (f32 sum) by NCCL") != std::string::npos);
+  CHECK(text.find("all_reduce of 20 bytes (f32 sum) by NCCL") != std::string::npos);
+  text = error([](Device& device, Communicator& group) {
+    if (group.rank() == 0) group.all_gather(on_device<f32>(device, 4), on_device<f32>(device, 8)).wait();
+  });
+  CHECK(text.starts_with("all_gather: device 1 (rank 1 of 2) has returned without taking part"));
+}
+
+TEST_CASE("an error of NCCL names the op, the call and NCCL's words, and the others end, too", "[nccl]") {
+  if (under_mpi()) return;
+  const auto failing = [](const std::map<std::string, int>& functions, const DeviceBody& body) {
+    const Temporarily fails(stand_in::world.failing, functions);
+    std::string text = error_of([&] { on_nccl("d=3", body); });
+    CHECK(take_faults() == std::vector<std::string>{});  // such as a use of what was aborted
+    return text;
+  };
+  const auto gather_or_fail = [](const DevicePtr& device, bool fails) {
+    const Buffer all = on_device<f32>(*device, 12);
+    Request request = device->everybody().all_gather(on_device<f32>(*device, 4), all);
+    if (fails) throw Error("my own");
+    request.wait();
+  };
+  const auto gather = [&](const DevicePtr& device) { gather_or_fail(device, false); };
+  const std::string words = " failed: unhandled cuda error; SHARDLIB_NCCL=0 communicates without NCCL";
+  std::string text = failing({{"ncclAllGather", 1}}, gather);
+  CHECK(text.starts_with("all_gather of 16 bytes at "));
+  CHECK(text.ends_with(": ncclAllGather" + words));
+  text = failing({{"stuck", 1}, {"asynchronous", 1}}, gather);
+  CHECK(text.starts_with("all_gather of 16 bytes at "));
+  CHECK(text.ends_with(": an operation of NCCL" + words));
+  // The operations of the others are in their streams, and wait, when this device fails.
+  text = failing({{"stuck", 1}}, [&](const DevicePtr& device) { gather_or_fail(device, device->rank() == 1); });
+  CHECK(text == "my own");
+  text = failing({{"ncclGroupEnd", 1}}, [](const DevicePtr& device) {
+    const Mesh<"d"> mesh(device);
+    const auto x = random_normal<f32, "B/d M">(mesh, {{"B", 12}, {"M", 3000}}, RandomKey{1, 0});
+    const auto y = all_to_all<"B/d M -> B M/d">(x);
+    expect(!fetch(y).data.empty());
+  });
+  CHECK(text.starts_with("all_to_all<`B/d M -> B M/d`> at "));
+  CHECK(text.ends_with(": all_to_all of 48000 bytes: ncclGroupEnd" + words + " (device 1 (d=1) of mesh d=3)"));
+  text = failing({{"ncclCommInitRank", 2}}, gather);
+  CHECK(text.starts_with("all_gather of 16 bytes at "));
+  CHECK(text.find(": ncclCommInitRank failed: ") != std::string::npos);
+}
+
+TEST_CASE("a device that waits too long for NCCL says so", "[nccl]") {
+  if (under_mpi()) return;
+  const Temporarily stuck(stand_in::world.failing, std::map<std::string, int>{{"stuck", 0}});
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  const std::string text = error_of([] {
+    on_mesh("d=2",
+            [](const DevicePtr& device) {
+              const Buffer all = on_device<f32>(*device, 8);
+              device->everybody().all_gather(on_device<f32>(*device, 4), all).wait();
+            },
+            {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::milliseconds(1000)}});
+  });
+  CHECK(text.starts_with("all_gather of 16 bytes at "));
+  CHECK(
+      text.ends_with(": NCCL has not completed it after 1 seconds (--collective-timeout); NCCL_DEBUG=INFO shows which "
+                     "links it uses"));
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through host memory", "[nccl]") {
+  if (under_mpi()) return;
+  const auto region = Region::make_simulated();
+  // What each of two devices says about a sum, and how often NCCL was called.
+  const auto sums = [&](const std::vector<detail::nccl::Library>& libraries, bool shares, Sums who) {
+    const auto world = std::make_shared<ThreadWorld>(2);
+    const auto before = stand_in::world.launched;
+    std::vector<std::string> texts(2);
+    std::vector<std::thread> threads;
+    for (std::size_t r = 0; r < 2; ++r)
+      threads.emplace_back([&, r] {
+        const auto pool = Pool::make(shares ? region : Region::make_simulated()), host = Pool::make();
+        const auto group = detail::nccl::group(
+            std::make_unique<StagedCommunicator>(world->group({0, 1}, static_cast<int>(r), nullptr), host),
+            {.library = libraries[r],
+             .sums = who,
+             .pool = pool,
+             .stream = pool->device_memory()->make_stream(),
+             .tree = detail::reduce_in_stream});
+        const Buffer there = host->allocate(sizeof(f32));
+        *there.as<f32>() = static_cast<f32>(r + 1);
+        const Buffer mine = pool->allocate(sizeof(f32)), sum = pool->allocate(sizeof(f32));
+        copy(mine, there);
+        try {
+          group->all_reduce(mine, sum, DType::f32, Reduction::sum).wait();
+          copy(there, sum);
+          texts[r] = show(*there.as<f32>()) + (stand_in::world.launched == before ? " by the host" : " by NCCL");
+        } catch (const UsageError& error) {
+          texts[r] = error.what();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    return texts;
+  };
+  using Texts = std::vector<std::string>;
+  const detail::nccl::Library there{.functions = &stand_in::functions}, none{.reason = "libnccl.so.2 is ill"};
+  CHECK(sums({there, there}, false, Sums::tree) == Texts(2, "3 by NCCL"));
+  CHECK(sums({there, there}, false, Sums::nccl) == Texts(2, "3 by NCCL"));
+  CHECK(sums({there, there}, true, Sums::tree) == Texts(2, "3 by the host"));
+  CHECK(sums({there, none}, false, Sums::tree) == Texts(2, "3 by the host"));
+  CHECK(sums({there, there}, true, Sums::nccl) ==
+        Texts(2,
+              "--sums nccl: NCCL cannot be used, as ranks 0 and 1 of a group have the same GPU, which NCCL does not "
+              "allow; change that, or leave --sums out"));
+  CHECK(sums({none, there}, false, Sums::nccl) ==
+        Texts(2, "--sums nccl: NCCL cannot be used, as libnccl.so.2 is ill; change that, or leave --sums out"));
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("a library that is no NCCL says why", "[nccl]") {
+  const auto absent = detail::nccl::load("libnccl-that-is-not-there.so");
+  CHECK(absent.functions == nullptr);
+  CHECK(absent.reason.starts_with("libnccl-that-is-not-there.so cannot be loaded (libnccl-that-is-not-there.so: "));
+  CHECK(detail::nccl::load("libc.so.6").reason == "libc.so.6 has no ncclGetErrorString: it needs NCCL 2.7 or later");
+  // That of a CUDA toolkit does not need a GPU for this.
+  for (const std::string folder : {"/usr/local/cuda/lib", "/usr/local/cuda/lib64"})
+    if (const std::string file = folder + "/libnccl.so.2"; std::filesystem::exists(file)) {
+      const auto loaded = detail::nccl::load(file);
+      CHECK(loaded.reason == "");
+      REQUIRE(loaded.functions != nullptr);
+      CHECK(std::string(loaded.functions->GetErrorString(detail::nccl::Result::success)) == "no error");
+    }
+  const Setting wrong("SHARDLIB_NCCL", "yes");
+  CHECK(error_of<UsageError>([] { static_cast<void>(detail::nccl::is_wanted()); }) ==
+        "SHARDLIB_NCCL=yes: write 0 to have GPUs communicate through host memory, or 1 for NCCL");
+}
+
+TEST_CASE("a step by NCCL has the CPU's bits", "[nccl]") {
+  for (const std::string mesh : {"d=2,t=2", "d=4,t=1", "d=1,t=3"})
+    check_bits(mesh, [](Device& of) {
+      const Mesh<"d t"> mesh(DevicePtr::share(&of));
+      const Sizes sizes{{"B", 12}, {"M", 16}, {"F", 36}};
+      const auto x = random_normal<f32, "B/d M">(mesh, sizes, RandomKey{1, 0});
+      const auto w = random_normal<f32, "M/d F/t">(mesh, sizes, RandomKey{2, 0});
+      const auto loss_of = [](const Tensor<f32, "M/d F/t">& weight, const Tensor<f32, "B/d M">& input) {
+        const auto whole = all_gather<"M/d F/t -> M F/t">(weight);
+        const auto h = einsum_unreduced<"B/d M, M F/t -> B/d F/t">(input, whole);
+        return sum(gelu(shift<over<"d">>(h, 1)));
+      };
+      const auto [loss, gradient] = value_and_grad(mesh, loss_of, w, x);
+      auto all = fetch(gradient).data;
+      all.push_back(item(all_reduce<"+d +t -> ">(loss)));
+      const auto* const bytes = reinterpret_cast<const std::byte*>(all.data());
+      return std::vector<std::byte>(bytes, bytes + all.size() * sizeof(f32));
+    });
+}
