@@ -12,16 +12,8 @@ import struct
 import subprocess
 import tempfile
 
+from checks import check, finish
 from gpt2_oracle import read_all, write
-
-failures = 0
-
-
-def check(holds, what):
-    global failures
-    if not holds:
-        failures += 1
-        print("FAILED:", what)
 
 
 def f32(*numbers):
@@ -267,8 +259,7 @@ def main():
     for part in (average, prune):
         with tempfile.TemporaryDirectory(prefix="shardlib_checkpoint_tool_") as root:
             part(Tool(args.tool, root))
-    print(f"checkpoint_tool.py: {failures} failures")
-    raise SystemExit(failures > 0)
+    finish()
 
 
 main()

@@ -9,26 +9,14 @@ Debian's python3-zarr.
 import argparse
 import os
 import subprocess
-import sys
 import tempfile
 
-try:
-    import numcodecs
-    import numpy
-    import zarr
-except ImportError:
-    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
-    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
-    sys.exit("flat_tokens_oracle.py: this Python has no zarr module: apt-get install python3-zarr")
+from checks import check, finish, require_zarr
 
-failures = []
-
-
-def check(ok, what):
-    if not ok:
-        failures.append(what)
-        print(f"FAILED {what}", flush=True)
+require_zarr()
+import numcodecs  # noqa: E402
+import numpy  # noqa: E402
+import zarr  # noqa: E402
 
 
 def write_split(group, documents):
@@ -133,9 +121,8 @@ def main():
             check(numpy.array_equal(ids[ids != 50256], encoded >> 1), "llm.c's tokens")
             check(numpy.array_equal((ids == 50256).nonzero()[0] - numpy.arange((ids == 50256).sum()),
                                     (encoded & 1).nonzero()[0]), "llm.c's ends of text")
-    print(f"flat_tokens_oracle.py: {len(failures)} failures")
-    return 1 if failures else 0
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,16 +18,10 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "benchmarks"))
+from checks import check, finish  # noqa: E402
 from common import Hosts, must  # noqa: E402
 
-wrong = []
 STEPS = 120
-
-
-def check(ok, what, detail=""):
-    if not ok:
-        wrong.append(f"{what}\n{detail[-4000:]}" if detail else what)
-    return ok
 
 
 class Trainer:
@@ -189,8 +183,7 @@ def main():
         same_bits(trainer, mpirun, "cut_for_a_while", undisturbed, ["--collective-timeout=30"], flap)
         cut_for_good(trainer, mpirun)
         node_is_lost(trainer, mpirun, undisturbed)
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+    finish()
 
 
 if __name__ == "__main__":

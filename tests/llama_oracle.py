@@ -12,10 +12,10 @@ import os
 import random
 import struct
 import subprocess
-import sys
 import tempfile
 
-from gpt2_oracle import Checks, floats, read, write
+from checks import check, finish
+from gpt2_oracle import floats, read, write
 
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
 PROMPT = "In the begínning"
@@ -243,8 +243,6 @@ def distance(file, expected):
 
 
 def compare(program):
-    check = Checks()
-
     def gpt(*options, status=0):
         run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", *options], capture_output=True,
                              text=True)  # fmt: skip
@@ -424,13 +422,13 @@ def compare(program):
         check("--export" in gpt("--steps=0", f"--run={scratch}/never", f"--export={text}", status=2).stderr, "--export FILE")
         check("--run" in gpt("--steps=0", f"--export={scratch}/never-export", status=2).stderr, "--export without --run")
         check(not os.path.exists(f"{scratch}/never-export"), "which makes no folder")
-    return check.failures
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpt", required=True, help="the program examples/gpt_fsdp")
-    sys.exit(1 if compare(parser.parse_args().gpt) else 0)
+    compare(parser.parse_args().gpt)
+    finish()
 
 
 if __name__ == "__main__":

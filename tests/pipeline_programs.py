@@ -16,7 +16,8 @@ import time
 import xml.etree.ElementTree as xml
 
 import programs
-from programs import TIMEOUT, apart, check, floats, numbers, shown_histograms
+from checks import check
+from programs import TIMEOUT, apart, floats, numbers, shown_histograms
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
 CLOSE = 1e-5

@@ -19,19 +19,12 @@ import tempfile
 import time
 
 import event_files
+from checks import check, failures
 
 TIMEOUT = 60  # seconds for one program, against hangs
 CURVE = 50  # steps over which the meshes' losses are compared
 
-failures = []
 runs = 0
-
-
-def check(ok, what, detail=""):
-    if not ok:
-        failures.append(what)
-        print(f"FAILED {what}\n{detail}".rstrip(), flush=True)
-    return ok
 
 
 class Run:

@@ -11,17 +11,10 @@ import random
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-wrong = []
-
-
-def check(ok, what, detail=""):
-    if not ok:
-        wrong.append(f"{what}\n{detail[-3000:]}" if detail else what)
-    return ok
+from checks import check, finish
 
 
 class Trainer:
@@ -240,8 +233,7 @@ def main():
         stopping(trainer)
         refusals(trainer)
         slurm(folder)
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+    finish()
 
 
 if __name__ == "__main__":

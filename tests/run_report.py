@@ -19,18 +19,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
+from checks import check, failures, finish
 from event_files import bars, crc32c, events, fields
-
-failures = []
-
-
-def check(ok, what):
-    if not ok:
-        failures.append(what)
-        print(f"FAILED: {what}")
 
 
 # ---- HTML ----------------------------------------------------------------------------------------------------------
@@ -359,8 +351,7 @@ def main():
             tensorboard(f"{folder}/tensorboard")
             if arguments.tool:
                 tool(os.path.abspath(arguments.tool), folder)
-    print("failed" if failures else "all is well")
-    return 1 if failures else 0
+    finish()
 
 
-sys.exit(main())
+main()

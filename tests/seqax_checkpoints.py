@@ -8,18 +8,13 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-try:
-    import numpy
-    import zarr
-except ImportError:
-    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
-    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
-    sys.exit("seqax_checkpoints.py: this Python has no zarr module: apt-get install python3-zarr")
+from checks import check, finish, require_zarr
 
+require_zarr()
+import numpy  # noqa: E402
+import zarr  # noqa: E402
 from gpt2_oracle import read, read_all, write
 
 LAYERS, WIDTH, QUERIES, HEADS, HEAD, HIDDEN, VOCABULARY = 3, 8, 2, 3, 4, 10, 13
@@ -37,14 +32,6 @@ SHAPES = {
     "transformerw_down": (LAYERS, WIDTH, HIDDEN),
     "final_layer_norm": (WIDTH,),
 }
-failures = 0
-
-
-def check(holds, what):
-    global failures
-    if not holds:
-        failures += 1
-        print("FAILED:", what)
 
 
 def make(path, state, complete=True):
@@ -145,8 +132,7 @@ def main():
         write(file, tensors, metadata)
         run(0, "from-safetensors", file, os.path.join(root, "plain"), "--step", "3")
         check("--init depth-scaled" in run(2, "to-seqax", os.path.join(root, "plain", "step-00000003"), back), "--init")
-    print(f"seqax_checkpoints.py: {failures} failures")
-    raise SystemExit(failures > 0)
+    finish()
 
 
 main()

@@ -13,10 +13,12 @@ import struct
 import subprocess
 import tempfile
 
-from flat_tokens_oracle import batches, make_dataset  # first: it starts again with Debian's Python where zarr is missing
+from checks import check, finish, require_zarr
 
-import numpy
-import zarr
+require_zarr()
+import numpy  # noqa: E402
+import zarr  # noqa: E402
+from flat_tokens_oracle import batches, make_dataset  # noqa: E402
 
 # The preset local-test-synthetic of seqax and of gpt_fsdp, with a quarter of its batch.
 WIDTH, QUERIES, HEADS, HEAD, LAYERS, HIDDEN, VOCABULARY, TIMESCALE = 256, 2, 2, 32, 2, 1024, 1280, 256
@@ -153,18 +155,7 @@ def read_safetensors(path):
     }  # fmt: skip
 
 
-class Checks:
-    def __init__(self):
-        self.failed = self.done = 0
-
-    def __call__(self, holds, what):
-        self.done += 1
-        if not holds:
-            self.failed += 1
-            print("FAILED:", what)
-
-
-def check_first_values(check, w):
+def check_first_values(w):
     def deviates(name, expected, most):
         x = w[name]
         # The standard error of a deviation of n numbers is about 1/sqrt(2 n) of it.
@@ -189,7 +180,6 @@ def main():
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--dataset")
     args = parser.parse_args()
-    check = Checks()
     with tempfile.TemporaryDirectory(prefix="shardlib_seqax_") as root:
         made = os.path.join(root, "made.zarr")
         make_dataset(made)
@@ -216,7 +206,7 @@ def main():
             if expected is None:
                 # The learning rate of step 0 is 0: what it leaves are the first values.
                 final = weights(1)
-                check_first_values(check, final)
+                check_first_values(final)
                 expected = trained(final, list(zip(*rows)))
             for step, (loss, length, rate) in enumerate(expected):
                 seen = [m for m in metrics if m.get("step") == step and "loss" in m][0]
@@ -233,8 +223,8 @@ def main():
                 # may move it the other way.
                 apart = abs(last[name] - final[name])
                 check(apart.mean() < 2e-8 + 0.01 * RATE and apart.max() < RATE, f"{mesh}: {name} is {apart.mean()} apart, {apart.max()} at most")
-    print(f"{check.done - check.failed} of {check.done} checks passed; data: {os.path.basename(dataset)}")
-    raise SystemExit(check.failed > 0)
+    print(f"data: {os.path.basename(dataset)}")
+    finish()
 
 
 main()

@@ -16,30 +16,18 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 
-try:
-    import zarr
-except ImportError:
-    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
-    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
-    sys.exit("tokenizer_tool.py: this Python has no zarr module: apt-get install python3-zarr")
+from checks import check, finish, require_zarr
+
+require_zarr()
+import zarr  # noqa: E402
 
 TIMEOUT = 60  # seconds for one run, against hangs
 MARK = b"<|endoftext|>"
 
-failures = []
 tool = ""
-
-
-def check(ok, what, detail=""):
-    if not ok:
-        failures.append(what)
-        print(f"FAILED {what}\n{detail}".rstrip(), flush=True)
-    return ok
 
 
 def run(*options):
@@ -376,9 +364,8 @@ def main():
     for part in (contents, other_inputs, tokenizers, errors, interrupted):
         with tempfile.TemporaryDirectory() as folder:
             part(folder)
-    print(f"{len(failures)} failed")
-    return 1 if failures else 0
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,26 +13,14 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 
-try:
-    import numcodecs
-    import numpy
-    import zarr
-except ImportError:
-    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
-    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
-    sys.exit("zarr_oracle.py: this Python has no zarr module: apt-get install python3-zarr")
+from checks import check, finish, require_zarr
 
-failures = []
-
-
-def check(ok, what):
-    if not ok:
-        failures.append(what)
-        print(f"FAILED {what}", flush=True)
+require_zarr()
+import numcodecs  # noqa: E402
+import numpy  # noqa: E402
+import zarr  # noqa: E402
 
 
 def write_foreign(root, dataset):
@@ -374,9 +362,8 @@ def main():
             folder = read_checkpoint(root)
             if args.tool:
                 run_tool(args.tool, root, folder)
-    print(f"zarr_oracle.py: {len(failures)} failures")
-    return 1 if failures else 0
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
