@@ -146,17 +146,19 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
   const auto run = [kernel, values](const detail::Value& out) {
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
-    if (out.device->is_dry()) return result;
     // The kernel is host code. A device's shards are copied to it, and the result back.
-    const bool copies = out.device->exec().on_device();
-    const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const std::array<Buffer, sizeof...(X)> shards{out.device->to_host(values[I]->data())...};
-      kernel(Shard<typename Out::value_type>(out, there.template as<typename Out::value_type>()),
-             Shard<const typename X::value_type>(*values[I], shards[I].template as<const typename X::value_type>())...);
-    }
-    (std::index_sequence_for<X...>{});
-    if (copies) copy(result, there);
+    out.device->host_exec().run([&] {
+      const bool copies = out.device->exec().on_device();
+      const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        const std::array<Buffer, sizeof...(X)> shards{out.device->to_host(values[I]->data())...};
+        kernel(
+            Shard<typename Out::value_type>(out, there.template as<typename Out::value_type>()),
+            Shard<const typename X::value_type>(*values[I], shards[I].template as<const typename X::value_type>())...);
+      }
+      (std::index_sequence_for<X...>{});
+      if (copies) copy(result, there);
+    });
     return result;
   };
   return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>), run,

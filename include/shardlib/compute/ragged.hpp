@@ -12,6 +12,7 @@
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/ops/ragged.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/function_ref.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
@@ -36,51 +37,44 @@ SHARDLIB_INLINE void zero_rows(const Value& out, const Buffer& result, std::int6
 /// The sizes of a shard of one group: without the first dim, or with `rows` in its place.
 SHARDLIB_INLINE Shape shape_of_rows(const Value& x, std::int64_t rows);
 SHARDLIB_INLINE Shape shape_of_group(const Value& x);
-/// Counts the floating-point operations of a product with `counted` rows.
-SHARDLIB_INLINE void add_grouped_flops(const Value& out, const Value& rows, const Value& other, std::int64_t counted);
-/// The result in a dry run, as if all rows were counted.
-SHARDLIB_INLINE Buffer dry_product(const Value& out, const Value& rows, const Value& other, const Value& counts,
-                                   Buffer result);
+/// Makes the result of a product of `rows` with `other`: counts its floating-point operations and calls
+/// write(where the counted rows begin, result). In a dry run all rows count, and nothing is written.
+SHARDLIB_INLINE Buffer grouped(const Value& out, const Value& rows, const Value& other, const Value& counts,
+                               FunctionRef<void(const RowStarts&, const Buffer&)> write);
 
 template <class D>
 Buffer GroupedProduct<D>::operator()(const Value& out) const {
-  Buffer result = allocate(out);
-  if (out.device->is_dry()) return dry_product(out, *rows, *weights, *counts, std::move(result));
-  const RowStarts starts(*counts, *rows, "the operand has");
-  add_grouped_flops(out, *rows, *weights, starts.total);
-  const Shape one = shape_of_group(*weights);
-  const D *const from = rows->template as<const D>(), *const w = weights->template as<const D>();
-  const std::int64_t in_row = product(shape_of_group(*rows)), out_row = product(shape_of_group(out));
-  for (std::int64_t x = 0; x < starts.groups; ++x) {
-    const std::int64_t first = starts.group(x), size = starts.group(x + 1) - first;
-    if (size == 0) continue;
-    kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<D>, from + first * in_row,
-                    view(shape_of_rows(*rows, size)), w + x * product(one), view(one),
-                    result.template as<D>() + first * out_row);
-  }
-  zero_rows(out, result, starts.total);
-  return result;
+  return grouped(out, *rows, *weights, *counts, [&](const RowStarts& starts, const Buffer& result) {
+    const Shape one = shape_of_group(*weights);
+    const D *const from = rows->template as<const D>(), *const w = weights->template as<const D>();
+    const std::int64_t in_row = product(shape_of_group(*rows)), out_row = product(shape_of_group(out));
+    for (std::int64_t x = 0; x < starts.groups; ++x) {
+      const std::int64_t first = starts.group(x), size = starts.group(x + 1) - first;
+      if (size == 0) continue;
+      kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<D>, from + first * in_row,
+                      view(shape_of_rows(*rows, size)), w + x * product(one), view(one),
+                      result.template as<D>() + first * out_row);
+    }
+    zero_rows(out, result, starts.total);
+  });
 }
 
 template <class D>
 Buffer GroupedOuter<D>::operator()(const Value& out) const {
-  Buffer result = allocate(out);
-  if (out.device->is_dry()) return dry_product(out, *a, *b, *counts, std::move(result));
-  const RowStarts starts(*counts, *a, "the operand has");
-  add_grouped_flops(out, *a, *b, starts.total);
-  const D *const left = a->template as<const D>(), *const right = b->template as<const D>();
-  const std::int64_t a_row = product(shape_of_group(*a)), b_row = product(shape_of_group(*b)),
-                     one = product(shape_of_group(out));
-  for (std::int64_t x = 0; x < starts.groups; ++x) {
-    const std::int64_t first = starts.group(x), size = starts.group(x + 1) - first;
-    D* const to = result.template as<D>() + x * one;
-    if (size == 0)
-      out.device->exec().zero(to, static_cast<std::size_t>(one) * sizeof(D));
-    else
-      kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<D>, left + first * a_row,
-                      view(shape_of_rows(*a, size)), right + first * b_row, view(shape_of_rows(*b, size)), to);
-  }
-  return result;
+  return grouped(out, *a, *b, *counts, [&](const RowStarts& starts, const Buffer& result) {
+    const D *const left = a->template as<const D>(), *const right = b->template as<const D>();
+    const std::int64_t a_row = product(shape_of_group(*a)), b_row = product(shape_of_group(*b)),
+                       one = product(shape_of_group(out));
+    for (std::int64_t x = 0; x < starts.groups; ++x) {
+      const std::int64_t first = starts.group(x), size = starts.group(x + 1) - first;
+      D* const to = result.template as<D>() + x * one;
+      if (size == 0)
+        out.device->exec().zero(to, static_cast<std::size_t>(one) * sizeof(D));
+      else
+        kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<D>, left + first * a_row,
+                        view(shape_of_rows(*a, size)), right + first * b_row, view(shape_of_rows(*b, size)), to);
+    }
+  });
 }
 
 }  // namespace shardlib::detail

@@ -38,7 +38,7 @@ struct Exec {
   Pool* pool = nullptr;
   int threads = 1;  ///< CPU threads that a kernel may use: this device's share of the cores
   /// A dry run: memory is not there. Kernels check their arguments and take their scratch, for the pool to count, and
-  /// touch nothing. All their loops go through the functions below or ask this first.
+  /// touch nothing. They need not ask, because all that touches memory goes through the functions below.
   bool dry = false;
 
   /// The GPU that runs the kernels; null where the host's cores do.
@@ -47,6 +47,21 @@ struct Exec {
   [[nodiscard]] bool on_device() const { return pool != nullptr && pool->device_memory() != nullptr; }
   /// Opens the device's memory while the result lives. `for_each`, `zero` and `copy` do so by themselves.
   [[nodiscard]] MemoryAccess access() const { return MemoryAccess(on_device() ? pool->device_memory() : nullptr); }
+  /// Calls f(), which reads or writes shards on the calling thread. `exec.run([&] { product.run(); })`
+  template <class F>
+  void run(const F& f) const {
+    if (!dry) f();
+  }
+  /// Calls f(elements) with n elements as host code can read them: themselves, or a copy of device memory.
+  /// `exec.read(ids, n, [&](const i32* on_host) { ... })`
+  template <class T, class F>
+  void read(const T* elements, std::int64_t n, const F& f) const {
+    if (dry) return;
+    if (!on_device()) return f(elements);
+    std::vector<T> there(static_cast<std::size_t>(n));
+    copy(there.data(), elements, there.size() * sizeof(T));
+    f(there.data());
+  }
   /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
   /// result does not depend on their order. Rethrows what one of them throws.
   template <class F>

@@ -240,7 +240,6 @@ void gemm_of_copies(const Exec& exec, const Gemm<bf16, C>& g, std::int64_t most 
   };
   const Buffer a = block(m.longest(), k.longest()), b = block(k.longest(), n.longest());
   const Buffer sums = narrow ? block(m.longest(), n.longest()) : Buffer();
-  if (exec.dry) return;
   // Copies rows i and columns j of an operand that is stored transposed or not. Returns the distance of the copy's
   // rows.
   const auto copy = [&](bool transposed, GemmParts rows, std::int64_t i, GemmParts columns, std::int64_t j,
@@ -294,22 +293,25 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   if (exec.gpu() != nullptr)
     return detail::gpu_gemm(*exec.gpu(), trans_a, trans_b, m, n, k, a, lda, 0, b, ldb, 0, c, ldc, 0, 1, accumulate);
 #endif
-  const MemoryAccess open = exec.access();
   const detail::Gemm<T, C> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
   if constexpr (std::is_same_v<T, bf16>)
     if (!has_bf16_gemm()) return detail::gemm_of_copies(exec, whole);
-  if (exec.dry) return;
-  const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
-  if (threads == 1) return whole.run();
-  // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would
-  // wait for each other while they pack.
-  const detail::GemmGrid grid(threads, m, n);
-  exec.for_each(threads, [&](std::int64_t i) {
-    const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, grid.tile_rows, grid.rows, j); };
-    const auto column = [&](std::int64_t j) { return detail::GemmGrid::begin(n, grid.tile_columns, grid.columns, j); };
-    const std::int64_t top = row(i / grid.columns), bottom = row(i / grid.columns + 1);
-    const std::int64_t left = column(i % grid.columns), right = column(i % grid.columns + 1);
-    if (top < bottom && left < right) whole.part(top, bottom - top, left, right - left).run();
+  exec.run([&] {
+    const MemoryAccess open = exec.access();
+    const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
+    if (threads == 1) return whole.run();
+    // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would
+    // wait for each other while they pack.
+    const detail::GemmGrid grid(threads, m, n);
+    exec.for_each(threads, [&](std::int64_t i) {
+      const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, grid.tile_rows, grid.rows, j); };
+      const auto column = [&](std::int64_t j) {
+        return detail::GemmGrid::begin(n, grid.tile_columns, grid.columns, j);
+      };
+      const std::int64_t top = row(i / grid.columns), bottom = row(i / grid.columns + 1);
+      const std::int64_t left = column(i % grid.columns), right = column(i % grid.columns + 1);
+      if (top < bottom && left < right) whole.part(top, bottom - top, left, right - left).run();
+    });
   });
 }
 

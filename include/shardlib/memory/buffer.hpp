@@ -90,7 +90,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   /// Uninitialized memory. *Throws* Error if there is not enough memory.
   Buffer allocate(std::size_t bytes);
 
-  /// True for meta memory, as in a dry run: nothing may read or write these blocks.
+  /// True for meta memory: nothing may read or write these blocks.
   [[nodiscard]] bool is_meta() const { return region_->is_meta(); }
   /// The region, if it is device memory: kernels open it. Null for host memory.
   [[nodiscard]] Region* device_memory() const { return device_; }

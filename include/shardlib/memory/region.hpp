@@ -25,7 +25,7 @@ class Gpu;
 using HardwareName = std::array<char, 16>;
 }  // namespace detail
 
-/// Memory to allocate blocks from. The data about blocks is outside of them, so that a dry run's region needs only
+/// Memory to allocate blocks from. The data about blocks is outside of them, so that meta memory needs only
 /// addresses. Thread-safe: any thread may free a block that another thread allocated.
 class Region {
  public:
@@ -35,7 +35,7 @@ class Region {
 
   /// This process's own memory. The system assigns pages at the first write.
   static std::shared_ptr<Region> make();
-  /// Meta memory, for dry runs: addresses that no program can use. An access is a fault.
+  /// Meta memory: addresses that no program can use. An access is a fault.
   static std::shared_ptr<Region> make_meta();
   /// Memory of the simulated device. Kernels and copies may access it, between `open` and `close`; any other access is
   /// a fault. A freed block is overwritten with NaN.

@@ -111,7 +111,7 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
 }
 
 namespace detail {
-/// Element 0 of the shard. Returns 1 in a dry run, where shards have no memory.
+/// Element 0 of the shard. Returns 1 where shards have no memory.
 template <class D>
 D first_element(const ValuePtr& x);
 }  // namespace detail

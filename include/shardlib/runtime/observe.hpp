@@ -1,4 +1,4 @@
-// Observes a device's ops as they run: for traces, for the report of a dry run, for the graph.
+// Observes a device's ops as they run: for traces, for the plan, for the graph.
 #pragma once
 
 #include <algorithm>

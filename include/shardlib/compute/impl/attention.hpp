@@ -66,7 +66,7 @@ class KeyBlocks {
 
   /// `made` is a value that the op makes.
   KeyBlocks(const AttentionKernels& a, const Value& made)
-      : made_(made), exec_(made.device->exec()), order_(a.order), length_(a.q->local[a.length]) {
+      : made_(made), for_all_(made.device->is_dry()), order_(a.order), length_(a.q->local[a.length]) {
     own_ = {a.k->data(), a.v->data(), a.segments ? a.segments->data() : Buffer()};
     for (const auto axis : a.q->spec->dims[a.length].axes) axes_.push_back(axis);
     if (axes_.empty()) return;
@@ -84,7 +84,7 @@ class KeyBlocks {
   [[nodiscard]] bool receives(int step) const { return attended(step).queries > 0; }
   [[nodiscard]] bool sends(int step) const { return attended_at(at(step), step).queries > 0; }
   /// The pairs of queries and keys that it sees of other devices' keys, as a part of those of two shards.
-  [[nodiscard]] double earlier() const { return of_mean() || exec_.dry ? (devices_ - 1) / 2.0 : place_; }
+  [[nodiscard]] double earlier() const { return of_mean() || for_all_ ? (devices_ - 1) / 2.0 : place_; }
 
   /// The block of a step, from 1 on in order. The transfer of the next one starts.
   Block take(int step) {
@@ -98,7 +98,7 @@ class KeyBlocks {
   /// Sends to the device that many places later, or earlier if that is negative.
   void send(const Buffer& buffer, int places) {
     static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
-    add_traffic(made_, exec_.dry && !of_mean() ? buffer.bytes() / 2 : buffer.bytes(), axes_);
+    add_traffic(made_, for_all_ && !of_mean() ? buffer.bytes() / 2 : buffer.bytes(), axes_);
   }
   Request receive(const Buffer& buffer, int places) {
     return begin(made_, [&] { return group_->recv(buffer, at(places)); });
@@ -108,8 +108,8 @@ class KeyBlocks {
   /// Whether each device does as much as the mean of all.
   [[nodiscard]] bool of_mean() const { return order_ == SequenceOrder::zigzag; }
   [[nodiscard]] AttendedBlock attended_at(int place, int step) const {
-    // In a dry run of contiguous order, each step as on the last device.
-    return attended_block(order_, exec_.dry && !of_mean() ? devices_ - 1 : place, step, length_);
+    // For all devices, in contiguous order, each step is as on the last one.
+    return attended_block(order_, for_all_ && !of_mean() ? devices_ - 1 : place, step, length_);
   }
   [[nodiscard]] int at(int places) const { return (place_ + places + devices_) % devices_; }
   void start(int step) {
@@ -125,7 +125,7 @@ class KeyBlocks {
   }
 
   const Value& made_;
-  Exec exec_;
+  bool for_all_;  ///< a dry run, whose device stands for all of them
   SequenceOrder order_;
   std::int64_t length_;  ///< of a shard
   AxisList axes_;

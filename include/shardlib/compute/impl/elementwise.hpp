@@ -30,23 +30,23 @@ SHARDLIB_INLINE ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DTyp
 }
 
 SHARDLIB_INLINE void check_divisor(const Value& divisor) {
-  if (divisor.device->is_dry()) return;
   const Shape shape = true_shape(divisor);
   const auto strides = kernels::row_major(view(divisor.local));
   kernels::Nest<1> nest;
   for (int i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
   kernels::Walk<1> walk(nest, 0);
   const std::size_t element = size_of(divisor.dtype);
-  const Buffer shard = divisor.on_host();
-  const std::byte* const data = shard.data();
-  for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
-    bool zero = true;
-    for (std::size_t k = 0; k < element; ++k)
-      zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
-    if (zero)
-      throw Error("the divisor `" + std::string(to_string(*divisor.spec).view()) +
-                  "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`");
-  }
+  const auto bytes = static_cast<std::int64_t>(divisor.bytes());
+  divisor.device->exec().read(divisor.as<const std::byte>(), bytes, [&](const std::byte* data) {
+    for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
+      bool zero = true;
+      for (std::size_t k = 0; k < element; ++k)
+        zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
+      if (zero)
+        throw Error("the divisor `" + std::string(to_string(*divisor.spec).view()) +
+                    "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`");
+    }
+  });
 }
 
 }  // namespace shardlib::detail

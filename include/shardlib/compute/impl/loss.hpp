@@ -96,8 +96,8 @@ inline std::int64_t logits_stride(const LinearCrossEntropySizes& l, const Exec& 
   return exec.on_device() ? round_up(l.vocabulary(), 64) : l.vocabulary();
 }
 
-/// Computes the logits piece by piece and calls f(first row, rows, logits) with each. In a dry run there is one
-/// piece, so that f allocates its scratch memory. The operands are of T, the logits of A.
+/// Computes the logits piece by piece and calls f(first row, rows, logits) with each. The operands are of T, the
+/// logits of A.
 template <class T, class A, class F>
 void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) {
   const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width(), stride = logits_stride(l, exec);
@@ -110,7 +110,6 @@ void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) 
   const Buffer piece = exec.pool->allocate(static_cast<std::size_t>(step * row_bytes));
   A* const logits = piece.as<A>();
   const T *const x = l.x->as<const T>(), *const table = l.table->as<const T>();
-  if (exec.dry) return f(0, step, logits);
   for (std::int64_t row = 0; row < rows; row += step) {
     const std::int64_t count = std::min(step, rows - row);
     kernels::gemm(exec, false, true, count, n, k, x + row * k, k, table, k, logits, stride, false);
@@ -126,13 +125,13 @@ void with_ids(const Value& targets, const F& f) {
 
 inline void check_targets(const LinearCrossEntropySizes& l) {
   const std::int64_t ids = l.table->global.logical[0];
-  const Buffer there = l.targets->on_host();
-  with_ids(*l.targets, [&]<class I>(const I* /*on the device*/) {
-    const I* const targets = there.as<const I>();
-    for (std::int64_t r = 0; r < l.rows(); ++r)
-      if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)
-        throw Error("target " + std::to_string(id) + " is outside the vocabulary, the table's " + std::to_string(ids) +
-                    " rows; check the data against the vocabulary size");
+  with_ids(*l.targets, [&]<class I>(const I* shard) {
+    l.x->device->exec().read(shard, l.rows(), [&](const I* targets) {
+      for (std::int64_t r = 0; r < l.rows(); ++r)
+        if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)
+          throw Error("target " + std::to_string(id) + " is outside the vocabulary, the table's " +
+                      std::to_string(ids) + " rows; check the data against the vocabulary size");
+    });
   });
 }
 
@@ -179,7 +178,7 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   const Exec exec = out.device->exec();
   const std::int64_t rows = l.rows(), n = l.vocabulary(), first = l.first_id();
   add_flops(out, l.product_flops());
-  if (!exec.dry) check_targets(l);
+  check_targets(l);
   const Buffer result = allocate(out), mine = allocate(out), partial = allocate(out);
   A *const loss = result.as<A>(), *const highest = mine.as<A>(), *const sum = partial.as<A>();
   with_ids(*l.targets, [&](const auto* targets) {
@@ -233,7 +232,6 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
       const bool in_pieces = narrow && count < l.rows();
       if (narrow) reserve(copy, count * stride * static_cast<std::int64_t>(sizeof(T)));
       if (in_pieces && dtable != nullptr) reserve(wide, n * k * static_cast<std::int64_t>(sizeof(A)));
-      if (exec.dry) return;
       const auto multiply = [&](const T* slopes) {
         if (dx != nullptr)
           kernels::gemm(exec, false, false, count, k, n, slopes, stride, table, k, dx + row * k, k, false);
@@ -262,8 +260,7 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
     });
   });
   if constexpr (narrow)
-    if (wide && !exec.dry)
-      kernels::apply_flat(exec, n * k, kernels::body::ConvertElement{}, wide.as<const A>(), dtable);
+    if (wide) kernels::apply_flat(exec, n * k, kernels::body::ConvertElement{}, wide.as<const A>(), dtable);
 }
 
 /// The same for bf16 on a CPU, which multiplies copies in f32: block by block of the vocabulary, so that neither the

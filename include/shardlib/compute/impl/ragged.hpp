@@ -53,7 +53,8 @@ SHARDLIB_INLINE void zero_rows(const Value& out, const Buffer& result, std::int6
   out.device->exec().zero(result.data() + begin, out.bytes() - begin);
 }
 
-SHARDLIB_INLINE void add_grouped_flops(const Value& out, const Value& rows, const Value& other, std::int64_t counted) {
+/// Counts the floating-point operations of a product with `counted` rows.
+inline void add_grouped_flops(const Value& out, const Value& rows, const Value& other, std::int64_t counted) {
   double flops = 2.0 * static_cast<double>(counted);
   for (int i = 1; i < rows.spec->rank(); ++i) flops *= static_cast<double>(rows.local[i]);
   for (int i = 1; i < other.spec->rank(); ++i)
@@ -61,10 +62,17 @@ SHARDLIB_INLINE void add_grouped_flops(const Value& out, const Value& rows, cons
   add_flops(out, flops);
 }
 
-SHARDLIB_INLINE Buffer dry_product(const Value& out, const Value& rows, const Value& other, const Value& counts,
-                                   Buffer result) {
-  for (const Value* x : {&rows, &other, &counts}) static_cast<void>(x->data());
-  add_grouped_flops(out, rows, other, rows.local[0]);
+SHARDLIB_INLINE Buffer grouped(const Value& out, const Value& rows, const Value& other, const Value& counts,
+                               FunctionRef<void(const RowStarts&, const Buffer&)> write) {
+  Buffer result = allocate(out);
+  if (out.device->is_dry()) {
+    for (const Value* x : {&rows, &other, &counts}) static_cast<void>(x->data());
+    add_grouped_flops(out, rows, other, rows.local[0]);
+    return result;
+  }
+  const RowStarts starts(counts, rows, "the operand has");
+  add_grouped_flops(out, rows, other, starts.total);
+  write(starts, result);
   return result;
 }
 

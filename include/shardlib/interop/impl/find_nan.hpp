@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
@@ -14,23 +13,17 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void require_no_nan(const Device& device, const OpReport& ran) {
-  if (device.is_dry()) return;
   std::int64_t first = -1, count = 0, n = 0;
   visit_dtype(ran.dtype, [&]<class D>(D /*zero*/) {
     if constexpr (floating<D>) {
       n = static_cast<std::int64_t>(ran.bytes / sizeof(D));
-      const D* x = static_cast<const D*>(ran.shard);
-      Buffer there;
-      if (device.pool() != device.host_pool()) {
-        there = device.host_pool()->allocate(ran.bytes);
-        device.exec().copy(there.data(), x, ran.bytes);
-        x = there.as<const D>();
-      }
-      for (std::int64_t i = 0; i < n; ++i) {
-        const auto number = static_cast<accumulator_t<D>>(x[i]);
-        if (number == number) continue;
-        if (count++ == 0) first = i;
-      }
+      device.exec().read(static_cast<const D*>(ran.shard), n, [&](const D* x) {
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto number = static_cast<accumulator_t<D>>(x[i]);
+          if (number == number) continue;
+          if (count++ == 0) first = i;
+        }
+      });
     }
   });
   if (count == 0) return;

@@ -147,9 +147,6 @@ void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, 
 /// Runs the loop nest on operands whose dims are in its order. Operands of bf16 have matrix products only.
 template <class T, class Out>
 void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool add) {
-  if constexpr (std::is_same_v<T, bf16>)
-    if (exec.dry && !exec.on_device()) return einsum_gemm(exec, s, lhs, rhs, out, add);  // takes memory for copies
-  if (exec.dry) return;
   if (exec.on_device()) return run_einsum_on_device(exec, s, lhs, rhs, out, add);
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
@@ -170,7 +167,12 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
   };
   // A large product divides its own work among threads. Many small products are divided among threads here.
   const std::int64_t work = s.row.extent * s.column.extent * s.depth.extent * steps;
-  if (work >= large_gemm) return run(0, outer);
+  if (work >= large_gemm) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return run(0, outer);  // `gemm` takes memory for copies, also in a dry run
+    else
+      return exec.run([&] { run(0, outer); });
+  }
   const std::int64_t group = std::max<std::int64_t>(1, 65536 / work);
   exec.for_each((outer + group - 1) / group,
                 [&](std::int64_t item) { run(item * group, std::min(outer, (item + 1) * group)); });

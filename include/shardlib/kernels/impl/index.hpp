@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/index.hpp"
@@ -32,39 +31,35 @@ inline Nest<3> lookup_nest(const Lookup& l) {
   return nest;
 }
 
-/// *Throws* Error if an id is outside the table. Reads them in host memory, or a copy of device memory.
+/// *Throws* Error if an id is outside the table.
 template <class I>
 void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* op) {
-  std::vector<I> there;
-  if (exec.on_device()) {
-    std::int64_t last = 0;
-    for (std::size_t d = 0; d < l.shape.size(); ++d) last += (l.shape[d] - 1) * l.index_strides[d];
-    there.resize(static_cast<std::size_t>(last + 1));
-    exec.copy(there.data(), indices, there.size() * sizeof(I));
-    indices = there.data();
-  }
   Nest<1> nest;  // each index once: skips the dims that the indices lack
+  std::int64_t last = 0;
   for (std::size_t d = 0; d < l.shape.size(); ++d) {
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
+    last += (l.shape[d] - 1) * l.index_strides[d];
   }
   const auto inner = nest.pop();
   const std::int64_t rows = nest.count();
-  Walk<1> walk(nest, 0);
-  for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
-    for (std::int64_t i = 0; i < inner.extent; ++i) {
-      const auto id = static_cast<std::int64_t>(indices[walk.offsets[0] + i * inner.strides[0]]);
-      if (id >= 0 && id < l.global_rows) continue;
-      throw Error(std::string(op) + ": id " + std::to_string(id) + " is outside the table's size " +
-                  std::to_string(l.global_rows) + "; check the data against the vocabulary size");
+  exec.read(indices, last + 1, [&](const I* ids) {
+    Walk<1> walk(nest, 0);
+    for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
+      for (std::int64_t i = 0; i < inner.extent; ++i) {
+        const auto id = static_cast<std::int64_t>(ids[walk.offsets[0] + i * inner.strides[0]]);
+        if (id >= 0 && id < l.global_rows) continue;
+        throw Error(std::string(op) + ": id " + std::to_string(id) + " is outside the table's size " +
+                    std::to_string(l.global_rows) + "; check the data against the vocabulary size");
+      }
     }
-  }
+  });
 }
 
 template <class F>
 void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
   if (product(l.shape) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
-    if (!exec.dry && !l.joined) check_ids(exec, l, ids, op);
+    if (!l.joined) check_ids(exec, l, ids, op);
     f(ids);
   };
   if (l.index_dtype == DType::i32) return run(static_cast<const i32*>(indices));
@@ -143,7 +138,7 @@ void scatter_sorted(const Exec& exec, const Lookup& l, const T* cotangent, const
 template <class I>
 void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* indices, u32* joined) {
   if (product(lookup.shape) == 0) return;
-  if (!exec.dry) detail::check_ids(exec, lookup, ids, indices);
+  detail::check_ids(exec, lookup, ids, indices);
   using Kernel = body::JoinIds<I>;
   Nest<2> nest;
   const Dims out = row_major(lookup.shape);

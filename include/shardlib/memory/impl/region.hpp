@@ -68,7 +68,7 @@ class Meta final : public Region {
   [[nodiscard]] bool is_meta() const override { return true; }
 
  private:
-  /// Meta memory is free, but what a dry run notes down of each tensor is not. It takes the process' own memory.
+  /// Meta memory is free, but what the program notes down of each tensor is not. It takes the process' own memory.
   bool grant(std::size_t) override {
     constexpr std::size_t looks = 4096, least = std::size_t{512} << 20;
     return ++grants_ % looks != 0 || left_bytes() > least;
