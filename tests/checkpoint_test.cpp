@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -37,19 +36,9 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::Checkpoint;
 using io::CheckpointMeta;
-using shardlib::test::contents;
-using shardlib::test::expect;
-using shardlib::test::expect_equal;
-using shardlib::test::expect_error;
-using shardlib::test::files_below;
-using shardlib::test::fill_with_bits;
-using shardlib::test::on_mesh;
-using shardlib::test::put;
-using shardlib::test::Scratch;
-using shardlib::test::Temporarily;
-using shardlib::test::tuning;
 
 namespace {
 
@@ -103,18 +92,6 @@ Weights make_state(const DT& mesh, int salt) {
   return s;
 }
 
-/// Same bits in this device's shards, padding included.
-void expect_same(const Weights& a, const Weights& b) {
-  for_each_leaf(
-      [](std::string_view name, const auto& x, const auto& y) {
-        const bool same =
-            x.span().size() == y.span().size() &&
-            (x.span().empty() || std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0);
-        expect(same, std::string(name) + " differs");
-      },
-      a, b);
-}
-
 CheckpointMeta some_meta() {
   CheckpointMeta meta;
   meta.data_hash = "abc";
@@ -135,15 +112,6 @@ struct Hook {
   }
   ~Hook() { test::checkpoint_phase = nullptr; }
 };
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 
 Scratch shared_folder() {
   return Scratch::shared(under_mpi(), world_rank());
@@ -186,7 +154,7 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
         const DT mesh(device);
         Weights state = make_state(mesh, 0);
         const CheckpointMeta meta = io::load(mesh, folder + "/step-00000007", state);
-        expect_same(state, make_state(mesh, 5));
+        expect_same_bits(state, make_state(mesh, 5));
         CheckpointMeta expected = some_meta();
         expected.step = 7;
         expect(meta == expected, "meta");
@@ -267,9 +235,9 @@ TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is foun
     const auto expect_found = [&](const std::string& how) {
       INFO(file << " " << how);
       Weights loaded = make_state(mesh, 0);
-      const std::string message = message_of([&] { io::load(mesh, folder, loaded); });
+      const std::string message = error_of([&] { io::load(mesh, folder, loaded); });
       CHECK(message.find("is damaged: '" + file + "'") != std::string::npos);
-      expect_same(loaded, make_state(mesh, 0));
+      expect_same_bits(loaded, make_state(mesh, 0));
       ++checked;
     };
     const bool manifest = file == "manifest.json";
@@ -288,7 +256,7 @@ TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is foun
     expect_found("longer");
     std::filesystem::remove(path);
     if (manifest) {
-      CHECK(message_of([&] { static_cast<void>(Checkpoint::open(folder)); }) ==
+      CHECK(error_of([&] { static_cast<void>(Checkpoint::open(folder)); }) ==
             "checkpoint '" + folder + "' is damaged: 'manifest.json' is missing");
     } else {
       expect_found("removed");
@@ -327,7 +295,7 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       io::together(*device, "", [&] {
         if (device->rank() == 0) put(file, contents(file).substr(1));
       });
-      const std::string message = message_of([&] { io::load(mesh, newest, state); });
+      const std::string message = error_of([&] { io::load(mesh, newest, state); });
       expect(message.find("is damaged: 'wide/0.0' has ") != std::string::npos, message);
       const auto all = io::gather_texts(*device, message);
       expect(std::ranges::count(all, message) == mesh.size(), "not the same message everywhere");
@@ -336,7 +304,7 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       expect(opened && opened->meta().step == 1, "opened");
       const io::CheckpointMeta meta = io::load(mesh, *opened, state, {.verify = false});
       expect(meta.step == 1, "the step that was loaded");
-      expect_same(state, make_state(mesh, 5));
+      expect_same_bits(state, make_state(mesh, 5));
     });
   }
 }
@@ -352,7 +320,7 @@ TEST_CASE("checkpoint: devices that would load different ones are found", "[chec
     expect_error<Error>([&] { io::load(mesh, mine, state); },
                         "device 1 reads another checkpoint under '" + mine +
                             "' than device 0: give all of them the same folder, on a file system that all nodes share");
-    expect_same(state, make_state(mesh, 5));
+    expect_same_bits(state, make_state(mesh, 5));
   });
 }
 
@@ -373,7 +341,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
                 if (phase == where && d == who) throw Error("no space left, says the test");
               };
           });
-          const std::string message = message_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
+          const std::string message = error_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
           std::string expected =
               "checkpoint '" + scratch.path() + "/step-00000002' was not saved: no space left, says the test";
           if (mesh.size() > 1) {
@@ -393,7 +361,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
       io::save(mesh, scratch.path(), 2, make_state(mesh, 50));
       Weights state = make_state(mesh, 0);
       io::load(mesh, scratch / "step-00000002", state);
-      expect_same(state, make_state(mesh, 50));
+      expect_same_bits(state, make_state(mesh, 50));
     });
   }
 }
@@ -414,7 +382,7 @@ TEST_CASE("checkpoint: values that are not finite are refused where the program 
       io::save(mesh, scratch.path(), 1, state(2), {}, {.keep = 1, .finite = true});
       for (const double value : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
         const std::string message =
-            message_of([&] { io::save(mesh, scratch.path(), 2, state(value), {}, {.keep = 1, .finite = true}); });
+            error_of([&] { io::save(mesh, scratch.path(), 2, state(value), {}, {.keep = 1, .finite = true}); });
         expect(message == "checkpoint '" + scratch.path() +
                               "/step-00000002' was not saved: the leaf 'bad' has 8 values that are not finite, so the "
                               "training has diverged; the checkpoints before this "
@@ -438,7 +406,7 @@ TEST_CASE("checkpoint: the system's own errors", "[checkpoint]") {
   on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const DT mesh(device);
     Weights state = make_state(mesh, 5);
-    const std::string at_file = message_of([&] { io::save(mesh, scratch / "file", 3, state); });
+    const std::string at_file = error_of([&] { io::save(mesh, scratch / "file", 3, state); });
     expect(at_file.find("checkpoint '" + scratch.path() +
                         "/file/step-00000003' was not saved: cannot make the folder") == 0,
            at_file);
@@ -448,7 +416,7 @@ TEST_CASE("checkpoint: the system's own errors", "[checkpoint]") {
       const rlimit small{100, before.rlim_max};
       if (limited) setrlimit(RLIMIT_FSIZE, &small);
     });
-    const std::string too_large = message_of([&] { io::save(mesh, scratch / "a", 3, state); });
+    const std::string too_large = error_of([&] { io::save(mesh, scratch / "a", 3, state); });
     io::together(*device, "", [&] {
       if (limited) setrlimit(RLIMIT_FSIZE, &before);
     });
@@ -491,7 +459,7 @@ TEST_CASE("checkpoint: killed at any moment, the newest whole one is there", "[c
     CHECK(*newest == scratch / (saved ? "step-00000002" : "step-00000001"));
     Weights state = make_state(mesh, 0);
     io::load(mesh, *newest, state);
-    expect_same(state, make_state(mesh, saved ? 50 : 5));
+    expect_same_bits(state, make_state(mesh, saved ? 50 : 5));
     // The next save clears what was left.
     io::save(mesh, scratch.path(), 3, state, {}, {.keep = 1});
     std::vector<std::string> names;
@@ -542,7 +510,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       for (const auto& [step, salt] : {std::pair{1, 5}, {2, 50}}) {
         Weights state = make_state(mesh, 0);
         io::load(mesh, scratch / io::checkpoint_name(step), state);
-        expect_same(state, make_state(mesh, salt));
+        expect_same_bits(state, make_state(mesh, salt));
       }
       // An error in the background comes with the next call, on all devices, and then the saver goes on.
       io::together(*device, "", [&] {
@@ -553,7 +521,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       });
       io::AsyncSaver saver(mesh, scratch.path());
       saver.save(3, make_state(mesh, 5));
-      const std::string message = message_of([&] { saver.flush(); });
+      const std::string message = error_of([&] { saver.flush(); });
       expect(message.find("step-00000003' was not saved: the disk is gone") != std::string::npos, message);
       io::together(*device, "", [&] {
         if (device->rank() == 0 || under_mpi()) test::checkpoint_phase = nullptr;
@@ -652,7 +620,7 @@ TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]
   io::save(mesh, scratch.path(), 35, make_state(mesh, 60), {}, {.keep = 1});
   Weights loaded = make_state(mesh, 0);
   io::load(mesh, scratch / "step-00000035", loaded);
-  expect_same(loaded, make_state(mesh, 60));
+  expect_same_bits(loaded, make_state(mesh, 60));
   CHECK(steps() == std::vector<std::string>{"00000035", "00000040"});
   for (const std::string latest : {"nonsense", "", "step-35", "step-00000099"}) {
     put(scratch / "LATEST", latest);
@@ -786,12 +754,12 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
                     ones<f32, "A">(mesh, {{"A", 4}})};
   const std::string what = "checkpoint '" + scratch.path() + "/step-00000001' was not saved: ";
   for (const std::string name : {"", "../x", "a b", ".zattrs", "a..b"})
-    CHECK(message_of([&] {
+    CHECK(error_of([&] {
             io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [&](const auto&) { return name; }});
           }) == what + "'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
-  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
+  CHECK(error_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
         what + "two leaves have the name 'a'");
-  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) ==
+  CHECK(error_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) ==
         what + "the leaf 'kept' is empty: give it a value first");
 }
 
@@ -876,7 +844,7 @@ TEST_CASE("checkpoint: an array that names its leaves wrongly", "[checkpoint]") 
   if (world_rank() != 0) return;
   const Scratch scratch;
   int step = 0;
-  const auto error_of = [&](const nlohmann::json& leaves, const io::Index& shape, const std::string& other) {
+  const auto leaves_error = [&](const nlohmann::json& leaves, const io::Index& shape, const std::string& other) {
     const std::string folder = scratch / io::checkpoint_name(step++);
     const io::ZarrGroup group = io::ZarrGroup::create(folder);
     group.set_attributes({{"step", 3}, {"data_hash", "x"}, {"user", nlohmann::json::object()}});
@@ -886,16 +854,16 @@ TEST_CASE("checkpoint: an array that names its leaves wrongly", "[checkpoint]") 
     std::vector<io::ManifestFile> files;
     for (const std::string& file : files_below(folder)) files.push_back(io::detail::describe_file(folder, file));
     io::detail::write_manifest(folder, files);
-    std::string message = message_of([&] { static_cast<void>(Checkpoint::open(folder)); });
+    std::string message = error_of([&] { static_cast<void>(Checkpoint::open(folder)); });
     const std::string where = "'" + folder + "/w/.zattrs': key \"leaves\" ";
     return message.starts_with(where) ? message.substr(where.size()) : message;
   };
-  CHECK(error_of("layers.*.w", {2, 3}, "v") == "nothing was thrown");
+  CHECK(leaves_error("layers.*.w", {2, 3}, "v") == "no error");
   for (const nlohmann::json& bad : {nlohmann::json("layers.w"), nlohmann::json("*.*"), nlohmann::json(7)})
-    CHECK(error_of(bad, {2, 3}, "v") == "must be a name with one star");
-  CHECK(error_of("layers.*.w", {}, "v") == "needs a first dim of at most 1000000");
-  CHECK(error_of("layers.*.w", {1'000'001}, "v") == "needs a first dim of at most 1000000");
-  const std::string twice = error_of("layers.*.w", {2, 3}, "layers.1.w");
+    CHECK(leaves_error(bad, {2, 3}, "v") == "must be a name with one star");
+  CHECK(leaves_error("layers.*.w", {}, "v") == "needs a first dim of at most 1000000");
+  CHECK(leaves_error("layers.*.w", {1'000'001}, "v") == "needs a first dim of at most 1000000");
+  const std::string twice = leaves_error("layers.*.w", {2, 3}, "layers.1.w");
   CHECK(twice.ends_with("two arrays hold the leaf 'layers.1.w'; go back to an older checkpoint"));
 }
 

@@ -165,12 +165,7 @@ std::vector<std::vector<std::string_view>> ordered_sets(const std::vector<AxisSi
 }
 
 std::string usage_error(const std::string& mesh) {
-  try {
-    parse_mesh(mesh);
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-  return "no error";
+  return error_of<UsageError>([&] { parse_mesh(mesh); });
 }
 
 }  // namespace

@@ -17,17 +17,13 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::EncodedToken;
 using io::FlatTokens;
 using io::FlatTokensWriter;
 using io::open_tokens;
 using io::Split;
 using io::ZarrArray;
-using shardlib::test::contents;
-using shardlib::test::expect_error;
-using shardlib::test::files_below;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 using Ids = std::vector<std::uint32_t>;
 
 namespace {
@@ -160,8 +156,11 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "mine"); },
       "'" + folder / "mine.partial" + "' is not an unfinished data set: remove it, or write elsewhere");
-  expect_error<UsageError>([&] { FlatTokensWriter writer(folder / "x", {0, 1}); },
-                           "FlatTokensWriter: a chunk has at least one token, or document");
+  expect_error<UsageError>(
+      [&] {
+        FlatTokensWriter writer(folder / "x", {0, 1});
+      },
+      "FlatTokensWriter: a chunk has at least one token, or document");
 }
 
 TEST_CASE("flat-tokens: damage is named", "[data]") {

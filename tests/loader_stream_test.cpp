@@ -1,6 +1,5 @@
 // Batches straight from text files: every document in one row's part, the same batches on every mesh.
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <set>
 #include <shardlib/io/data/read_ahead.hpp>
@@ -12,21 +11,12 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::TextStream;
 using io::TextStreamOptions;
 using io::TokenBatch;
-using shardlib::test::expect_error;
-using shardlib::test::Scratch;
 
 namespace {
-
-/// Writes a file, with its folders; returns its path.
-std::string write(const Scratch& folder, const std::string& name, const std::string& text) {
-  const std::filesystem::path file = folder / name;
-  std::filesystem::create_directories(file.parent_path());
-  test::put(file.string(), text);
-  return file.string();
-}
 
 const std::string separator(io::end_of_text_mark);
 
@@ -88,11 +78,11 @@ TEST_CASE("stream: every document is in one row's part, whole, whatever the file
     std::string text;
     for (int i = 0; i < 60; ++i)
       text += (i > 0 ? separator : "") + (i % 9 == 4 ? " \n" + separator : "") + piece(documents++);
-    write(folder, name, text);
+    folder.put(name, text);
   }
-  write(folder, ".hidden", "HIDDEN");
-  write(folder, ".git/x", "HIDDEN");
-  write(folder, "empty", "");
+  folder.put(".hidden", "HIDDEN");
+  folder.put(".git/x", "HIDDEN");
+  folder.put("empty", "");
   std::set<std::vector<std::string>> orders;
   for (const std::int64_t batch : {1, 2, 3, 8}) {
     for (const std::uint64_t seed : std::vector<std::uint64_t>{0, 1, 2, 3, 4}) {
@@ -112,7 +102,7 @@ TEST_CASE("stream: a text without documents is shared out by lines", "[stream]")
   const Scratch folder;
   std::string text;
   for (int i = 0; i < 300; ++i) text += piece(i) + "\n";
-  const std::string path = write(folder, "lines", text);
+  const std::string path = folder.put("lines", text);
   for (const std::uint64_t seed : std::vector<std::uint64_t>{0, 1, 2}) {
     const auto rows = read_rows(path, {.batch = 5, .length = 8000, .seed = seed}, 1);
     for (int i = 0; i < 300; ++i) REQUIRE(rows_with(rows, piece(i)) == 1);
@@ -123,7 +113,7 @@ TEST_CASE("stream: a text of one line is cut between characters", "[stream]") {
   const Scratch folder;
   std::string text;
   for (int i = 0; i < 1000; ++i) text += "\xe2\x82\xac";  // the euro sign
-  const std::string path = write(folder, "line", text);
+  const std::string path = folder.put("line", text);
   for (const std::uint64_t seed : std::vector<std::uint64_t>{0, 1, 2, 3})
     for (const std::string& row : read_rows(path, {.batch = 7, .length = 1200, .seed = seed}, 2))
       REQUIRE(row.starts_with("\xe2"));
@@ -134,7 +124,7 @@ TEST_CASE("stream: the same batches on every mesh, and again", "[stream]") {
   for (int f = 0; f < 5; ++f) {
     std::string text;
     for (int i = 0; i < 200; ++i) text += piece(200 * f + i) + (i % 3 == 0 ? separator : "\n");
-    write(folder, "f" + std::to_string(f), text);
+    folder.put("f" + std::to_string(f), text);
   }
   const TextStreamOptions options{.batch = 4, .length = 33, .seed = 2};
   TextStream whole(folder.path(), options, 0, 4);
@@ -160,7 +150,7 @@ TEST_CASE("stream: a long document is tokenized in pieces that lose and mark not
   std::string text;
   while (text.size() < 1500000)
     text += piece(static_cast<int>(text.size() % 977)) + (text.size() % 5 == 0 ? " \n\n" : "\n");
-  const std::string path = write(folder, "long", text);
+  const std::string path = folder.put("long", text);
   TextStreamOptions options{.batch = 1, .length = 1000, .seed = 3};
   const auto tokenizer = std::make_shared<Recorder>();
   options.text = {tokenizer, true};
@@ -200,7 +190,7 @@ TEST_CASE("stream: errors", "[stream]") {
   expect_error<UsageError>(open(folder.path(), one),
                            "'" + folder.path() + "' holds no text: choose a file or a folder with some");
   expect_error<UsageError>(open("/tmp/no such", one), "cannot read '/tmp/no such': No such file or directory");
-  const std::string small = write(folder, "small/a", std::string(127, 'x'));
+  const std::string small = folder.put("small/a", std::string(127, 'x'));
   expect_error<UsageError>(open(small, {.batch = 2, .length = 4}),
                            "'" + small +
                                "' has 127 bytes of text, but a stream needs at least 64 for each of the 2 "
@@ -209,10 +199,10 @@ TEST_CASE("stream: errors", "[stream]") {
                            "a batch of 0 rows of 4 tokens: both are at least 1, and their product at most 2^31; check "
                            "--batch and --seq");
   expect_error<Error>(open(small, one, 1, 1), "rows 1 to 2 are asked for, but a batch has 1");
-  const std::string blank = write(folder, "blank/a", std::string(500, ' '));
+  const std::string blank = folder.put("blank/a", std::string(500, ' '));
   expect_error<UsageError>(open(blank, one), "row 0 of a batch finds only white space in its part of the text, near '" +
                                                  blank + "': choose more text, or a smaller --batch");
-  const std::string binary = write(folder, "binary/a", std::string(70, 'x') + '\0' + std::string(70, 'x'));
+  const std::string binary = folder.put("binary/a", std::string(70, 'x') + '\0' + std::string(70, 'x'));
   expect_error<UsageError>(open(binary, {.batch = 1, .length = 500}),
                            "'" + binary +
                                "' is not a text file: it has a zero byte at 70; keep other files out of the folder "

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -18,25 +17,16 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::EncodedToken;
 using io::Loader;
 using io::LoaderOptions;
 using io::MemoryTokens;
 using io::Rows;
 using io::TokenBatch;
-using shardlib::test::expect_error;
-using shardlib::test::Scratch;
 using Documents = std::vector<std::vector<std::uint32_t>>;
 
 namespace {
-
-/// Writes a file, with its folders; returns its path.
-std::string write(const Scratch& folder, const std::string& name, const std::string& text) {
-  const std::filesystem::path file = folder / name;
-  std::filesystem::create_directories(file.parent_path());
-  test::put(file.string(), text);
-  return file.string();
-}
 
 /// Documents of the given lengths; token i of all has the id 100 + i, so that ids tell places.
 Documents numbered(const std::vector<int>& lengths) {
@@ -351,7 +341,7 @@ TEST_CASE("loader: inputs, targets and segments of a byte text", "[loader]") {
   const Scratch folder;
   const std::string end = "<|endoftext|>";
   const auto text =
-      io::read_text_tokens(write(folder, "text", end + "abcde" + end + "fg" + end + end + "hijklmno\xff" + end));
+      io::read_text_tokens(folder.put("text", end + "abcde" + end + "fg" + end + end + "hijklmno\xff" + end));
   CHECK(text->tokens() == 16);
   CHECK(text->documents() == 3);
   const TokenBatch batch = Loader(text, {.batch = 2, .length = 8, .shuffle = false}).batch(0);
@@ -366,7 +356,7 @@ TEST_CASE("loader: inputs, targets and segments of a byte text", "[loader]") {
                                                   7, 'i', 'j', 'k', 'l', 'm', 'n', 'o'});
   CHECK(begun.targets == batch.targets);
   // A document that starts where a row does is the row's first.
-  const auto even = io::read_text_tokens(write(folder, "even", "abcd" + end + "efgh"));
+  const auto even = io::read_text_tokens(folder.put("even", "abcd" + end + "efgh"));
   const TokenBatch rows = Loader(even, {.batch = 2, .length = 4, .shuffle = false}).batch(0);
   CHECK(rows.segments == std::vector<std::int32_t>(8, 0));
   CHECK(rows.inputs == std::vector<std::int32_t>{0, 'a', 'b', 'c', 0, 'e', 'f', 'g'});
@@ -374,9 +364,8 @@ TEST_CASE("loader: inputs, targets and segments of a byte text", "[loader]") {
 
 TEST_CASE("loader: seed 000's rows", "[loader]") {
   const Scratch folder;
-  const auto stories =
-      io::read_text_tokens(write(folder, "text", "ab<|endoftext|>\n\n<|endoftext|>cdefgh<|endoftext|>\n"),
-                           {std::make_shared<MarkedBytes>(), true});
+  const auto stories = io::read_text_tokens(folder.put("text", "ab<|endoftext|>\n\n<|endoftext|>cdefgh<|endoftext|>\n"),
+                                            {std::make_shared<MarkedBytes>(), true});
   CHECK(stories->documents() == 2);
   const Loader loader(stories, {.batch = 2, .length = 5, .rows = Rows::stories, .shuffle = false});
   const TokenBatch batch = loader.batch(0);

@@ -110,6 +110,11 @@ Case make_case(std::string name, F f, Reference reference, Options options = {})
   return c;
 }
 
+/// The case of an expression of one operand, x.
+#define ONE(dtype, from, expression, reference, ...)                                                           \
+  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
+                                 reference, {__VA_ARGS__})
+
 /// A sum and that of the terms' magnitudes, to which rounding errors are proportional.
 struct Dot {
   double sum = 0;

@@ -15,10 +15,6 @@ namespace {
 
 using Row = std::vector<double>;
 
-#define ONE(dtype, from, expression, reference, ...)                                                           \
-  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
-                                 reference, {__VA_ARGS__})
-
 void sums(Row& row) {
   std::partial_sum(row.begin(), row.end(), row.begin());
 }

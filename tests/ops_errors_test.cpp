@@ -50,17 +50,9 @@ TEST_CASE("a collective that a device waits for in vain is named once", "[ops][e
 std::string at(unsigned line) {
   return std::string(" at ") + __FILE__ + ":" + std::to_string(line);
 }
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 /// Compares in the line where f stands, which its error has to name.
 #define ERROR_NAMES_THIS_LINE(before, after, ...) \
-  CHECK(message_of([&] { __VA_ARGS__; }) == std::string(before) + at(__LINE__) + (after))
+  CHECK(error_of([&] { __VA_ARGS__; }) == std::string(before) + at(__LINE__) + (after))
 
 TEST_CASE("an error names the line of the call", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
@@ -105,21 +97,21 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     const auto scale = zero_of<Tensor<f32, "M">>(device, {3});
     Blocks one, two;
     one.layers = {Block{scale, scale}, Block{scale, {}}};
-    const std::string empty = message_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
+    const std::string empty = error_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
     CHECK_THAT(empty, Catch::Matchers::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
-    CHECK_THAT(message_of([&] { for_each_leaf(read, one); }),
+    CHECK_THAT(error_of([&] { for_each_leaf(read, one); }),
                Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
     CHECK(
-        message_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
+        error_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
         "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build them "
         "from one configuration");
   });
 }
 
 TEST_CASE("a mesh of no device", "[ops][errors]") {
-  CHECK_THAT(message_of([] { const Mesh<"d"> mesh(nullptr); }),
+  CHECK_THAT(error_of([] { const Mesh<"d"> mesh(nullptr); }),
              Catch::Matchers::Equals("a mesh `d` needs a device; take the one that `launch` gives to its function"));
 }
 

@@ -45,11 +45,6 @@ constexpr OpSpec maximum_op(std::size_t from, std::size_t kept) {
     if ((kept >> i & 1U) == 0) out.dims.erase(i);
   return detail::op_spec_of(Spec(specs[from]), Spec(to_string(out).view()));
 }
-Reference extrema(bool least) {
-  return [least](const std::vector<Global>& x, Global& y) {
-    first_extrema(x[0], y.names, least, [&](std::size_t to, std::size_t from) { y.data[to] = x[0].data[from]; });
-  };
-}
 
 TEST_CASE("all_reduce_max over every spec and subset of dims", "[ops][exhaustive]") {
   std::vector<Case> cases;

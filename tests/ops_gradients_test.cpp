@@ -25,12 +25,7 @@ Weights weights(const Grid& mesh, std::uint64_t stream = 1) {
 template <class F>
 void expect_says(const F& f, std::initializer_list<std::string_view> parts,
                  std::source_location where = std::source_location::current()) {
-  std::string got = "nothing was thrown";
-  try {
-    f();
-  } catch (const Error& error) {
-    got = error.what();
-  }
+  const std::string got = error_of(f);
   for (const auto part : parts)
     expect(got.find(part) != std::string::npos, "\"" + std::string(part) + "\" is not in \"" + got + "\"", where);
 }

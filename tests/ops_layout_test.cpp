@@ -7,10 +7,6 @@ using namespace shardlib::test;
 
 namespace {
 
-#define ONE(dtype, from, expression, reference, ...)                                                           \
-  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
-                                 reference, {__VA_ARGS__})
-
 TEST_CASE("rename", "[ops]") {
   check_cases({
       ONE(f32, "L/t K", (rename<"L -> H">(x)), same()),

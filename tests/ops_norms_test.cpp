@@ -12,10 +12,6 @@ namespace {
 
 using Row = std::vector<double>;
 
-#define ONE(dtype, from, expression, reference, ...)                                                           \
-  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
-                                 reference, {__VA_ARGS__})
-
 /// Products of one operand, divided by how many elements make one of the result.
 void averages(const std::vector<Global>& x, Global& y) {
   products()(x, y);
@@ -41,12 +37,6 @@ TEST_CASE("sum and mean", "[ops]") {
   });
 }
 
-/// The greatest of what is reduced, or the least.
-Reference extrema(bool least) {
-  return [least](const std::vector<Global>& x, Global& y) {
-    first_extrema(x[0], y.names, least, [&](std::size_t to, std::size_t from) { y.data[to] = x[0].data[from]; });
-  };
-}
 void first_maximum(Row& row) {
   row = {static_cast<double>(std::max_element(row.begin(), row.end()) - row.begin())};
 }

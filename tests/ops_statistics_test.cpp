@@ -12,9 +12,8 @@ using namespace shardlib::test;
 
 namespace {
 
-#define ONE(dtype, from, expression, reference, ...)                                                           \
-  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
-                                 folded(reference), {.law = Law::none, __VA_ARGS__})
+#define FOLD(dtype, from, expression, reference, ...) \
+  ONE(dtype, from, expression, folded(reference), .law = Law::none, __VA_ARGS__)
 
 double product_of(const std::vector<double>& x) {
   double product = 1;
@@ -50,26 +49,26 @@ double every(const std::vector<double>& x) {
 
 TEST_CASE("prod, logsumexp, var and vector_norm", "[ops]") {
   check_cases({
-      ONE(f32, "B/d D", (prod<"B/d D -> B/d">(x)), product_of, .tolerance = 1e-5),
-      ONE(f64, "D B/t K", (prod<"D B/t K -> B/t">(x)), product_of, .tolerance = 1e-6, .draws = {Draw::even}),
-      ONE(i32, "L B/d", (prod<"L B/d -> B/d">(x)), product_of, .draws = {Draw::integers}),
-      ONE(bf16, "D C/t", (prod<"D C/t -> C/t">(x)), product_of, .tolerance = 0.02),
-      ONE(f32, "B/d V", (logsumexp<"B/d V -> B/d">(x)), log_of_sum, .tolerance = 4e-6),
-      ONE(f64, "B C/t V", (logsumexp<"C/t">(x)), log_of_sum, .tolerance = 1e-6),
-      ONE(bf16, "V B/d/t", (logsumexp<"V B/d/t -> B/d/t">(x)), log_of_sum, .tolerance = 0.02),
-      ONE(f32, "B/d M", (var<"B/d M -> B/d">(x)), variance_of, .tolerance = 4e-6),
-      ONE(f64, "B C/t V", (var<"C/t">(x)), variance_of, .tolerance = 1e-6),
-      ONE(f32, "B/d M", (vector_norm<"B/d M -> B/d">(x)), norm_of, .tolerance = 4e-6),
-      ONE(f64, "B M C/t", (vector_norm<"C/t">(x)), norm_of, .tolerance = 1e-6),
+      FOLD(f32, "B/d D", (prod<"B/d D -> B/d">(x)), product_of, .tolerance = 1e-5),
+      FOLD(f64, "D B/t K", (prod<"D B/t K -> B/t">(x)), product_of, .tolerance = 1e-6, .draws = {Draw::even}),
+      FOLD(i32, "L B/d", (prod<"L B/d -> B/d">(x)), product_of, .draws = {Draw::integers}),
+      FOLD(bf16, "D C/t", (prod<"D C/t -> C/t">(x)), product_of, .tolerance = 0.02),
+      FOLD(f32, "B/d V", (logsumexp<"B/d V -> B/d">(x)), log_of_sum, .tolerance = 4e-6),
+      FOLD(f64, "B C/t V", (logsumexp<"C/t">(x)), log_of_sum, .tolerance = 1e-6),
+      FOLD(bf16, "V B/d/t", (logsumexp<"V B/d/t -> B/d/t">(x)), log_of_sum, .tolerance = 0.02),
+      FOLD(f32, "B/d M", (var<"B/d M -> B/d">(x)), variance_of, .tolerance = 4e-6),
+      FOLD(f64, "B C/t V", (var<"C/t">(x)), variance_of, .tolerance = 1e-6),
+      FOLD(f32, "B/d M", (vector_norm<"B/d M -> B/d">(x)), norm_of, .tolerance = 4e-6),
+      FOLD(f64, "B M C/t", (vector_norm<"C/t">(x)), norm_of, .tolerance = 1e-6),
   });
 }
 
 TEST_CASE("any and all", "[ops]") {
   check_cases({
-      ONE(bool_, "B/d K", (any<"B/d K -> B/d">(x)), some, .draws = {Draw::truth}),
-      ONE(bool_, "two A/t", (all<"two A/t -> A/t">(x)), every, .draws = {Draw::truth}),
-      ONE(bool_, "B V", (any<"">(x)), some, .draws = {Draw::truth}),
-      ONE(bool_, "A/d/t two", (all<"A/d/t">(x)), every, .draws = {Draw::truth}),
+      FOLD(bool_, "B/d K", (any<"B/d K -> B/d">(x)), some, .draws = {Draw::truth}),
+      FOLD(bool_, "two A/t", (all<"two A/t -> A/t">(x)), every, .draws = {Draw::truth}),
+      FOLD(bool_, "B V", (any<"">(x)), some, .draws = {Draw::truth}),
+      FOLD(bool_, "A/d/t two", (all<"A/d/t">(x)), every, .draws = {Draw::truth}),
   });
 }
 

@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "shardlib/interop/shard_map.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "support.hpp"
 
 namespace shardlib::test {
 
@@ -21,6 +24,19 @@ void fill_with_bits(HostArray<D>& host, std::uint64_t x) {
     else
       std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
   }
+}
+
+/// The trees have the same bits in this device's shards, padding included.
+template <class Tree>
+void expect_same_bits(const Tree& a, const Tree& b) {
+  for_each_leaf(
+      [](std::string_view name, const auto& x, const auto& y) {
+        const bool same =
+            x.span().size() == y.span().size() &&
+            (x.span().empty() || std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0);
+        expect(same, std::string(name) + " differs");
+      },
+      a, b);
 }
 
 }  // namespace shardlib::test

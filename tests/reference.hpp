@@ -212,6 +212,12 @@ inline void first_extrema(const Global& x, const Names& y, bool least,
   });
   for (const auto& [out, element] : best) f(out, element.second);
 }
+/// The greatest of what is reduced, or the least.
+inline Reference extrema(bool least) {
+  return [least](const std::vector<Global>& x, Global& y) {
+    first_extrema(x[0], y.names, least, [&](std::size_t to, std::size_t from) { y.data[to] = x[0].data[from]; });
+  };
+}
 
 // ---- values --------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <shardlib/comm/dry.hpp>
 #include <shardlib/interop/shard_map.hpp>
@@ -19,12 +18,7 @@
 #include "support.hpp"
 
 using namespace shardlib;
-using shardlib::test::expect;
-using shardlib::test::expect_error;
-using shardlib::test::fill_with_bits;
-using shardlib::test::on_mesh;
-using shardlib::test::Temporarily;
-using shardlib::test::tuning;
+using namespace shardlib::test;
 
 namespace {
 
@@ -86,19 +80,6 @@ void fill(const Mesh<A>& mesh, Tree& tree, const io::Rename& name_in_model, int 
       tree);
 }
 
-/// Same bits in this device's shards, padding included.
-template <class Tree>
-void expect_same(const Tree& a, const Tree& b) {
-  for_each_leaf(
-      [](std::string_view name, const auto& x, const auto& y) {
-        const bool same =
-            x.span().size() == y.span().size() &&
-            (x.span().empty() || std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0);
-        expect(same, std::string(name) + " differs");
-      },
-      a, b);
-}
-
 State whole_state(const DT& mesh, int salt) {
   State state;
   state.weights.layers.resize(layers);
@@ -156,12 +137,12 @@ TEST_CASE("reshard: between all devices and the stages of a pipeline", "[reshard
 
       StageState stage = cut.state(mesh, 2);
       io::reshard(mesh.whole(), model, stage, {.rename_to = cut.name_in_model()});
-      expect_same(stage, cut.state(mesh, 1));
-      expect_same(model, whole_state(all, 1));
+      expect_same_bits(stage, cut.state(mesh, 1));
+      expect_same_bits(model, whole_state(all, 1));
 
       State again = whole_state(all, 3);
       io::reshard(mesh.whole(), stage, again, {.rename_from = cut.name_in_model()});
-      expect_same(again, model);
+      expect_same_bits(again, model);
     });
 }
 
@@ -190,13 +171,13 @@ TEST_CASE("reshard: between factorisations of the same devices", "[reshard]") {
       fill(other, target, {}, 2);
       fill(other, expected, {}, 1);
       io::reshard(mesh, source, target);
-      expect_same(target, expected);
+      expect_same_bits(target, expected);
       io::reshard(other, target, back);
-      expect_same(back, source);
+      expect_same_bits(back, source);
 
       State turned = whole_state(other, 2);
       io::reshard(mesh, whole_state(mesh, 1), turned);
-      expect_same(turned, whole_state(other, 1));
+      expect_same_bits(turned, whole_state(other, 1));
 
       // Into the tree that is read.
       struct Pair {

@@ -19,16 +19,12 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using run::JsonLines;
 using run::Record;
 using run::Resume;
 using run::RunDirectory;
 using run::Sample;
-using shardlib::test::contents;
-using shardlib::test::expect_error;
-using shardlib::test::files_below;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 

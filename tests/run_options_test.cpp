@@ -10,10 +10,8 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using run::Options;
-using shardlib::test::expect_error;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 
@@ -136,10 +134,12 @@ TEST_CASE("options: an error about an option of other programs names them", "[ru
     expect_error<UsageError>([&] { static_cast<void>(parse(o, {word.c_str()})); }, text);
   };
   fails_of_others("--lora-rank=3", "unknown option --lora-rank: gpt knows it, trainer does not (see --help)");
-  fails_of_others("--no-experts", "unknown option --no-experts: gpt, moe and mlp know it, trainer does not (see --help)");
+  fails_of_others("--no-experts",
+                  "unknown option --no-experts: gpt, moe and mlp know it, trainer does not (see --help)");
   fails_of_others("--stesp=3", "unknown option --stesp; did you mean --steps? (see --help)");
   const Config file("[model]\nlora_rank = 3\n"), section("[pipeline]\nstages = 3\n");
-  fails_of_others(file.option(), file.path() + ":2: unknown key 'lora_rank' in [model]: gpt knows it, trainer does not");
+  fails_of_others(file.option(),
+                  file.path() + ":2: unknown key 'lora_rank' in [model]: gpt knows it, trainer does not");
   fails_of_others(section.option(),
                   section.path() + ":2: unknown key 'stages' in [pipeline]: gpt knows it, trainer does not");
 }
@@ -250,12 +250,7 @@ TEST_CASE("options: errors of a file name its line", "[run]") {
                                    {"steps = 99999999999999999999", 1},
                                    {"[run]\nprompt = \"\xff\"", 2}}) {
     const Config file(toml);
-    std::string got;
-    try {
-      static_cast<void>(parsed({file.option().c_str()}));
-    } catch (const UsageError& error) {
-      got = error.what();
-    }
+    const std::string got = error_of<UsageError>([&] { static_cast<void>(parsed({file.option().c_str()})); });
     CHECK(got.starts_with(file.path() + ":" + std::to_string(line) + ": this is not TOML: "));
   }
 }

@@ -17,6 +17,7 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using nlohmann::json;
 using run::Record;
 using run::Resume;
@@ -24,11 +25,6 @@ using run::RunDirectory;
 using run::Sample;
 using run::TensorBoard;
 using run::Trace;
-using shardlib::test::contents;
-using shardlib::test::expect_error;
-using shardlib::test::files_below;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 

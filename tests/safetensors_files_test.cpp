@@ -18,16 +18,10 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::Bytes;
 using io::SafetensorsFiles;
 using io::SafetensorsTensor;
-using shardlib::test::contents;
-using shardlib::test::expect;
-using shardlib::test::expect_error;
-using shardlib::test::files_below;
-using shardlib::test::on_mesh;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -19,16 +18,11 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::Bytes;
 using io::Index;
 using io::SafetensorsFile;
 using io::StoredLeaf;
-using shardlib::test::contents;
-using shardlib::test::expect;
-using shardlib::test::expect_error;
-using shardlib::test::on_mesh;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 
@@ -52,14 +46,6 @@ std::string file_of(const std::string& header, std::size_t bytes) {
   std::string text(sizeof length, '\0');
   std::memcpy(text.data(), &length, sizeof length);
   return text + header + std::string(bytes, '\1');
-}
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
 }
 
 }  // namespace
@@ -95,14 +81,14 @@ TEST_CASE("safetensors: written files read back, aligned, with their metadata", 
   file.read_bytes(*file.find("wide"), 0, wide);
   CHECK(wide == Bytes(8, std::byte{0xff}));
   CHECK(file.find("nothing") == nullptr);
-  CHECK(message_of([&] { file.read_f32(*file.find("wide"), {0}, {1}, scalar); }) ==
+  CHECK(error_of([&] { file.read_f32(*file.find("wide"), {0}, {1}, scalar); }) ==
         "'" + path + "': tensor 'wide' is of dtype I64, but F32, F16 or BF16 is needed");
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           file.read_f32(*file.find("m"), {1, 0}, {2, 2}, part);
         }) == "'" + path + "': tensor 'm': the box to be read lies outside, or does not fit the memory");
-  CHECK(message_of([&] { io::write_safetensors(path, {tensor_of<float>("a", "F32", {2}, {1})}); }) ==
+  CHECK(error_of([&] { io::write_safetensors(path, {tensor_of<float>("a", "F32", {2}, {1})}); }) ==
         "cannot write '" + path + "': tensor 'a' has 4 bytes instead of 8");
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           io::write_safetensors(path, {tensor_of<float>("a", "F32", {1}, {1}), tensor_of<float>("a", "F32", {1}, {1})});
         }) == "cannot write '" + path + "': tensor 'a' has a name that is taken");
   for (const std::string& other : {scratch.path(), std::string("/dev/null")})
@@ -131,7 +117,7 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
   const std::string path = scratch / "a";
   const auto expect_bad = [&](const std::string& bytes, const std::string& message) {
     put(path, bytes);
-    CHECK(message_of([&] { SafetensorsFile file(path); }) == "'" + path + "': " + message);
+    CHECK(error_of([&] { SafetensorsFile file(path); }) == "'" + path + "': " + message);
   };
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})",
                     damaged = ": it is not a safetensors file, or it is damaged";

@@ -28,6 +28,13 @@ class Scratch {
   }
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  /// Writes a file, with its folders; returns its path.
+  std::string put(const std::string& name, const std::string& bytes) const {
+    const std::filesystem::path file = *this / name;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file, std::ios::binary) << bytes;
+    return file.string();
+  }
 
  private:
   explicit Scratch(const std::string& name, bool mine = true) : mine_(mine) {

@@ -70,15 +70,21 @@ inline std::string without_sites(std::string text, std::source_location where) {
   return text;
 }
 
-/// f throws an E whose text is exactly `text`, but for the lines of the calls where `text` has none.
-template <class E, class F>
-void expect_error(const F& f, std::string_view text, std::source_location where = std::source_location::current()) {
-  std::string got = "nothing was thrown";
+/// The message with which f fails, or "no error".
+template <class E = Error, class F>
+std::string error_of(const F& f) {
   try {
     f();
   } catch (const E& e) {
-    got = e.what();
+    return e.what();
   }
+  return "no error";
+}
+
+/// f throws an E whose text is exactly `text`, but for the lines of the calls where `text` has none.
+template <class E, class F>
+void expect_error(const F& f, std::string_view text, std::source_location where = std::source_location::current()) {
+  std::string got = error_of<E>(f);
   if (text.find(" at " + std::string(where.file_name()) + ":") == std::string_view::npos)
     got = without_sites(got, where);
   expect(got == text, "the error is \"" + got + "\" instead of \"" + std::string(text) + "\"", where);
@@ -111,17 +117,6 @@ class Setting {
   bool was_set_;
   std::string before_;
 };
-
-/// The message with which f fails, or "no error".
-template <class E = Error, class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 /// What a test sets to fail or die while a checkpoint is saved.
 inline std::function<void(std::string_view phase, int device)> checkpoint_phase;

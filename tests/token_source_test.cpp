@@ -14,6 +14,7 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::BinTokens;
 using io::BinWriter;
 using io::EncodedToken;
@@ -23,10 +24,6 @@ using io::MemoryTokens;
 using io::open_tokens;
 using io::Split;
 using io::TokenSource;
-using shardlib::test::contents;
-using shardlib::test::expect_error;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 using Documents = std::vector<std::vector<std::uint32_t>>;
 
 namespace {

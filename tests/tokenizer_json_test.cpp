@@ -15,9 +15,9 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::Special;
 using nlohmann::json;
-using test::expect_error;
 using Ids = std::vector<std::uint32_t>;
 
 namespace {
@@ -213,28 +213,19 @@ TEST_CASE("tokenizer.json: damaged files", "[tokenizer]") {
   damaged([](json& made) { made["added_tokens"][0].erase("special"); },
           "'added_tokens[0].special' is absent, but a tokenizer.json has a value");
   test::put(folder / "tokenizer.json", "{\"version\": ");
-  try {
-    static_cast<void>(io::read_tokenizer_json(folder / "tokenizer.json"));
-    FAIL("damaged JSON was read");
-  } catch (const Error& error) {
-    CHECK(std::string(error.what())
-              .starts_with("'" + folder / "tokenizer.json" +
-                           "' is not JSON: it is not a tokenizer.json, or it is damaged; get it again ("));
-  }
+  CHECK(error_of([&] { static_cast<void>(io::read_tokenizer_json(folder / "tokenizer.json")); })
+            .starts_with("'" + folder / "tokenizer.json" +
+                         "' is not JSON: it is not a tokenizer.json, or it is damaged; get it again ("));
   json made = style("gpt2");
   made["model"]["vocab"].erase("!");
   test::put(folder / "tokenizer.json", made.dump());
-  try {
-    static_cast<void>(io::read_tokenizer_json(folder / "tokenizer.json"));
-    FAIL("a byte has no token");
-  } catch (const UsageError& error) {
-    const std::string message = error.what();
-    CHECK(message.starts_with(file + "'model.vocab' is {"));
-    CHECK(
-        message.ends_with("but shardlib computes vocabularies with a token for each byte, and there is none for 33: "
-                          "make the ids with another program, and train on them with --tokenizer bytes "
-                          "(docs/tokenizer.md)"));
-  }
+  const std::string message =
+      error_of<UsageError>([&] { static_cast<void>(io::read_tokenizer_json(folder / "tokenizer.json")); });
+  CHECK(message.starts_with(file + "'model.vocab' is {"));
+  CHECK(
+      message.ends_with("but shardlib computes vocabularies with a token for each byte, and there is none for 33: "
+                        "make the ids with another program, and train on them with --tokenizer bytes "
+                        "(docs/tokenizer.md)"));
 }
 
 TEST_CASE("tokenizer.json: GPT-2's own is the tokenizer of its vocabulary", "[tokenizer]") {

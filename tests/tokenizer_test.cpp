@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <shardlib/io/tokenizer/bpe.hpp>
-#include <shardlib/support/sha256.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
+#include <shardlib/support/sha256.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,11 +16,11 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::BpeTokenizer;
 using io::ByteTokenizer;
 using io::gpt2_pieces;
 using io::Special;
-using test::expect_error;
 using Ids = std::vector<std::uint32_t>;
 
 namespace {
@@ -160,9 +160,12 @@ TEST_CASE("byte tokenizer: ids are bytes, the end of text is 0", "[tokenizer]") 
   std::string every;
   for (int b = 0; b < 256; ++b) every += static_cast<char>(b);
   CHECK(tokenizer->decode(tokenizer->encode(every)) == every);
-  expect_error<UsageError>([&] { static_cast<void>(tokenizer->decode(Ids{255, 256})); },
-                           "the token id 256 is not in the vocabulary of 'bytes', which has 256 ids: was the text "
-                           "encoded with another tokenizer?");
+  expect_error<UsageError>(
+      [&] {
+        static_cast<void>(tokenizer->decode(Ids{255, 256}));
+      },
+      "the token id 256 is not in the vocabulary of 'bytes', which has 256 ids: was the text "
+      "encoded with another tokenizer?");
 }
 
 TEST_CASE("pieces: GPT-2's rule", "[tokenizer]") {
@@ -180,7 +183,8 @@ TEST_CASE("pieces: GPT-2's rule", "[tokenizer]") {
         Pieces{" \u00a0", " x", "\u3000", "y", "\u2003", "\u2003", "z", "\u0085\u1680"});
   CHECK(pieces("\x1c\ufeff\u180e\u200b") == Pieces{"\x1c\ufeff\u180e\u200b"});  // no White_Space
   // Letters and numbers of every script; marks and signs are others.
-  CHECK(pieces("Straße東京ﬁ١٢²½Ⅷ〇🙂e\u0301x") == Pieces{"Straße東京ﬁ", "١٢²½Ⅷ〇", "🙂", "e", "\u0301", "x"});
+  CHECK(pieces("Straße東京ﬁ١٢²½Ⅷ〇🙂e\u0301x") ==
+        Pieces{"Straße東京ﬁ", "١٢²½Ⅷ〇", "🙂", "e", "\u0301", "x"});
 }
 
 TEST_CASE("pieces: bytes that are not UTF-8 are characters of no class", "[tokenizer]") {
@@ -302,15 +306,16 @@ TEST_CASE("byte pairs: both kinds of files give the same tokenizer, known by its
 
 TEST_CASE("vocabularies: errors", "[tokenizer]") {
   const test::Scratch folder;
-  expect_error<UsageError>([&] { static_cast<void>(io::load_tokenizer(folder / "none")); },
-                           "no tokenizer '" + folder / "none" +
-                               "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json "
-                               "or with vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
   expect_error<UsageError>(
-      [&] { static_cast<void>(io::load_tokenizer(folder.path())); },
-      "the folder '" + folder.path() +
-          "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and vocab.json, "
-          "nor a .tiktoken file");
+      [&] { static_cast<void>(io::load_tokenizer(folder / "none")); },
+      "no tokenizer '" + folder / "none" +
+          "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json "
+          "or with vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
+  expect_error<UsageError>([&] { static_cast<void>(io::load_tokenizer(folder.path())); },
+                           "the folder '" + folder.path() +
+                               "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor "
+                               "merges.txt and vocab.json, "
+                               "nor a .tiktoken file");
   test::put(folder / "text.txt", "In the beginning\n");
   CHECK_THROWS_AS(static_cast<void>(io::load_tokenizer(folder / "text.txt")), UsageError);  // status 2, not damage
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());
@@ -365,13 +370,9 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   pairs_fail("", "{}", "'" + ids + "': the token \"!\" has the rank 0, but '" + ids + "' has no id for it" + together);
   pairs_fail("", "{\"!\": -1}", "'" + ids + "': \"!\" has -1 instead of an id");
   test::put(ids, "{\"!\": 0, ");
-  try {
-    static_cast<void>(io::load_tokenizer(folder.path()));
-    FAIL("damaged JSON was read");
-  } catch (const Error& error) {
-    CHECK(std::string(error.what())
-              .starts_with("'" + ids + "' is not a JSON object of ids: it is damaged; get it again"));
-  }
+  CHECK(error_of([&] {
+          static_cast<void>(io::load_tokenizer(folder.path()));
+        }).starts_with("'" + ids + "' is not a JSON object of ids: it is damaged; get it again"));
 }
 
 TEST_CASE("GPT-2's vocabulary: ids that other encoders give", "[tokenizer]") {

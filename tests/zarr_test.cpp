@@ -19,16 +19,13 @@
 #include "support.hpp"
 
 using namespace shardlib;
+using namespace shardlib::test;
 using io::Index;
 using io::ZarrArray;
 using io::ZarrCompressor;
 using io::ZarrDelta;
 using io::ZarrGroup;
 using io::ZarrInfo;
-using shardlib::test::contents;
-using shardlib::test::expect_error;
-using shardlib::test::put;
-using shardlib::test::Scratch;
 
 namespace {
 
@@ -253,13 +250,7 @@ TEST_CASE("zarr: wrong requests and metadata get a message that names file and k
     else
       bad[key] = value;
     put(file, bad.dump());
-    std::string got = "nothing was thrown";
-    try {
-      static_cast<void>(ZarrArray::open(p));
-    } catch (const Error& e) {
-      got = e.what();
-    }
-    CHECK(got == "'" + file + "': " + message);
+    CHECK(error_of([&] { static_cast<void>(ZarrArray::open(p)); }) == "'" + file + "': " + message);
   };
   const nlohmann::json none(nlohmann::json::value_t::discarded);
   expect_bad("shape", none, "key \"shape\": is missing");
@@ -638,34 +629,27 @@ TEST_CASE("zarr: wrong shards and metadata of v3 get a message that names file, 
   ZarrArray::create(scratch / "v2", info).write_all<std::uint32_t>(counting<std::uint32_t>(6));
   shard_array(scratch / "v2", scratch / "v3", {4}, false, true);
   const std::string p = scratch / "v3", shard = p + "/c/0", whole = contents(shard);
-  const auto error_of = [&] {
-    try {
-      static_cast<void>(ZarrArray::open(p).read_all<std::uint32_t>());
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was thrown");
-  };
-  CHECK(error_of() == "nothing was thrown");
+  const auto error = [&] { return error_of([&] { static_cast<void>(ZarrArray::open(p).read_all<std::uint32_t>()); }); };
+  CHECK(error() == "no error");
   const std::string where = "zarr shard '" + shard + "': ",
                     remedy = ": it is damaged; copy the file again, or make the data again";
   put(shard, whole.substr(0, 60));
-  CHECK(error_of() == where + "it has 60 bytes, too few for the index of its 4 chunks" + remedy);
+  CHECK(error() == where + "it has 60 bytes, too few for the index of its 4 chunks" + remedy);
   std::string bytes = whole;
   bytes[bytes.size() - 10] ^= 1;
   put(shard, bytes);
-  CHECK(error_of().starts_with(where + "its index has the checksum "));
-  CHECK(error_of().ends_with(" was written with it" + remedy));
+  CHECK(error().starts_with(where + "its index has the checksum "));
+  CHECK(error().ends_with(" was written with it" + remedy));
   std::vector<std::string> chunks(4, sealed(std::string(8, 'x')));
   bytes = shard_of(chunks, false, false);
   bytes[48 + 16] = 41;  // 48 bytes of chunks, and then the index: of chunk 1 the begin
   bytes[48 + 16 + 8] = 100;
   put(shard, sealed(bytes.substr(0, 48)).substr(0, 48) + sealed(bytes.substr(48)));
-  CHECK(error_of() == where + "its index has chunk 1 at byte 41 with 100 bytes, but it has 116" + remedy);
+  CHECK(error() == where + "its index has chunk 1 at byte 41 with 100 bytes, but it has 116" + remedy);
   put(shard, shard_of(std::vector<std::string>(4, sealed("short")), false, true));
-  CHECK(error_of() == "zarr chunk [0] in '" + shard + "': it has 5 bytes instead of 8: it is damaged");
+  CHECK(error() == "zarr chunk [0] in '" + shard + "': it has 5 bytes instead of 8: it is damaged");
   put(shard, shard_of(std::vector<std::string>(4, std::string(12, 'x')), false, true));
-  CHECK(error_of().starts_with("zarr chunk [0] in '" + shard + "': its bytes have the checksum "));
+  CHECK(error().starts_with("zarr chunk [0] in '" + shard + "': its bytes have the checksum "));
   put(shard, whole);
 
   const std::string file = p + "/zarr.json", good = contents(file);
@@ -674,7 +658,7 @@ TEST_CASE("zarr: wrong shards and metadata of v3 get a message that names file, 
     json bad = json::parse(good);
     bad[json::json_pointer(pointer)] = value;
     put(file, bad.dump());
-    CHECK(error_of() == "'" + file + "': " + message);
+    CHECK(error() == "'" + file + "': " + message);
   };
   const std::string sharding = "/codecs/0/configuration";
   const std::string only =
