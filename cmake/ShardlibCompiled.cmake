@@ -14,9 +14,9 @@ foreach(header IN LISTS shardlib_definitions)
   file(CONFIGURE OUTPUT "${source}" CONTENT "#include \"${header}\"\n")
   list(APPEND shardlib_sources "${source}")
 endforeach()
-if(SHARDLIB_LAUNCHER STREQUAL "cuda")
-  # nvcc compiles what starts kernels. The C++ compiler is faster, and makes toml++, which nvcc cannot. CMake has no
-  # unity builds of CUDA, so the small definitions are put together here.
+if(SHARDLIB_GPU_LANGUAGE)
+  # nvcc, or HIP's clang, compiles what starts kernels. The C++ compiler is faster, and makes toml++, which nvcc cannot.
+  # CMake has no unity builds of CUDA, so the small definitions are put together here.
   list(FILTER shardlib_sources EXCLUDE REGEX "/shardlib_((kernels|compute|optim)_impl_[^/]*|autodiff_impl_accumulator_hpp.cpp|device_impl_tree_kernel_hpp.cpp)$")
   set(small "")
   foreach(header IN LISTS shardlib_definitions)
@@ -30,6 +30,9 @@ if(SHARDLIB_LAUNCHER STREQUAL "cuda")
   endforeach()
   file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/kernels.cu" CONTENT "${small}")
   list(APPEND shardlib_sources "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/kernels.cu")
+  set(shardlib_gpu_sources ${shardlib_sources})
+  list(FILTER shardlib_gpu_sources INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${shardlib_gpu_sources} PROPERTIES LANGUAGE ${SHARDLIB_GPU_LANGUAGE})
 endif()
 add_library(shardlib_compiled STATIC EXCLUDE_FROM_ALL ${shardlib_sources})
 # Their headers cost more than they do: several definitions share one reading of them.

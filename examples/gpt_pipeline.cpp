@@ -576,6 +576,7 @@ int program(int argc, char** argv) {
       !o.training.graph.empty())
     return 0;
   o.training.step_svg = planned.step_svg;
+  o.training.planned_peak = planned.planned_peak;
   if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule), run::launch_options(o.training));
   return 0;

@@ -1426,6 +1426,7 @@ def mistakes(p):
     late.check("going on from" not in late.out, "--trace fails before the run goes on")
     huge = ["--d-model=65536", "--d-ff=16777216"]  # weights of terabytes, one each
     p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")
+    p.gpt(*huge, "--device=simulated").fails(1, "out of memory: ", "the plan of a step has ", " at most")
     if not p.mpiexec:
         return
     for options, words in wrong:

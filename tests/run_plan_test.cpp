@@ -363,6 +363,11 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   REQUIRE(run::dot(parse_mesh("d=4,s=1,t=2"), body).find("layers/1/w_gate") != std::string::npos);
   training.plan = false;
   REQUIRE(!run::dry_run(training, parse_mesh("d=4,s=1,t=2"), body, body));
+  REQUIRE(training.planned_peak == 0);
+  training.device = "gpu";  // whose errors about too little memory name the figure
+  REQUIRE(!run::dry_run(training, parse_mesh("d=4,s=1,t=2"), body, body));
+  REQUIRE(training.planned_peak == plan.peak);
+  REQUIRE(run::launch_options(training).planned_peak == static_cast<std::size_t>(plan.peak));
   expect_error<Error>([] { static_cast<void>(run::plan(parse_mesh("d=2,s=1,t=1"), [](const auto&) {})); },
                       "plan: the program has not called run::train");
 }

@@ -1,4 +1,4 @@
-// Runs kernels on a GPU, without Kokkos.
+// Runs kernels on a GPU, without Kokkos: NVIDIA's by CUDA, AMD's by HIP.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 namespace shardlib::detail {
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIPCC__)
 
 inline constexpr unsigned cuda_lanes = 128;
 
-/// A block of CUDA threads, which are the lanes. Its parts are warps.
+/// A block of CUDA threads, which are the lanes. Its parts are warps, or with HIP halves of wavefronts.
 struct CudaTeam : TeamMemory {
   static constexpr bool single = false;
   static constexpr int part_lanes = 32, parts = cuda_lanes / part_lanes;
@@ -52,7 +52,11 @@ struct CudaTeam : TeamMemory {
   }
   template <class A>
   [[nodiscard]] __device__ A exchange(A value, int distance) const {
+#if defined(__HIPCC__)
+    return __shfl_xor(value, distance, part_lanes);
+#else
     return __shfl_xor_sync(~0U, value, distance);
+#endif
   }
 };
 
@@ -66,14 +70,22 @@ requires requires {
 }
 inline constexpr int cuda_teams_at_once<Kernel> = Kernel::teams_at_once;
 
+#if defined(__HIPCC__)  // bounds count other things there, and arguments have a place of their own
+#define SHARDLIB_LAUNCH_BOUNDS(Kernel) __launch_bounds__(cuda_lanes)
+#define SHARDLIB_GRID_CONSTANT
+#else
+#define SHARDLIB_LAUNCH_BOUNDS(Kernel) __launch_bounds__(cuda_lanes, cuda_teams_at_once<Kernel>)
+#define SHARDLIB_GRID_CONSTANT __grid_constant__
+#endif
+
 /// A block runs every gridDim-th item. The kernel stays where the launch put it: a copy for each thread, of loops over
 /// many dims, would take longer than many kernels.
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_lanes, cuda_teams_at_once<Kernel>)
-    run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items, std::byte* scratch,
+__global__ void SHARDLIB_LAUNCH_BOUNDS(Kernel)
+    run_on_cuda(const SHARDLIB_GRID_CONSTANT Kernel kernel, std::int64_t items, std::byte* scratch,
                 std::size_t scratch_bytes) {
-  __shared__ alignas(16) std::byte tile[tile_bytes_of<Kernel>];
-  __shared__ alignas(16) std::byte board[team_board_bytes];
+  alignas(16) __shared__ std::byte tile[tile_bytes_of<Kernel>];
+  alignas(16) __shared__ std::byte board[team_board_bytes];
   const CudaTeam team({scratch + scratch_bytes * blockIdx.x, tile, board});
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     kernel(team, item);
@@ -105,13 +117,14 @@ inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items, std::size_t scra
 template <class Kernel>
 void run_by_cuda(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte* scratch, std::size_t scratch_bytes,
                  const Kernel& kernel) {
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIPCC__)
   gpu.use();
   check_cuda(launch_on_cuda(gpu.stream(), items, blocks, scratch, scratch_bytes, kernel), "the start of a kernel");
 #else
-  static_assert(sizeof(Kernel) == 0,
-                "SHARDLIB_LAUNCHER=cuda: this source starts kernels, so nvcc must compile it; in CMake, call "
-                "shardlib_compile_as_cuda(target)");
+  static_assert(
+      sizeof(Kernel) == 0,
+      "SHARDLIB_LAUNCHER=cuda or hip: this source starts kernels, so nvcc or hipcc must compile it; in CMake, "
+      "call shardlib_compile_for_gpu(target)");
 #endif
 }
 

@@ -22,10 +22,13 @@
 
 namespace shardlib {
 
-/// The launcher of this program's kernels: "host", "CUDA" (a GPU, else the host), or Kokkos's: "Kokkos::Serial".
+/// The launcher of this program's kernels: "host", "CUDA" or "HIP" (a GPU, else the host), or Kokkos's:
+/// "Kokkos::Serial".
 inline std::string_view launcher_name() {
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
   return detail::kokkos_space_name;
+#elif defined(SHARDLIB_LAUNCHER_HIP)
+  return "HIP";
 #elif defined(SHARDLIB_LAUNCHER_CUDA)
   return "CUDA";
 #else

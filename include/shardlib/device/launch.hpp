@@ -1,6 +1,7 @@
 // Starting programs: one body per device, on threads or MPI ranks, and one clear message when something fails.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct LaunchOptions {
   Sums sums = Sums::tree;             ///< who adds up the sums of GPUs
   Tuning tuning = {};                 ///< what tests set
   Watchdog watchdog = {};             ///< how long a device may wait for others
+  std::size_t planned_peak = 0;       ///< bytes that a device's pool should need, for errors to name; 0: not known
 };
 
 /// The program of one device.

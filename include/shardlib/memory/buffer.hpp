@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -96,6 +97,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   [[nodiscard]] Region* device_memory() const { return device_; }
   [[nodiscard]] Stats stats() const;  ///< the current numbers
   void reset_peak();                  ///< resets the peak to the bytes that are live now
+  /// The peak of a step's plan, which errors about too little memory name. 0: there is no plan.
+  void set_planned_peak(std::size_t bytes) { planned_peak_ = bytes; }
   /// Returns the pages outside of all blocks to the system.
   void trim() { region_->trim(); }
 
@@ -114,6 +117,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Stats stats_;
   std::shared_ptr<Region> region_;
   Region* device_;
+  std::atomic<std::size_t> planned_peak_ = 0;
 };
 
 }  // namespace shardlib

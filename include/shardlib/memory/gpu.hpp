@@ -3,13 +3,18 @@
 
 #if defined(SHARDLIB_LAUNCHER_CUDA)
 
+#if defined(SHARDLIB_LAUNCHER_HIP)
+#include "shardlib/memory/hip.hpp"
+#else
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/inline.hpp"
@@ -22,6 +27,10 @@ SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call);
 
 /// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. *Throws* UsageError if it is not in (0, 1].
 [[nodiscard]] SHARDLIB_INLINE double gpu_part();
+
+/// Throws UsageError if several `ranks`, which are processes, have the GPU of device `local_rank`, unless
+/// SHARDLIB_GPU_MEMORY is set.
+SHARDLIB_INLINE void check_sharing(int local_rank, int ranks);
 
 /// The GPU of device `local_rank` of this machine.
 [[nodiscard]] SHARDLIB_INLINE HardwareName gpu_name(int local_rank);
@@ -56,22 +65,28 @@ class Gpu final : public Region {
   bool grant(std::size_t /*bytes*/) override { return true; }
   Addresses grow(std::size_t bytes) override;
   void discard(std::uintptr_t, std::size_t) override {}
-  struct Free {
-    void operator()(void* memory) const { cudaFree(memory); }
-    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
-    void operator()(cublasHandle_t handle) const { cublasDestroy(handle); }
+  template <auto F>
+  struct End {
+    template <class T>
+    void operator()(T* owned) const {
+      static_cast<void>(F(owned));
+    }
   };
-  using Memory = std::unique_ptr<void, Free>;
+  template <class T, auto F>
+  using Owned = std::unique_ptr<std::remove_pointer_t<T>, End<F>>;
+  using Memory = Owned<void*, &cudaFree>;
   [[nodiscard]] Memory take(std::size_t bytes, const std::string& what) const;
+  /// The GPU's free memory, in words.
+  [[nodiscard]] static std::string free_memory();
   /// A UsageError about what the GPU does not give.
   [[noreturn]] void refuse(const std::string& what) const;
 
   int ordinal_ = 0;
   std::string name_;
   int multiprocessors_ = 1;
-  std::unique_ptr<CUstream_st, Free> stream_;
+  Owned<cudaStream_t, &cudaStreamDestroy> stream_;
   Memory workspace_;  ///< of cuBLAS, so that its sums have one order
-  std::unique_ptr<cublasContext, Free> cublas_;
+  Owned<cublasHandle_t, &cublasDestroy> cublas_;
   Memory memory_;
   std::size_t bytes_ = 0;
 };

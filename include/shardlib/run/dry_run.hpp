@@ -36,8 +36,9 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
 /// `body`, with the memory of each rank along `stage_axis` if given. Draws the graph of `layer`, such as the program
 /// with one layer. With the `policy` that `body` reads, it prints the memory under the other policies too, and with
 /// `gather` memory and bytes of both choices, if there are several microbatches. Throws UsageError if the `policy`
-/// names ops that the program does not run. For --step-graph it leaves the picture of `body` in `training.step_svg`.
-/// `if (dry_run(training, mesh, body, layer)) return 0;`
+/// names ops that the program does not run. For --step-graph it leaves the picture of `body` in `training.step_svg`,
+/// and for a device other than the CPU the plan's peak in `training.planned_peak`. `if (dry_run(training, mesh, body,
+/// layer)) return 0;`
 SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer, std::string_view stage_axis = "",
                              RecomputePolicy* policy = nullptr, GatherPolicy* gather = nullptr);

@@ -51,6 +51,7 @@ struct Training {
   std::string directory, metrics, graph;
   bool draw_step = false;            ///< --step-graph: draw the step into the run's folder
   std::string step_svg;              ///< the picture of the first device's step; dry_run sets it, on the first rank
+  std::int64_t planned_peak = 0;     ///< most bytes of a device's pool by a plan; dry_run sets it where errors name it
   std::string plan_device = "none";  ///< --plan-device: one of `accelerators`, or none
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< figures of a device; 0 if not given
   std::string plan_bandwidth, plan_latency;  ///< figures of links, for each axis of the mesh; empty if not given

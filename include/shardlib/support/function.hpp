@@ -26,7 +26,7 @@
 #endif
 
 /// Before a loop of a constant length whose numbers a lane of a GPU is to hold in registers.
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
 #define SHARDLIB_UNROLL _Pragma("unroll")
 #else
 #define SHARDLIB_UNROLL

@@ -52,7 +52,12 @@ SHARDLIB_INLINE bool is_wanted() {
 }
 
 SHARDLIB_INLINE const Library& library() {
-  static const Library result = is_wanted() ? load("libnccl.so.2") : Library{.reason = "SHARDLIB_NCCL is 0"};
+#if defined(SHARDLIB_LAUNCHER_HIP)
+  constexpr const char* file = "librccl.so.1";  // RCCL has NCCL's functions
+#else
+  constexpr const char* file = "libnccl.so.2";
+#endif
+  static const Library result = is_wanted() ? load(file) : Library{.reason = "SHARDLIB_NCCL is 0"};
   return result;
 }
 

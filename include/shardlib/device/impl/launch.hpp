@@ -77,9 +77,8 @@ SHARDLIB_INLINE std::string_view launcher_rank() {
 
 SHARDLIB_INLINE int threads_per_device(int devices) {
   cpu_set_t set;
-  const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
   const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  const int mine = known ? CPU_COUNT(&set) : online;
+  const int mine = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : online;
   // Devices in one process share its cores; mpirun may have bound this rank to its share already.
 #if defined(SHARDLIB_WITH_MPI)
   if (started_by_mpi()) return std::max(1, std::min(mine, online / devices));
@@ -262,24 +261,25 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
     throw UsageError("launch: the watchdog's timeout must be positive, or 0 to wait for ever");
   constexpr std::chrono::seconds longest{1'000'000'000};  // a clock counts nanoseconds, in 64 bits
   options.watchdog.timeout = std::min<std::chrono::milliseconds>(options.watchdog.timeout, longest);
+  const DeviceBody planned = [&](const DevicePtr& device) {
+    device->pool()->set_planned_peak(options.planned_peak);
+    body(device);
+  };
 #if defined(SHARDLIB_WITH_MPI)
-  if (under_mpi()) return detail::launch_rank(mesh, body, options);
+  if (under_mpi()) return detail::launch_rank(mesh, planned, options);
 #endif
   detail::check_settings();
   const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
-  if (count == 1) {
-    detail::run_device(DevicePtr::make(mesh, 0, nullptr, threads, options.tuning, options.kind), threads, body);
-  } else {
-    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog, options.kind, options.sums);
-  }
+  if (count > 1)
+    return detail::launch_threads(mesh, planned, count, threads, options.tuning, options.watchdog, options.kind,
+                                  options.sums);
+  detail::run_device(DevicePtr::make(mesh, 0, nullptr, threads, options.tuning, options.kind), threads, planned);
 }
 
 SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int devices, const DeviceBody& body,
                                       LaunchOptions options) {
-  if (under_mpi()) {
-    devices = std::min(devices, world_size());
-    options.allow_idle_ranks = true;
-  }
+  if (under_mpi()) devices = std::min(devices, world_size());
+  options.allow_idle_ranks = true;
   std::vector<AxisSize> mesh;
   for (const std::string& axis : axes) mesh.push_back({axis, 1});
   for (std::size_t next = 1; next > 0;) {

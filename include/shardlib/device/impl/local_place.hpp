@@ -47,6 +47,7 @@ inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] Dev
              "sharing GPUs", mine.size());
   if (error) std::rethrow_exception(error);
   place.sharers = static_cast<int>(std::ranges::count(names, mine));
+  if (runs) check_sharing(place.rank, place.sharers);
 #endif
   return place;
 }

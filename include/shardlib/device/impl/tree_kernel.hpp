@@ -13,11 +13,12 @@ template <class Kernel>
 void start_in_stream(Stream& stream, std::int64_t items, const Kernel& kernel, const Buffer& in, const Buffer& out) {
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   if (const Gpu* const gpu = in.device_memory()->gpu(); gpu != nullptr) {
-#if defined(__CUDACC__)
-    return check_cuda(launch_on_cuda(stream.handle(), items, cuda_blocks(*gpu, items, 0), nullptr, 0, kernel),
+#if defined(__CUDACC__) || defined(__HIPCC__)
+    return check_cuda(launch_on_cuda(reinterpret_cast<cudaStream_t>(stream.handle()), items,
+                                     cuda_blocks(*gpu, items, 0), nullptr, 0, kernel),
                       "the start of a kernel");
 #else
-    throw Error("SHARDLIB_LAUNCHER=cuda: nvcc must compile the sums of GPUs; in CMake, link shardlib::compiled");
+    throw Error("the compiler for GPUs must compile the sums of GPUs; in CMake, link shardlib::compiled");
 #endif
   }
 #endif

@@ -101,7 +101,7 @@ struct ErasedRow {
     } else {
       team.lanes(n, [&](std::int64_t i) {
         for (std::size_t k = 0; k < count; ++k) data[k] = place(k, i);
-#if !defined(__CUDA_ARCH__)  // apply_erased throws on a GPU
+#if !defined(__CUDA_ARCH__) && !defined(__HIP_DEVICE_COMPILE__)  // apply_erased throws on a GPU
         loop(f, 1, data);
 #endif
       });

@@ -60,15 +60,19 @@ SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
   if (region_->is_meta() && left < (std::size_t{1} << 30))
     throw Error("out of memory: a dry run records each of its tensors, and " + std::to_string(left) +
                 " bytes are left on this machine: use fewer layers or microbatches");
-  if (const std::string memory = region_->describe(); !memory.empty())
-    throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
-                " in use by this device's pool, of " + memory +
-                ": use a smaller batch, --recompute, or more devices; --plan lists what is alive");
-  // If enough memory is left, the limit is on addresses, or this is a dry run.
-  throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
-              " in use by this device's pool" +
-              (left < bytes && !region_->is_meta() ? ", " + std::to_string(left) + " left on this machine" : "") +
-              ": use smaller sizes, or more machines");
+  std::string text = "out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
+                     " in use by this device's pool";
+  const std::string memory = region_->describe();
+  // If enough memory is left on the machine, the limit is on addresses, or this is a dry run.
+  if (!memory.empty())
+    text += ", of " + memory;
+  else if (left < bytes && !region_->is_meta())
+    text += ", " + std::to_string(left) + " left on this machine";
+  if (const std::size_t peak = planned_peak_; peak > 0)
+    text += "; the plan of a step has " + std::to_string(peak) + " at most";
+  throw Error(text + (memory.empty()
+                          ? ": use smaller sizes, or more machines"
+                          : ": use a smaller batch, --recompute, or more devices; --plan lists what is alive"));
 }
 
 SHARDLIB_INLINE void Pool::give(std::byte* p, std::size_t bytes, std::size_t taken) {

@@ -17,11 +17,25 @@ namespace shardlib {
 
 namespace detail {
 
+// What a user sees of the maker's tools.
+#if defined(SHARDLIB_LAUNCHER_HIP)
+inline constexpr const char *gpu_maker = "AMD", *gpu_system = "HIP",
+                            *gpus_that_work = "rocminfo and HIP_VISIBLE_DEVICES",
+                            *gpu_blocking = "HIP_LAUNCH_BLOCKING=1", *gpu_architectures = "CMAKE_HIP_ARCHITECTURES";
+#else
+inline constexpr const char *gpu_maker = "NVIDIA", *gpu_system = "CUDA",
+                            *gpus_that_work = "nvidia-smi and CUDA_VISIBLE_DEVICES",
+                            *gpu_blocking = "CUDA_LAUNCH_BLOCKING=1", *gpu_architectures = "CMAKE_CUDA_ARCHITECTURES";
+#endif
+
 SHARDLIB_INLINE void check_cuda(cudaError_t status, const char* call) {
-  if (status != cudaSuccess)
-    throw Error(std::string("GPU: ") + call + " failed: " + cudaGetErrorString(status) + " (" +
-                cudaGetErrorName(status) +
-                "); an error of a kernel can show in a later call: CUDA_LAUNCH_BLOCKING=1 names its op");
+  if (status == cudaSuccess) return;
+  const std::string failed =
+      std::string("GPU: ") + call + " failed: " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")";
+  if (status == cudaErrorNoKernelImageForDevice)
+    throw Error(failed + ": this program was compiled for other GPUs; name this one's architecture in -D" +
+                gpu_architectures + " (docs/devices.md), or use --device cpu");
+  throw Error(failed + "; an error of a kernel can show in a later call: " + gpu_blocking + " names its op");
 }
 
 SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call) {
@@ -33,22 +47,22 @@ SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call) {
 inline int gpu_count() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  cudaGetLastError();  // forgets the error, which the next call would report again
+  static_cast<void>(cudaGetLastError());  // forgets the error, which the next call would report again
   if (status == cudaErrorInsufficientDriver) {
     int driver = 0, runtime = 0;
-    cudaDriverGetVersion(&driver);
-    cudaRuntimeGetVersion(&runtime);
+    static_cast<void>(cudaDriverGetVersion(&driver));
+    static_cast<void>(cudaRuntimeGetVersion(&runtime));
     const auto text = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
     throw UsageError("--device gpu: " +
-                     (driver == 0
-                          ? std::string("this machine has no driver for NVIDIA GPUs")
-                          : "the driver supports CUDA " + text(driver) + ", and this program needs " + text(runtime)) +
+                     (driver == 0 ? "this machine has no driver for " + std::string(gpu_maker) + " GPUs"
+                                  : "the driver supports " + (gpu_system + (" " + text(driver))) +
+                                        ", and this program needs " + text(runtime)) +
                      ": install a newer driver, or use --device cpu");
   }
   if (status != cudaSuccess || count == 0)
     throw UsageError(std::string("--device gpu: this machine shows no GPU (") +
-                     (status == cudaSuccess ? "0 devices" : cudaGetErrorString(status)) +
-                     "): check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu");
+                     (status == cudaSuccess ? "0 devices" : cudaGetErrorString(status)) + "): check " + gpus_that_work +
+                     ", or use --device cpu");
   return count;
 }
 
@@ -63,6 +77,14 @@ SHARDLIB_INLINE double gpu_part() {
   return part;
 }
 
+SHARDLIB_INLINE void check_sharing(int local_rank, int ranks) {
+  if (ranks == 1 || std::getenv("SHARDLIB_GPU_MEMORY") != nullptr) return;
+  throw UsageError("--device gpu: " + std::to_string(ranks) + " ranks of this machine have the same GPU, number " +
+                   std::to_string(local_rank % gpu_count()) +
+                   ": start one rank for each GPU, or let them share it by SHARDLIB_GPU_MEMORY, the part that they "
+                   "take together, as in SHARDLIB_GPU_MEMORY=0.9");
+}
+
 SHARDLIB_INLINE HardwareName gpu_name(int local_rank) {
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, local_rank % gpu_count()), "cudaGetDeviceProperties");
@@ -73,42 +95,46 @@ SHARDLIB_INLINE HardwareName gpu_name(int local_rank) {
 
 SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()) {
   const double part = gpu_part();
-  const auto start = [&](bool worked, const char* call) {
-    if (!worked) refuse(std::string("does not start (") + call + ")");
+  const auto start = [&](cudaError_t status, const char* call) {
+    if (status != cudaSuccess) refuse(std::string("does not start (") + call + ": " + cudaGetErrorString(status) + ")");
   };
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, ordinal_), "cudaGetDeviceProperties");
   name_ = properties.name;
   multiprocessors_ = properties.multiProcessorCount;
-  start(cudaSetDevice(ordinal_) == cudaSuccess, "cudaSetDevice");
+  start(cudaSetDevice(ordinal_), "cudaSetDevice");
   cudaStream_t stream = nullptr;
-  start(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "cudaStreamCreate");
+  start(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   stream_.reset(stream);
-  constexpr std::size_t workspace = std::size_t{32} << 20;
-  workspace_ = take(workspace, "the workspace of cuBLAS");
   cublasHandle_t cublas = nullptr;
-  start(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS, "cublasCreate");
+  const cublasStatus_t created = cublasCreate(&cublas);
+  if (created != CUBLAS_STATUS_SUCCESS)
+    refuse(std::string("does not start (cublasCreate: ") + cublasGetStatusString(created) + ")");
   cublas_.reset(cublas);
   check_cublas(cublasSetStream(cublas, stream), "cublasSetStream");
+#if defined(SHARDLIB_LAUNCHER_HIP)
+  check_cublas(hipblasSetAtomicsMode(cublas, HIPBLAS_ATOMICS_NOT_ALLOWED), "hipblasSetAtomicsMode");
+#else
+  constexpr std::size_t workspace = std::size_t{32} << 20;
+  workspace_ = take(workspace, "the workspace of cuBLAS");
   check_cublas(cublasSetWorkspace(cublas, workspace_.get(), workspace), "cublasSetWorkspace");
   // Parts of a sum of bf16 stay f32 until they are added.
   check_cublas(cublasSetMathMode(cublas, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
                                                                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
                "cublasSetMathMode");
+#endif
   std::size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   bytes_ = static_cast<std::size_t>(part * static_cast<double>(total)) / static_cast<std::size_t>(sharers);
   const std::size_t started = total / 32;  // what CUDA and cuBLAS take for themselves, if the part leaves it no room
   if (bytes_ > free && bytes_ <= free + started) bytes_ = free - std::min(free, started / 2);
   bytes_ = bytes_ / 4096 * 4096;
-  if (bytes_ > free)
-    refuse("has " + std::to_string(free) + " of " + std::to_string(total) + " bytes free, and this device takes " +
-           std::to_string(bytes_));
+  if (bytes_ > free) refuse("has " + free_memory() + ", and this device takes " + std::to_string(bytes_));
 }
 
 SHARDLIB_INLINE Gpu::~Gpu() {
-  cudaSetDevice(ordinal_);
-  if (stream_) cudaStreamSynchronize(stream_.get());
+  static_cast<void>(cudaSetDevice(ordinal_));
+  if (stream_) static_cast<void>(cudaStreamSynchronize(stream_.get()));
 }
 
 SHARDLIB_INLINE void Gpu::use() const {
@@ -144,7 +170,7 @@ class CudaEvent final : public StreamMark {
   CudaEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
-  ~CudaEvent() override { cudaEventDestroy(event_); }
+  ~CudaEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   bool passed() override {
     const cudaError_t status = cudaEventQuery(event_);
@@ -166,8 +192,8 @@ class GpuStream final : public Stream {
   }
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
-  ~GpuStream() override { cudaStreamDestroy(stream_); }
-  CUstream_st* handle() override { return stream_; }
+  ~GpuStream() override { static_cast<void>(cudaStreamDestroy(stream_)); }
+  CUstream_st* handle() override { return reinterpret_cast<CUstream_st*>(stream_); }
   void follow_device() override {
     gpu_.use();
     begun_.record(gpu_.stream());
@@ -193,8 +219,14 @@ SHARDLIB_INLINE std::string Gpu::describe() const {
   return std::to_string(bytes_) + " bytes of GPU " + std::to_string(ordinal_) + ", " + name_;
 }
 
+SHARDLIB_INLINE std::string Gpu::free_memory() {
+  std::size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return std::to_string(free) + " of " + std::to_string(total) + " bytes free";
+}
+
 SHARDLIB_INLINE void Gpu::refuse(const std::string& what) const {
-  cudaGetLastError();  // forgets the error, which the next call would report again
+  static_cast<void>(cudaGetLastError());  // forgets the error, which the next call would report again
   throw UsageError("--device gpu: GPU " + std::to_string(ordinal_) + ", " + name_ + ", " + what +
                    ": end the other programs on it, or take a smaller part of the GPU, as in SHARDLIB_GPU_MEMORY=0.4");
 }
@@ -202,7 +234,10 @@ SHARDLIB_INLINE void Gpu::refuse(const std::string& what) const {
 SHARDLIB_INLINE Gpu::Memory Gpu::take(std::size_t bytes, const std::string& what) const {
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, bytes);
-  if (status == cudaErrorMemoryAllocation) refuse("has no " + std::to_string(bytes) + " bytes left for " + what);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // forgets the error, which the next call would report again
+    refuse("has " + free_memory() + ", and " + what + " takes " + std::to_string(bytes));
+  }
   check_cuda(status, "cudaMalloc");
   return Memory(memory);
 }
@@ -225,7 +260,7 @@ SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int local_rank, int sha
 SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int /*local_rank*/, int /*sharers*/) {
   throw UsageError(
       "--device gpu: this program was built without a launcher for GPUs; configure it with "
-      "-DSHARDLIB_LAUNCHER=cuda (docs/gpus.md), or use --device cpu");
+      "-DSHARDLIB_LAUNCHER=cuda or hip (docs/gpus.md), or use --device cpu");
 }
 
 #endif

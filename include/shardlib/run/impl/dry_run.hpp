@@ -250,6 +250,13 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   const bool stops = training.plan || !training.graph.empty();
   if (training.draw_step && !training.sample_only && !stops && speaks)
     training.step_svg = svg(dot(mesh, body, {.fold = true}));
+  // A CPU's plan counts one thread, so an error's figure would be another.
+  if (training.device != "cpu" && !training.sample_only && !stops) {
+    try {
+      training.planned_peak = std::ranges::max(detail::plans_of(mesh, body, stage_axis), {}, &Plan::peak).peak;
+    } catch (const Error&) {  // the run reports the mistake
+    }
+  }
   return stops;
 }
 

@@ -102,7 +102,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         at_least(0) | unit("s"));
   o.add(
       "--device", t.device,
-      "device that runs the kernels: the CPU, an NVIDIA GPU (in builds with -DSHARDLIB_LAUNCHER=cuda), or the CPU with "
+      "device that runs the kernels: the CPU, a GPU (in builds with -DSHARDLIB_LAUNCHER=cuda or hip), or the CPU with "
       "memory of its own, to find code that no accelerator could run",
       one_of({"cpu", "gpu", "simulated"}));
   o.add("--sums", t.sums,
@@ -175,7 +175,8 @@ SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
                   : t.device == "gpu"     ? DeviceKind::gpu
                                           : DeviceKind::cpu,
           .sums = t.sums == "nccl" ? Sums::nccl : Sums::tree,
-          .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
+          .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory},
+          .planned_peak = static_cast<std::size_t>(t.planned_peak)};
 }
 
 namespace detail {

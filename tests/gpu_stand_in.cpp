@@ -1,0 +1,191 @@
+// The errors of --device gpu and the memory of a GPU, with a stand-in for CUDA's runtime. On threads, and on two ranks
+// under mpirun.
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <numeric>
+#include <string>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/device/launch.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/gpu.hpp"
+#include "shardlib/memory/region.hpp"
+#include "shardlib/support/error.hpp"
+
+using namespace shardlib;
+
+namespace {
+
+/// The machine of a test, and the environment, until the test ends.
+struct Machine {
+  explicit Machine(const StandIn& machine, const char* memory = nullptr) {
+    stand_in = machine;
+    if (memory != nullptr) setenv("SHARDLIB_GPU_MEMORY", memory, 1);
+  }
+  ~Machine() {
+    stand_in = {};
+    unsetenv("SHARDLIB_GPU_MEMORY");
+  }
+};
+
+/// How a program ends whose devices take so many bytes each: with status and message, as run_program prints them.
+detail::Ending ending(std::size_t bytes = 0, std::size_t planned_peak = 0) {
+  try {
+    launch({{"d", world_size()}}, [&](const DevicePtr& device) { static_cast<void>(device->pool()->allocate(bytes)); },
+           {.kind = DeviceKind::gpu, .planned_peak = planned_peak});
+  } catch (...) {
+    return detail::ending_of(std::current_exception());
+  }
+  return {};
+}
+void check_ending(const detail::Ending& end, int status, const std::string& message) {
+  CHECK(end.message == message);
+  CHECK(end.status == status);
+}
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+}  // namespace
+
+TEST_CASE("a machine that has no GPU, or whose driver is too old, is an error of every rank") {
+  {
+    const Machine machine({.driver = 0});
+    check_ending(
+        ending(), 2,
+        "--device gpu: this machine has no driver for NVIDIA GPUs: install a newer driver, or use --device cpu");
+  }
+  {
+    const Machine machine({.driver = 12040});
+    check_ending(ending(), 2,
+                 "--device gpu: the driver supports CUDA 12.4, and this program needs 13.0: install a newer driver, or "
+                 "use --device cpu");
+  }
+  {
+    const Machine machine({.gpus = 0});
+    check_ending(ending(), 2,
+                 "--device gpu: this machine shows no GPU (no CUDA-capable device is detected): check nvidia-smi and "
+                 "CUDA_VISIBLE_DEVICES, or use --device cpu");
+  }
+}
+
+TEST_CASE("a GPU that another program has is an error that names what is free") {
+  if (world_size() > 1) return;
+  {
+    const Machine machine({.exclusive = true});
+    check_ending(
+        ending(), 2,
+        "--device gpu: GPU 0, NVIDIA Stand-in, does not start (cudaStreamCreate: CUDA-capable device(s) is/are "
+        "busy or unavailable): end the other programs on it, or take a smaller part of the GPU, as in "
+        "SHARDLIB_GPU_MEMORY=0.4");
+  }
+  const auto busy = [](const std::string& what) {
+    return "--device gpu: GPU 0, NVIDIA Stand-in, has " + what +
+           ": end the other programs on it, or take a smaller part of the GPU, as in SHARDLIB_GPU_MEMORY=0.4";
+  };
+  {
+    const Machine machine({.others = 63 * mib});
+    check_ending(ending(), 2, busy("1048576 of 67108864 bytes free, and the workspace of cuBLAS takes 33554432"));
+  }
+  {
+    const Machine machine({.total = 1024 * mib, .others = 512 * mib});
+    check_ending(ending(), 2, busy("503316480 of 1073741824 bytes free, and this device takes 966365184"));
+  }
+  {  // It starts when the first tensor is made.
+    const Machine machine({.total = 1024 * mib});
+    CHECK_THROWS_WITH(launch({{"d", 1}},
+                             [](const DevicePtr& device) {
+                               stand_in.others = 512 * mib;
+                               static_cast<void>(device->pool()->allocate(1));
+                             },
+                             {.kind = DeviceKind::gpu}),
+                      busy("503316480 of 1073741824 bytes free, and its pool takes 966365184"));
+  }
+  const Machine machine({.total = 1024 * mib, .others = 512 * mib}, "0.4");
+  check_ending(ending(399 * mib), 0, "");
+}
+
+TEST_CASE("too little memory of a GPU is an error that names the plan's peak") {
+  const Machine machine({.gpus = 2, .total = 1000 * mib});
+  const std::string wanted = std::to_string(901 * mib);
+  const std::string gpu =
+      std::to_string(900 * mib) + " bytes of GPU " + std::to_string(world_rank()) + ", NVIDIA Stand-in";
+  const std::string remedy = ": use a smaller batch, --recompute, or more devices; --plan lists what is alive";
+  check_ending(ending(901 * mib), 1,
+               "out of memory: " + wanted + " bytes wanted, 0 in use by this device's pool, of " + gpu + remedy);
+  check_ending(ending(901 * mib, 5000), 1,
+               "out of memory: " + wanted + " bytes wanted, 0 in use by this device's pool, of " + gpu +
+                   "; the plan of a step has 5000 at most" + remedy);
+}
+
+TEST_CASE("a part of a GPU's memory is a number above 0 and at most 1") {
+  for (const char* part : {"0", "1.5", "half", "", "nan"}) {
+    const Machine machine({}, part);
+    check_ending(ending(), 2,
+                 "SHARDLIB_GPU_MEMORY=" + std::string(part) +
+                     ": give the part of a GPU's memory to take, above 0 and at most 1, as in 0.4");
+  }
+}
+
+TEST_CASE("ranks share a GPU only where they are told to") {
+  if (world_size() != 2) return;
+  {
+    const Machine machine({.total = 1000 * mib});
+    check_ending(
+        ending(), 2,
+        "--device gpu: 2 ranks of this machine have the same GPU, number 0: start one rank for each GPU, or let "
+        "them share it by SHARDLIB_GPU_MEMORY, the part that they take together, as in SHARDLIB_GPU_MEMORY=0.9");
+  }
+  const Machine machine({.total = 1000 * mib}, "0.8");
+  check_ending(ending(399 * mib), 0, "");
+  CHECK(ending(401 * mib).status == 1);
+}
+
+TEST_CASE("threads share GPUs evenly") {
+  if (world_size() > 1) return;
+  const Machine machine({.gpus = 2, .total = 1000 * mib});
+  for (const std::size_t more : {0, 2}) {  // devices 0 and 2 share GPU 0
+    const auto body = [&](const DevicePtr& device) {
+      static_cast<void>(device->pool()->allocate((device->rank() == 1 ? 899 : 449 + more) * mib));
+    };
+    if (more == 0)
+      launch({{"d", 3}}, body, {.kind = DeviceKind::gpu});
+    else
+      CHECK_THROWS_WITH(
+          launch({{"d", 3}}, body, {.kind = DeviceKind::gpu}),
+          Catch::Contains("out of memory: ") && Catch::Contains(std::to_string(450 * mib) + " bytes of GPU 0"));
+  }
+}
+
+TEST_CASE("copies between the memories of GPU and host, and host code that opens a GPU's") {
+  if (world_size() > 1) return;
+  const Machine machine({.total = 1000 * mib});
+  const auto pool = Pool::make(Region::make_gpu(0, 1));
+  const auto host = Pool::make();
+  const Buffer from = host->allocate(64 * sizeof(int)), there = pool->allocate(64 * sizeof(int));
+  const Buffer back = host->allocate(64 * sizeof(int));
+  std::iota(from.as<int>(), from.as<int>() + 64, 1);
+  copy(there, from);
+  copy(back, there);
+  CHECK(std::equal(from.as<int>(), from.as<int>() + 64, back.as<int>()));
+  const Exec exec{.pool = pool.get()};
+  exec.zero(there.data(), 32 * sizeof(int));
+  exec.copy(back.data(), there.data(), 64 * sizeof(int));
+  CHECK(back.as<int>()[31] == 0);
+  CHECK(back.as<int>()[32] == 33);
+  CHECK_THROWS_WITH(exec.for_each(1, [](std::int64_t) {}), Catch::Contains("no kernel for a GPU yet"));
+}
+
+TEST_CASE("an error of CUDA names the call, and what to do where kernels are for other GPUs") {
+  CHECK_NOTHROW(detail::check_cuda(cudaSuccess, "a call"));
+  CHECK_THROWS_WITH(
+      detail::check_cuda(cudaErrorIllegalAddress, "cudaMemcpyAsync"),
+      Catch::Contains("cudaMemcpyAsync failed: an error") && Catch::Contains("CUDA_LAUNCH_BLOCKING=1 names its op"));
+  CHECK_THROWS_WITH(detail::check_cuda(cudaErrorNoKernelImageForDevice, "the start of a kernel"),
+                    Catch::Contains("compiled for other GPUs") && Catch::Contains("-DCMAKE_CUDA_ARCHITECTURES"));
+}

@@ -1,0 +1,30 @@
+// The same for cuBLAS: it starts, and multiplies nothing.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda_runtime.h"
+
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_INITIALIZED };
+enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16 };
+struct cublasContext {};
+using cublasHandle_t = cublasContext*;
+
+inline const char* cublasGetStatusString(cublasStatus_t) {
+  return "CUBLAS_STATUS_NOT_INITIALIZED";
+}
+inline cublasStatus_t cublasCreate(cublasHandle_t* handle) {
+  return *handle = new cublasContext, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasDestroy(cublasHandle_t handle) {
+  return delete handle, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, std::size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}

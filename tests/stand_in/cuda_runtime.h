@@ -1,0 +1,145 @@
+// A stand-in for the part of CUDA's runtime that shardlib calls beside its kernels: its answers are those that a test
+// asks for, and its GPUs' memory is the host's.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorMemoryAllocation,
+  cudaErrorInsufficientDriver,
+  cudaErrorNoDevice,
+  cudaErrorDevicesUnavailable,
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorIllegalAddress,
+  cudaErrorNotReady,
+};
+struct CUstream_st {};
+using cudaStream_t = CUstream_st*;
+enum cudaMemcpyKind { cudaMemcpyDefault };
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+
+struct cudaDeviceProp {
+  struct {
+    char bytes[16];
+  } uuid;
+  char name[256];
+  int multiProcessorCount;
+};
+
+/// What the machine has, and what fails.
+struct StandIn {
+  int gpus = 1, driver = 13000, runtime = 13000;  ///< no driver: 0
+  std::size_t total = std::size_t{64} << 20;      ///< memory of a GPU
+  std::size_t others = 0;                         ///< what other programs have of it
+  bool exclusive = false;                         ///< whether another program has all GPUs for itself
+};
+inline StandIn stand_in;
+inline std::mutex stand_in_mutex;                                     // of the blocks
+inline std::map<void*, std::pair<int, std::size_t>> stand_in_blocks;  // GPU and bytes
+inline thread_local int stand_in_gpu = 0;
+
+inline const char* cudaGetErrorName(cudaError_t) {
+  return "cudaErrorName";
+}
+inline const char* cudaGetErrorString(cudaError_t status) {
+  switch (status) {
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorDevicesUnavailable:
+      return "CUDA-capable device(s) is/are busy or unavailable";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
+    default:
+      return "an error";
+  }
+}
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  return *version = stand_in.driver, cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  return *version = stand_in.runtime, cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  if (stand_in.driver < stand_in.runtime) return cudaErrorInsufficientDriver;
+  *count = stand_in.gpus;
+  return stand_in.gpus > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  *properties = {};
+  properties->uuid.bytes[0] = static_cast<char>(1 + device);
+  std::strcpy(properties->name, "NVIDIA Stand-in");
+  properties->multiProcessorCount = 4;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  return stand_in_gpu = device, cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (stand_in.exclusive) return cudaErrorDevicesUnavailable;
+  *stream = new CUstream_st;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return delete stream, cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  const std::lock_guard lock(stand_in_mutex);
+  *total = *free = stand_in.total;
+  *free -= std::min(*free, stand_in.others);
+  for (const auto& [memory, block] : stand_in_blocks)
+    if (block.first == stand_in_gpu) *free -= std::min(*free, block.second);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  if (bytes > free) return cudaErrorMemoryAllocation;
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  const std::lock_guard lock(stand_in_mutex);
+  stand_in_blocks[*memory] = {stand_in_gpu, bytes};
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(stand_in_mutex);
+  stand_in_blocks.erase(memory);
+  std::free(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
+  return std::memset(to, value, bytes), cudaSuccess;
+}
+
+struct CUevent_st {};
+using cudaEvent_t = CUevent_st*;
+inline constexpr unsigned cudaEventDisableTiming = 2;
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = new CUevent_st, cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return delete event, cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
