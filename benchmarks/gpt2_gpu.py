@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 
+from memory import planned
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEAKS = {"H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "A100-SXM4-80GB": 312e12,
          "A100-SXM4-40GB": 312e12, "B200": 2250e12}  # dense bf16 FLOP/s, of the data sheets  # fmt: skip
@@ -48,6 +50,17 @@ def model_flops(preset, tokens, length):
 def peak_of(gpu):
     """The GPU's dense bf16 FLOP/s; 0 for one that PEAKS does not have. The longest name that matches counts."""
     return next((PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if name in gpu), 0)
+
+
+def largest(build, memory, length):
+    """The largest preset, with the most sequences of 32, 16 and 8, whose plan leaves a fifth of the memory free; or None."""
+    for preset in reversed(SIZES):
+        for batch in (32, 16, 8):
+            command = [os.path.join(build, "examples/gpt2"), f"--preset={preset}", f"--vocabulary={VOCABULARY}",
+                       f"--batch={batch}", f"--seq={length}", "--mesh=d=1,t=1", "--dtype=bf16"]  # fmt: skip
+            if planned(command, 1) <= 0.8 * memory:
+                return preset, batch
+    return None
 
 
 def steps_of(lines, count, program):
@@ -120,16 +133,21 @@ def main():
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-losses", action="store_true", help="no comparison with the CPU's losses")
+    parser.add_argument("--largest", action="store_true", help="a row for the largest preset that fits the GPU's memory, too")
     parser.add_argument("--times", action="store_true", help="the time of each op")
+    parser.add_argument("--check-options", action="store_true", help="end after the options")
     options = parser.parse_args()
     if options.steps <= options.warmup:
         parser.error(f"--steps {options.steps} must be more than --warmup {options.warmup}, as a figure is of the steps after it")
     if options.warmup < 0:
         parser.error(f"--warmup {options.warmup} must be at least 0")
+    if options.check_options:
+        return
     gpus = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], "this machine has no driver for NVIDIA GPUs").splitlines()
     if not gpus:
         sys.exit("nvidia-smi: it names no GPU")
     gpu, peak = gpus[0], options.peak or peak_of(gpus[0])
+    megabytes = run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], "").splitlines()[0]
     with tempfile.TemporaryDirectory() as scratch:
         if not options.no_losses:
             write_tokens(scratch, 4, 64)
@@ -152,6 +170,12 @@ def main():
                     print(f"\n{name}: left out ({reason})")
                     break
                 row(name, steps, options, options.preset, *work, peak)
+        if options.largest and (fits := largest(options.build, float(megabytes) * 2**20, options.length)):
+            preset, batch = fits
+            write_tokens(scratch, batch, options.length)
+            steps = ours(options, preset, batch, options.length, options.steps, scratch, "--dtype=bf16")
+            row(f"shardlib, {preset}", steps, options, preset, batch, options.length, peak)
+            write_tokens(scratch, options.batch, options.length)
         if options.times:
             ours(options, options.preset, *work, 8, scratch, "--dtype=bf16", f"--recompute={options.recompute}", "--trace", f"--run={scratch}/run", env={"CUDA_LAUNCH_BLOCKING": "1"})
             seconds, calls = op_times(os.path.join(scratch, "run", "trace.json"))

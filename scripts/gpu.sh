@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
-# compute-sanitizer, and trains GPT-2: losses against the CPU's, tokens/s and MFU, beside PyTorch where it is installed.
+# compute-sanitizer, and trains GPT-2: losses against the CPU's, tokens/s and MFU, beside PyTorch where it is installed;
+# the largest preset that fits, and the time of each op.
 # Needs nvcc, cuBLAS and the libraries of scripts/setup.sh; no network.
 #   scripts/gpu.sh                    all of it
 #   scripts/gpu.sh --no-tests         without the tests, which take most of the time to compile
@@ -11,6 +12,10 @@ tests=yes
 while [ $# -gt 0 ]; do
   case $1 in
     --no-tests) tests=no ;;
+    -h | --help)
+      sed -n '2,/^#   .*-- OPTIONS/s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
     --)
       shift
       break
@@ -20,15 +25,20 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+python3 benchmarks/gpt2_gpu.py --check-options "$@" # before minutes of compiling
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || die "no nvcc, neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit"
 command -v nvidia-smi >/dev/null || die "no nvidia-smi: this machine has no driver for NVIDIA GPUs"
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv,noheader ||
+  die "nvidia-smi shows no GPU: check the driver, and CUDA_VISIBLE_DEVICES"
+architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d . | sort -nu | paste -sd ';')
+[[ $architectures =~ ^[0-9]+(\;[0-9]+)*$ ]] || die "nvidia-smi names no compute capability ('$architectures'): update the driver"
+[ "${architectures%%;*}" -ge 80 ] || die "a GPU of compute capability ${architectures%%;*}, but the kernels need 80 (A100) or later"
 
 # Tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for it.
 files='kernel_.*|map_numbers|ops_(attention|dropout|einsum|index|linear_cross_entropy|norms|statistics)|model_gpt2'
 quietly build/log/gpu-configure.log "configuring" cmake --preset release -B build/gpu -DSHARDLIB_LAUNCHER=cuda \
-  -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=native -DSHARDLIB_BUILD_BENCHMARKS=OFF \
+  -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" -DSHARDLIB_BUILD_BENCHMARKS=OFF \
   "-DSHARDLIB_TEST_FILES=$files"
 quietly build/log/gpu-build.log "building the trainers" cmake --build build/gpu -j "$jobs" --target gpt2 gpt_fsdp
 if [ $tests = yes ]; then
@@ -47,4 +57,4 @@ if [ $tests = yes ]; then
     echo "compute-sanitizer: left out, as it is neither in PATH nor beside nvcc"
   fi
 fi
-exec python3 benchmarks/gpt2_gpu.py --build build/gpu "$@"
+exec python3 benchmarks/gpt2_gpu.py --build build/gpu --largest --times "$@"

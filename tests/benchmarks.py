@@ -4,13 +4,39 @@ import glob
 import os
 import subprocess
 import sys
+import tempfile
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
+import gpt2_gpu  # noqa: E402
 import memory  # noqa: E402
 import node_links  # noqa: E402
 import overlap  # noqa: E402
 import prediction  # noqa: E402
+
+
+def gpu_script(wrong):
+    """What scripts/gpu.sh says before it compiles anything, with stand-ins for nvcc and nvidia-smi."""
+    script = os.path.join(os.path.dirname(BENCHMARKS), "scripts/gpu.sh")
+
+    def expect(status, text, *options, capability="9.0"):
+        with tempfile.TemporaryDirectory() as folder:
+            stand_ins = {"nvcc": "exit 1", "nvidia-smi": f"case $1 in *compute_cap*) echo {capability} ;; esac" if capability else "exit 9"}
+            for name, body in stand_ins.items():
+                with open(os.path.join(folder, name), "w") as file:
+                    file.write(f"#!/bin/sh\n{body}\n")
+                os.chmod(file.name, 0o755)
+            ran = subprocess.run([script, *options], capture_output=True, text=True, check=False,
+                                 env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})  # fmt: skip
+        if ran.returncode != status or text not in ran.stdout + ran.stderr:
+            wrong.append(f"gpu.sh {' '.join(options)}: status {ran.returncode}, without '{text}'\n{ran.stdout}{ran.stderr}")
+
+    expect(0, "scripts/gpu.sh --no-tests ", "--help")
+    expect(2, "unknown option '--tests'", "--tests")
+    expect(2, "invalid choice: 'gpt3'", "--", "--preset", "gpt3")
+    expect(1, "nvidia-smi shows no GPU", capability="")
+    expect(1, "compute capability 75, but the kernels need 80", capability="7.5")
+    expect(1, "names no compute capability ('[N/A]')", capability="[N/A]")
 
 
 def main():
@@ -28,6 +54,7 @@ def main():
             refused = subprocess.run([sys.executable, script, "--data=/nowhere"], capture_output=True, text=True, check=False)
             if refused.returncode != 2 or "cannot read '/nowhere': make it by scripts/text.sh" not in refused.stderr:
                 wrong.append(f"{script} --data=/nowhere: status {refused.returncode}\n{refused.stdout}{refused.stderr}")
+    gpu_script(wrong)
     table = subprocess.run([os.path.join(BENCHMARKS, "ratios.py")], capture_output=True, text=True, check=False)
     with open(os.path.join(BENCHMARKS, "results.md")) as results:
         if table.returncode != 0 or table.stdout not in results.read():
@@ -39,6 +66,9 @@ def main():
     alone, ranks = memory.planned(gpt2, 1), memory.planned(gpt2, 2)
     if not 100_000 < alone < ranks:
         wrong.append(f"memory.py reads from --plan that a device takes {alone} bytes, and two ranks {ranks}")
+    fits = [gpt2_gpu.largest(os.path.dirname(examples), size, 1024) for size in (1e9, 40e9, 1e12)]
+    if fits[0] is not None or fits[1] in (None, fits[2]) or fits[2] != ("gpt2-1558m", 32):
+        wrong.append(f"gpt2_gpu.py finds that {fits} fit 1 GB, 40 GB and 1 TB")
 
     layers, width, ff, vocabulary = 2, 64, 96, 512
     fsdp = [os.path.join(examples, "gpt_fsdp"), "--batch=2", "--seq=16", f"--layers={layers}", f"--d-model={width}", "--n-kv=1",

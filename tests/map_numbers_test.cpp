@@ -10,6 +10,7 @@
 
 #include "op_case.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
 
 namespace {
@@ -226,4 +227,26 @@ TEST_CASE("map of a function object and of a lambda", "[ops][map]") {
   check_both<sl::f32>(2e-6);
   check_both<sl::f64>(1e-13);
   check_both<sl::bf16>(1e-2);
+}
+
+TEST_CASE("a map computes what a chain of ops does, by one op forward and one backward", "[ops][map]") {
+  test::on_mesh("d=1", [](const sl::DevicePtr& device) {
+    const sl::Mesh<"d"> mesh(device);
+    const X x = sl::random_normal<sl::f32, "A/d">(mesh, {{"A", 1000}}, {1, 2});
+    const auto y = sl::random_normal<sl::f32, "A/d">(mesh, {{"A", 1000}}, {3, 4});
+    const auto ran = [&](const auto& loss) {
+      std::vector<std::string> ops;
+      const sl::detail::Observing observing(device, [&](const auto& op) { ops.emplace_back(op.op.name); });
+      return std::pair(test::values_of<sl::f32>(sl::value_and_grad(mesh, loss, x, y).second.value()->data()), ops);
+    };
+    const auto chain = ran([](const X& v, const X& w) { return sl::sum(sl::tanh(v * 2.0) * w + sl::swish(v) * 0.5); });
+    const auto fused = ran([](const X& v, const X& w) {
+      return sl::sum(sl::map([](auto a, auto b) { return tanh(a * 2.0) * b + swish(a) * 0.5; }, v, w));
+    });
+    for (std::size_t i = 0; i < 1000; ++i)
+      test::expect(std::abs(chain.first[i] - fused.first[i]) <= 1e-5F * (1 + std::abs(chain.first[i])),
+                   test::show(chain.first[i]) + " and " + test::show(fused.first[i]));
+    test::expect_equal(fused.second, {"map", "sum", "full", "broadcast", "map_backward"});
+    test::expect(chain.second.size() == 14);
+  });
 }

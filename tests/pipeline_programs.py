@@ -93,6 +93,16 @@ def layouts(p):
     check(header.startswith(parameters + " parameters, mesh p=2,d=1,s=1,t=1,"), "all parameters are counted", header)
 
 
+def simulated(p):
+    """On the simulated device, stages train as on the CPU, on threads and under mpirun."""
+    for mesh, schedule, ranks in [("p=2", "zero-bubble", 2), ("p=2,d=1,t=2", "dualpipe-v", 4)]:
+        options = [f"--mesh={mesh}", f"--schedule={schedule}"]
+        cpu = curve(p, *options)[1]
+        for started in [0, ranks] if p.mpiexec else [0]:
+            done, steps = curve(p, *options, "--device=simulated", ranks=started)
+            done.check(len(steps) == len(cpu) == 4 and apart(steps, cpu) < CLOSE, "the CPU's losses")
+
+
 def dtypes(p):
     """bf16: near f32 in both models; the same bits on threads and MPI, and in two parts as at once."""
     bf16 = ["--dtype=bf16", "--mesh=p=2", "--steps=6"]
@@ -451,4 +461,4 @@ def tutorial(p):
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, dtypes, gathers, histograms, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, simulated, dtypes, gathers, histograms, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))

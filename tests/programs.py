@@ -1031,6 +1031,10 @@ def plans(p):
     run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-device=h100"])
     run.succeeds()
     run.check("of one h100: does not fit" in run.out and "MFU" not in run.out, "a memory that is too small")
+    run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-capacity=900e9"])
+    run.succeeds()
+    run.check("of the 900.0 GB of one device: fits" in run.out, "a memory by option")
+    p.gpt("--plan-capacity=80e9").fails(2, "--plan-capacity", "give --plan too")
     p.gpt("--plan-device=h100").fails(2, "--plan-device", "give --plan too")
     flat = ["--preset=84m", "--mesh=d=8,t=1", "--plan", "--plan-flops=1e12"]
     run = p.run("gpt_fsdp", [*flat, "--plan-bandwidth=d=600e9", "--plan-latency=d=5e-6"])

@@ -297,6 +297,10 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
       "devices sends too, as in --plan-bandwidth d=25e9");
   training.plan = false;
   training.plan_device = "none";
+  training.plan_memory = 0;
+  training.plan_capacity = 64e9;
+  fails("--plan-capacity is the memory of a planned step's device: give --plan too");
+  training.plan_memory = 1e12;
   training.plan_flops = 1e12;
   fails("--plan-flops predicts the time of a planned step: give --plan too");
   training.plan = true;

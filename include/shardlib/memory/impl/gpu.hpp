@@ -34,7 +34,7 @@ SHARDLIB_INLINE void check_cuda(cudaError_t status, const char* call) {
       std::string("GPU: ") + call + " failed: " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")";
   if (status == cudaErrorNoKernelImageForDevice)
     throw Error(failed + ": this program was compiled for other GPUs; name this one's architecture in -D" +
-                gpu_architectures + " (docs/devices.md), or use --device cpu");
+                gpu_architectures + " (docs/gpus.md), or use --device cpu");
   throw Error(failed + "; an error of a kernel can show in a later call: " + gpu_blocking + " names its op");
 }
 

@@ -36,12 +36,21 @@ inline const Accelerator* planned_device(const Training& t) {
   return std::ranges::find(accelerators, t.plan_device, &Accelerator::name);
 }
 
-/// Whether the plan fits the accelerator's memory, as a line.
-inline std::string fits(const Plan& plan, const Accelerator& device) {
+/// The memory of a planned device, by --plan-capacity or --plan-device; nothing if neither is given.
+inline std::optional<double> planned_bytes(const Training& t) {
+  const Accelerator* const device = planned_device(t);
+  if (t.plan_capacity > 0 && !t.plan)
+    throw UsageError("--plan-capacity is the memory of a planned step's device: give --plan too");
+  if (t.plan_capacity > 0) return t.plan_capacity;
+  return device != nullptr ? std::optional(device->bytes) : std::nullopt;
+}
+
+/// Whether the plan fits a device of so many bytes, as a line.
+inline std::string fits(const Plan& plan, const Training& t, double bytes) {
   const auto most = static_cast<double>(plan.peak);
   return fmt::format("{} of the {} of one {}: {}\n", short_bytes(plan.peak),
-                     short_bytes(static_cast<std::int64_t>(device.bytes)), device.name,
-                     most <= 0.9 * device.bytes ? "fits" : "does not fit; shard over more devices, or see --recompute");
+                     short_bytes(static_cast<std::int64_t>(bytes)), t.plan_device == "none" ? "device" : t.plan_device,
+                     most <= 0.9 * bytes ? "fits" : "does not fit; shard over more devices, or see --recompute");
 }
 
 /// The machine of --plan-device, --plan-flops and the related options; empty if they are not given. A device alone has
@@ -133,7 +142,7 @@ inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vecto
 
 /// The memory of a device of the run, the same on all ranks; nothing if it is not known.
 inline std::optional<double> device_bytes(const Training& t, const std::vector<AxisSize>& mesh) {
-  if (const Accelerator* const device = planned_device(t)) return device->bytes;
+  if (const std::optional<double> planned = planned_bytes(t)) return planned;
   if (t.plan || t.device != "cpu") return std::nullopt;
   auto bytes = static_cast<double>(
       shardlib::detail::least_group_limit("/proc/self/cgroup", "/sys/fs/cgroup", shardlib::detail::machine_bytes()));
@@ -224,6 +233,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   const bool speaks = world_rank() == 0;
   const bool prints = training.plan && speaks;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
+  const std::optional<double> bytes = detail::planned_bytes(training);
   if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
     throw UsageError(
         fmt::format("--plan-flops predicts a step of one stage: a pipeline's waits are the simulator's (give "
@@ -239,8 +249,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
     if (gather != nullptr && training.microbatches > 1)
       fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans));
-    if (const Accelerator* const device = detail::planned_device(training))
-      fmt::print("\n{}", detail::fits(std::ranges::max(plans, {}, &Plan::peak), *device));
+    if (bytes) fmt::print("\n{}", detail::fits(std::ranges::max(plans, {}, &Plan::peak), training, *bytes));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {

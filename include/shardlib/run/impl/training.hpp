@@ -128,6 +128,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         between(0.01, 1) | command_line_only());
   o.add("--plan-memory", t.plan_memory, "with --plan-flops: a device's memory bandwidth (0: memory takes no time)",
         at_least(0) | unit("B/s") | command_line_only());
+  o.add("--plan-capacity", t.plan_capacity,
+        "with --plan: a device's memory, which the plan must fit (0: that of --plan-device)",
+        between(0, 1e18) | unit("B") | command_line_only());
   o.add("--plan-bandwidth", t.plan_bandwidth,
         "with --plan-flops: B/s that a device sends, as in 300e9, or by axis, d=25e9,t=300e9",
         value_name("B/S") | command_line_only());
