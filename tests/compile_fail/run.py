@@ -145,9 +145,7 @@ def main():
         for mistake in mistakes:
             print(f"FAILED {path.name}: {mistake}")
             failed += 1
-    # The compiler's own folder in this list would come before those that include_next looks through.
-    runtime = options.runtime.replace("-isystem /usr/include ", "")
-    flags = {path: command + (runtime.split() if path in needy else []) for path in files}
+    flags = {path: command + (options.runtime.split() if path in needy else []) for path in files}
     jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections[:: options.every]]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         headers = dict(zip(files, pool.map(lambda path: precompiled(flags[path], path, folder), files)))
