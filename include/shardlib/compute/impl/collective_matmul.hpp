@@ -16,6 +16,7 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/runtime/names.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
 
