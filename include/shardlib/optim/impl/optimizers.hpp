@@ -116,7 +116,7 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
     require_no_gradient(op, x, "an update in place has no derivative");
   };
   check(*leaf.weight);
-  for (std::size_t i = 0; i < N; ++i) check(*leaf.moments[i]);
+  for (std::size_t i = 0; i != N; ++i) check(*leaf.moments[i]);  // nvcc warns of `i < N` where N is 0
   check(grad);
   // The tree has its new values before the kernel runs, so that no leaf is empty after an error.
   const bool shares = leaf.copy != nullptr && (*leaf.copy)->dtype != DType::bf16;
@@ -131,7 +131,7 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
   }
   if (shares) *leaf.copy = p;
   std::array<Handle<Value>, N> m;
-  for (std::size_t i = 0; i < N; ++i) *leaf.moments[i] = m[i] = writable(*leaf.moments[i], Contents::kept);
+  for (std::size_t i = 0; i != N; ++i) *leaf.moments[i] = m[i] = writable(*leaf.moments[i], Contents::kept);
   if (leaf.copy != nullptr && !shares) {  // the last, as its contents are lost
     *leaf.copy = c = writable(*leaf.copy, Contents::overwritten);
     c->made_by = op;
