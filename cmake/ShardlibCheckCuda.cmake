@@ -1,6 +1,6 @@
-# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, the kernels for a
-# device, tests of ops, and the trainers, which are linked too. Their definitions come from shardlib::compiled, which the
-# C++ compiler makes.
+# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, of these the ones that
+# start kernels, the kernels for a device, tests of ops, and the trainers, which are linked too. The trainers' definitions come
+# from shardlib::compiled, which the C++ compiler makes.
 # check_cuda_quick is the part of it that fits into a test run.
 include(CheckLanguage)
 check_language(CUDA)
@@ -38,6 +38,13 @@ set_source_files_properties(${device_sources} PROPERTIES LANGUAGE CUDA)
 add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL ${device_sources})
 target_link_libraries(check_cuda_kernels PRIVATE shardlib_own_cuda_flags)
 
+# The definitions that a build with SHARDLIB_LAUNCHER=cuda compiles together. It has no oneDNN.
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu" CONTENT "${shardlib_joined_definitions}")
+add_library(check_cuda_definitions OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu")
+target_compile_definitions(check_cuda_definitions PRIVATE SHARDLIB_LAUNCHER_CUDA)
+target_compile_options(check_cuda_definitions PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda)
+target_link_libraries(check_cuda_definitions PRIVATE shardlib_own_cuda_flags)
+
 foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
   set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
   set_source_files_properties("${source}" PROPERTIES LANGUAGE CUDA)
@@ -57,4 +64,4 @@ target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
 target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
 
 add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels mlp_fsdp_cuda)
-add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_tests)
+add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_definitions check_cuda_tests)

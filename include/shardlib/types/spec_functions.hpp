@@ -36,6 +36,11 @@ constexpr TensorSpec spec_with_sum(TensorSpec spec, std::string_view axis, bool 
   return spec;
 }
 
+/// Whether the function of this name may take the dim from the spec. nvcc loses the type of a text that is not a
+/// parameter.
+template <OpName Name, Spec S, DimName Dim>
+inline constexpr bool may_drop = checked<rules::spec_has, Name, S, Dim>::ok;
+
 }  // namespace detail
 
 /// Whether the spec has the dim: `has_dim<"B/d M", "M">`
@@ -54,7 +59,7 @@ template <Spec S, AxisName Axis>
 inline constexpr Spec without_axis = detail::spec_of(detail::spec_without_axis(detail::parsed<S>, Axis));
 /// The spec without the dim, which must be there. `without_dim<"B/d L V/t", "V">` is "B/d L".
 template <Spec S, DimName Dim>
-inline constexpr Spec without_dim = detail::checked<rules::spec_has, OpName("without_dim"), S, Dim>::ok
+inline constexpr Spec without_dim = detail::may_drop<"without_dim", S, Dim>
                                         ? detail::spec_of(detail::spec_without_dim(detail::parsed<S>, Dim))
                                         : S;
 /// The spec made partial over the axis, which may not shard a dim. `with_sum<"M", "t">` is "M +t".

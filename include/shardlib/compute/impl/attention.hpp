@@ -114,7 +114,7 @@ class KeyBlocks {
   [[nodiscard]] int at(int places) const { return (place_ + places + devices_) % devices_; }
   void start(int step) {
     if (step >= devices_) return;
-    for (Buffer Block::*const part : {&Block::k, &Block::v, &Block::segments}) {
+    for (const auto part : {&Block::k, &Block::v, &Block::segments}) {
       const Buffer& mine = own_.*part;
       if (!mine) continue;
       if (sends(step)) send(mine, step);
