@@ -20,6 +20,9 @@ SHARDLIB_INLINE void convert(const Value& from, const Value& to);
 /// Adds a cotangent to `sum`, elements of its dtype's accumulator.
 SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum);
 
+/// The sum of two cotangents of which the tape tracks one or both, on the tape.
+SHARDLIB_INLINE ValuePtr tracked_sum(const ValuePtr& a, const ValuePtr& b);
+
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
 /// other owner. What a value adds by itself (add_to) is rounded apart: an f32 copy of a table, for the few rows that a
 /// lookup reads, would be more than all else that a step adds to the weights' memory.
@@ -29,6 +32,12 @@ class Accumulator {
     if (!sum_) {
       if (ct->storage->add_to) ct->storage->materialize();  // the first cotangent: there is no sum yet to add it to
       sum_ = std::move(ct);
+      return;
+    }
+    if (sum_->slot || ct->slot) {  // the cotangents of a gradient that is differentiated
+      const ValuePtr before = take();
+      owned_ = false;
+      sum_ = tracked_sum(before, ct);
       return;
     }
     // What is under way is added when it has arrived, as is all that comes after it, because the order decides the

@@ -14,9 +14,12 @@ namespace shardlib::detail {
 /// A backward pass from `roots` (slots and their cotangents) to `leaves`, in the same order on every device. A node
 /// drops its residuals when its VJPs have run. A pass may stop when some leaves have their cotangents and continue
 /// later. It then keeps the residuals of the remaining VJPs, and the sums are the same, bit for bit.
+///
+/// If `twice`, the pass is itself differentiated: nodes keep their residuals, VJPs run with the tape on, and only those
+/// on paths to the leaves run. An op whose VJP cannot be differentiated is an error.
 class Backward {
  public:
-  Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves);
+  Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves, bool twice = false);
 
   /// The cotangents of all leaves that have not been returned yet. One is null if none arrived or an earlier call
   /// returned it.
@@ -33,7 +36,7 @@ class Backward {
 
 /// Runs the whole pass at once.
 SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
-                                               const std::vector<Slot>& leaves);
+                                               const std::vector<Slot>& leaves, bool twice = false);
 
 /// The cotangent of a scalar loss with respect to itself: 1.
 SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype);

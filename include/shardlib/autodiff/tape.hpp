@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -42,10 +43,12 @@ struct Node : Counted {
     Slot input;
     Residuals saved;
     VjpFunction vjp;
+    bool of_result = false;  ///< the last residual is the op's result
   };
   std::vector<Edge> edges;
   int outputs = 1;
   bool stopped = false;  ///< the program called stop_gradient on this value or on a value computed from it
+  bool twice = false;    ///< the residuals are those of the tape, so that the VJPs can be differentiated
   /// Computes all VJPs at once, where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
   /// The backward pass of a replayed function. Its leaves are the edges' inputs.
@@ -134,10 +137,11 @@ EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
 /// Counts floating-point operations of the op that computes the value. Call it while the op runs, after `count`.
 [[gnu::cold]] SHARDLIB_INLINE void add_flops(const Value& value, double flops);
 
-/// Creates the op's node if the tape tracks one of the operands.
+/// Creates the op's node if the tape tracks one of the operands. Its VJPs can be differentiated if `twice`: then the
+/// residuals have kept their slots.
 [[gnu::cold]] SHARDLIB_INLINE void attach(
     const Handle<Value>& out, std::vector<Node::Edge>&& edges,
-    std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp = nullptr);
+    std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp = nullptr, bool twice = false);
 
 /// Computes the cotangents of several operands with one kernel, which counts and traces show as one op. `fill` writes
 /// the shards. The result is null for operands that are not `wanted`; at least one is wanted. `due` holds the
@@ -194,18 +198,25 @@ Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global,
       record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, Kernel(kernel), sources));
 }
 
+/// The spec of the cotangent of a value, on the axes of its spec and of the op's `other` tensors. It lasts.
+[[nodiscard]] SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
+                                                             std::initializer_list<const TensorSpec*> others);
+
+/// The kernel of an op of one operand.
+using UnaryKernel = std::function<Buffer(const Value& in, const Value& out)>;
+SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& x, const TensorSpec& spec,
+                                              const GlobalSizes& global, UnaryKernel forward, UnaryKernel transpose);
+template <class Out, class X, class K, class T>
+Out record_linear(const OpInfo& op, const X& x, const GlobalSizes& global, const K& forward, const T& transpose) {
+  return Out(record_linear_erased(op, x.value(), parsed<Out::spec>, global, forward, transpose));
+}
+
 /// Adds the value to a sum of the same shape and dtype.
 using AddKernel = std::function<void(const Value& out, std::byte* sum)>;
 /// Records a deferred cotangent that is zero except in a few elements. A sum can add it without materializing it.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
                                                             const TensorSpec& spec, const GlobalSizes& global,
                                                             Kernel&& kernel, AddKernel&& add);
-template <class Out, class K, class Add>
-Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel,
-                  const Add& add) {
-  return Out(record_addend_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global,
-                                  Kernel(kernel), AddKernel(add)));
-}
 
 /// The kernel of an op of one operand, with the operand. K is a function pointer, which many ops share, or a struct.
 template <class K>

@@ -25,33 +25,45 @@ namespace detail {
 /// during the call. It throws where a gradient would otherwise silently be zero or wrong.
 class Differentiation {
  public:
-  [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const DevicePtr& device);
+  /// Inside of a function that is differentiated, the gradient of a `nested` call is a differentiable function of the
+  /// weights and arguments. That of other calls is not: tensors of the function around it are an error.
+  [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const DevicePtr& device, bool nested = false);
   Differentiation(const Differentiation&) = delete;
   Differentiation& operator=(const Differentiation&) = delete;
   [[gnu::cold]] SHARDLIB_INLINE ~Differentiation();
 
-  /// Registers the weight as a leaf. Throws Error if an enclosing function is differentiated by the same weight.
+  /// Registers the weight as a leaf.
   [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const std::string& name);
   /// Checks a tensor of argument number `number` in the same way.
   [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
+  /// Call it before the function runs.
+  [[gnu::cold]] SHARDLIB_INLINE void begin_forward();
   /// Call it after the function has returned. Later uses of the weights do not contribute to the gradient.
   [[gnu::cold]] SHARDLIB_INLINE void end_forward();
   /// The cotangents of the weights, given the loss and its cotangent. If the loss does not depend on a weight and the
   /// function does not call stop_gradient on it, that is an error. If weights may be `unused`, the weight's cotangent
   /// is null instead.
   [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
+  /// The cotangents of the weights, given those of some results.
+  [[nodiscard]] std::vector<ValuePtr> transpose(const std::vector<std::pair<Slot, ValuePtr>>& roots) const {
+    return detail::backward(roots, leaves_, twice_);
+  }
   /// Throws Error if a weight has no cotangent, and stop_gradient of it was not called.
   [[gnu::cold]] SHARDLIB_INLINE void require_used(const std::vector<ValuePtr>& cotangents, const std::string& what,
                                                   const char* remedy) const;
 
  private:
-  void check_outside(const ValuePtr& value, const std::string& what) const;
+  /// Notes that the value belongs to a function that is differentiated, or throws Error if the call is not nested.
+  void look_outside(const ValuePtr& value, const std::string& what);
 
   OpInfo op_;
   DevicePtr device_;
   ProgramState& state_;
-  ProgramState::Pass outer_;        ///< other than `none`: inside a function that is differentiated
+  ProgramState::Pass outer_;  ///< other than `none`: inside a function that is differentiated
+  const bool nested_;
+  const bool outer_twice_;
+  bool twice_ = false;              ///< the gradient is differentiated
   const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
   std::optional<WithNames> names_;  ///< set while the function runs
   std::vector<Slot> leaves_;

@@ -5,6 +5,7 @@
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
@@ -27,6 +28,28 @@ Buffer Einsum<D, R>::operator()(const Value& out) const {
   kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local), b->data().data(),
                   view(b->local), result.data());
   return result;
+}
+
+/// A product whose plan is made at run time.
+template <class D>
+struct PlannedEinsum {
+  kernels::EinsumPlan plan;
+  ValuePtr a, b;
+  Buffer operator()(const Value& out) const { return Einsum<D, D>{&plan, a, b}(out); }
+};
+using ProductKernel = Kernel (*)(const kernels::EinsumPlan& plan, const ValuePtr& a, const ValuePtr& b);
+/// Records a product of operands and result of one dtype. Its VJPs, if it has any, are products of the same kind, with
+/// kernels that `product` makes.
+SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, DType dtype,
+                                               const TensorSpec& spec, Kernel&& kernel, ProductKernel product);
+template <class Out, class K>
+Out record_product(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, const K& kernel) {
+  using D = typename Out::value_type;
+  return Out(record_product_erased(
+      op, x, y, dtype_v<D>, parsed<Out::spec>, Kernel(kernel),
+      +[](const kernels::EinsumPlan& plan, const ValuePtr& a, const ValuePtr& b) -> Kernel {
+        return PlannedEinsum<D>{plan, a, b};
+      }));
 }
 
 template <OpSpec O, class D, class R>

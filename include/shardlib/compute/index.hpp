@@ -7,6 +7,7 @@
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/ops/index.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
@@ -49,6 +50,31 @@ template <class D>
 void ScatterAddTo<D>::operator()(const Value& out, std::byte* sum) const {
   const LookupLoops loops(out, this->indices, this->ct->local, *this->ct_spec);
   kernels::scatter_add_to(out.device->exec(), dtype_c<D>, loops.lookup, this->ct->data().data(), loops.ids(), sum);
+}
+
+template <class D>
+ValuePtr record_scatter(const OpInfo& op, const ScatterAdd<D>& add, const TensorSpec& spec, const GlobalSizes& global,
+                        bool addend) {
+  const DevicePtr& device = add.ct->device;
+  if (addend && !add.ct->slot)
+    return record_addend_erased(op, device, dtype_v<D>, spec, global, add, ScatterAddTo<D>{add});
+  EdgeSource source{&add.ct, {}, false, nullptr};
+  if (add.ct->slot)
+    source.vjp = [indices = add.indices, due = &lasting_dual(*add.ct_spec, {&spec})](const ValuePtr& ct,
+                                                                                     const Residuals& saved) {
+      return record_lookup<D>(Calling("index_unreduced", {}, {}), {ct, indices}, *due, saved.sizes);
+    };
+  return record_erased(op, device, dtype_v<D>, spec, global, Kernel(add), {&source, 1});
+}
+template <class D>
+ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec& spec, const GlobalSizes& global) {
+  EdgeSource source{&rows.table, {}, false, nullptr};
+  if (rows.table->slot)
+    source.vjp = [indices = rows.indices, of = &spec, due = &lasting_dual(*rows.table->spec, {&spec})](
+                     const ValuePtr& ct, const Residuals& saved) {
+      return record_scatter<D>(Calling("scatter_add", {}, {}), {ct, indices, of}, *due, saved.sizes, false);
+    };
+  return record_erased(op, rows.table->device, dtype_v<D>, spec, global, Kernel(rows), {&source, 1});
 }
 
 }  // namespace shardlib::detail

@@ -6,6 +6,7 @@
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/cross_entropy.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/index.hpp"
 #include "shardlib/compute/reductions.hpp"
@@ -34,7 +35,7 @@ template <class D, class I>
 Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
   const D* const from = x->template as<const D>();
   // The logits are the largest shard of a step. If no other value shares the memory, the cotangent reuses it.
-  const bool last_use = x->storage.use_count() == 1 && x->storage->buffer.unique();
+  const bool last_use = !x->slot && x->storage.use_count() == 1 && x->storage->buffer.unique();
   program_state(out.device).work.in_place = last_use;
   Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
   const int last = x->local.size() - 1;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numbers>
 #include <type_traits>
 
@@ -47,9 +48,39 @@ template <class D>
 Buffer SoftmaxBackward<D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer shard = allocate(out);
-  kernels::softmax_backward(out.device->exec(), result->template as<const D>(), ct->template as<const D>(),
-                            shard.as<D>(), a.outer, a.n, a.inner);
+  kernels::softmax_backward(out.device->exec(), x->template as<const D>(), ct->template as<const D>(), shard.as<D>(),
+                            a.outer, a.n, a.inner);
   return shard;
+}
+
+/// A VJP along one dim as a function of the cotangent, in which it is linear and its own transpose, and of x.
+struct RowsVjp {
+  enum class Kind { softmax, rms, layer } kind;
+  int dim;
+  double epsilon;
+  std::function<Kernel(const ValuePtr& ct, const ValuePtr& x)> kernel;
+};
+SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, const ValuePtr& x, const RowsVjp& vjp);
+template <class D>
+RowsVjp rows_vjp(const SoftmaxBackward<D>& k) {
+  return {RowsVjp::Kind::softmax, k.dim, 0, nullptr};
+}
+template <Norm kind, class D>
+RowsVjp rows_vjp(const NormalizeBackward<kind, D>& k) {
+  return {kind == Norm::rms ? RowsVjp::Kind::rms : RowsVjp::Kind::layer, k.dim, k.epsilon, nullptr};
+}
+template <class K>
+ValuePtr record_rows_vjp(const OpInfo& op, const K& kernel) {
+  RowsVjp vjp = rows_vjp(kernel);
+  K shape = kernel;
+  shape.ct = shape.x = nullptr;
+  vjp.kernel = [shape](const ValuePtr& ct, const ValuePtr& x) {
+    K k = shape;
+    k.ct = ct;
+    k.x = x;
+    return Kernel(k);
+  };
+  return record_rows_vjp(op, kernel.ct, kernel.x, vjp);
 }
 
 template <Norm kind, class D>

@@ -1,11 +1,14 @@
-// hessian_vector_product: the change of a gradient along a direction.
+// hessian_vector_product: the derivative of a gradient along a direction.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/compute/elementwise.hpp"
@@ -19,19 +22,14 @@ namespace shardlib {
 
 namespace detail {
 
-/// The Euclidean norm of the leaves, of any dtype.
+/// The Euclidean norm of leaves of f32 or f64.
 template <Spec A, class Tree>
 double norm_of_leaves(const Mesh<A>& /*mesh*/, const Tree& tree) {
-  constexpr Spec everywhere = dual_spec("", A);  // "+d +t"
-  Tensor<f32, everywhere> total;
-  for_each_leaf(
-      [&](std::string_view, const auto& leaf) {
-        const Tensor<f32, everywhere> squares(sum_of_squares(*cast<f32>(leaf).value(), parsed<everywhere>));
-        total = total ? total + squares : squares;
-      },
-      tree);
-  if (!total) return 0;  // no leaves
-  return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
+  Tensor<f32, dual_spec("", A)> total;
+  for_each_leaf([&](std::string_view,
+                    const auto& leaf) { add_squares(total, cast<f32>(leaf), [](std::string_view) { return true; }); },
+                tree);
+  return root_of(total);
 }
 template <class Tree>
 inline constexpr bool leaves_of_f32_or_f64 = all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
@@ -46,24 +44,53 @@ double epsilon_of_leaves(const Tree& tree) {
                 tree);
   return epsilon;
 }
-
-}  // namespace detail
-
-/// The product of the loss's Hessian at the weights with a direction, which has the types of the weights. The result
-/// has the types of the gradient. It is the central
-/// difference (g(w + e v) - g(w - e v)) / 2e of two gradients, whose error falls with e^2: `value_and_grad` does not
-/// differentiate a VJP again. e is `step` times max(1, |w|) / |v|, where 0 stands for the cube root of the dtype's
-/// epsilon (f64 6e-6, f32 5e-3). Weights are f32 or f64. Collective: f runs twice, with the same random keys.
-/// `hessian_vector_product(mesh, loss, weights, direction, batch)`
-template <Spec A, class F, class W, class V, class... Args>
-[[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, double step, const F& f, const W& weights,
-                                          const V& direction, const Args&... args) {
-  static_assert(
-      detail::leaves_of_f32_or_f64<W>,
-      "hessian_vector_product: the weights are f32 or f64, because a difference of bf16 gradients has no digits");
+template <class W, class V>
+constexpr void require_direction() {
   static_assert(std::is_same_v<V, W>,
                 "hessian_vector_product: the direction has the types of the weights; complete the sums of a product "
                 "first, with reduce_gradients");
+}
+
+}  // namespace detail
+
+/// The product of the loss's Hessian at the weights with a direction, which has the types and sizes of the weights. The
+/// result has the types of the gradient. It is exact but for rounding: the gradient's backward pass is differentiated,
+/// by the VJP of the direction. *Throws* Error that names the op if f runs one whose VJP has no derivative. f runs
+/// once. `hessian_vector_product(mesh, loss, weights, direction, batch)`
+template <Spec A, class F, class W, class V, class... Args>
+requires(!std::is_arithmetic_v<F>)
+    [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const V& direction,
+                                              const Args&... args) {
+  detail::require_direction<W, V>();
+  detail::GradientCall call(mesh.device());
+  const W tracked = detail::with_leaves(
+      weights, [&](const detail::ValuePtr& value, const std::string& name) { return call.weight(value, name); },
+      "hessian_vector_product");
+  std::size_t number = 0;
+  [[maybe_unused]] const auto look = [&](const auto& arg) {
+    ++number;
+    detail::each_value(arg, [&](const detail::ValuePtr& value) { call.argument(value, number); });
+  };
+  (look(args), ...);
+  call.begin();
+  const auto gradient = std::get<1>(value_and_grad(mesh, f, tracked, args...));
+  call.end();
+  std::vector<detail::ValuePtr> results, cotangents;
+  for (const auto& leaf : detail::untyped_leaves(gradient).leaves) results.push_back(leaf.value());
+  for (const auto& leaf : detail::untyped_leaves(direction).leaves) cotangents.push_back(leaf.value());
+  return detail::collect<std::remove_cv_t<decltype(gradient)>>(weights, call.transpose(results, cotangents));
+}
+/// As above, by the central difference (g(w + e v) - g(w - e v)) / 2e of two gradients, for functions of any ops. Its
+/// error falls with e^2. e is `step` times max(1, |w|) / |v|, where 0 stands for the cube root of the dtype's epsilon
+/// (f64 6e-6, f32 5e-3). Weights are f32 or f64. Collective: f runs twice, with the same random keys.
+/// `hessian_vector_product(mesh, 0.0, loss, weights, direction, batch)`
+template <Spec A, class F, class W, class V, class... Args>
+[[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, double step, const F& f, const W& weights,
+                                          const V& direction, const Args&... args) {
+  detail::require_direction<W, V>();
+  static_assert(
+      detail::leaves_of_f32_or_f64<W>,
+      "hessian_vector_product: the weights are f32 or f64, because a difference of bf16 gradients has no digits");
   const double length = detail::norm_of_leaves(mesh, direction);
   if (step == 0) step = std::cbrt(detail::epsilon_of_leaves(weights));
   const double e = length == 0 ? 1 : step * std::max(1.0, detail::norm_of_leaves(mesh, weights)) / length;
@@ -73,13 +100,6 @@ template <Spec A, class F, class W, class V, class... Args>
   };
   const auto ahead = gradient_at(e), behind = gradient_at(-e);
   return map_tree([e](const auto& a, const auto& b) { return (a - b) * (0.5 / e); }, ahead, behind);
-}
-/// As above, with the default step. `hessian_vector_product(mesh, loss, weights, direction, batch)`
-template <Spec A, class F, class W, class V, class... Args>
-requires(!std::is_arithmetic_v<F>)
-    [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const V& direction,
-                                              const Args&... args) {
-  return hessian_vector_product(mesh, 0.0, f, weights, direction, args...);
 }
 
 }  // namespace shardlib

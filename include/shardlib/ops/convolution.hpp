@@ -95,7 +95,8 @@ struct WindowsVjp {
   SumWindows kernel;
   template <class Ct>
   auto operator()(const Ct& ct, const GlobalSizes& global) const {
-    return record_unary<"windows", Due>(OpInfo{"windows", Due::spec, {}}, ct, global, kernel);
+    return record_linear<Due>(OpInfo{"windows", Due::spec, {}}, ct, global, kernel,
+                              TakeWindows{kernel.lengths, kernel.loops});
   }
 };
 

@@ -74,13 +74,15 @@ constexpr Spec reachable(Spec due, Spec ct, Spec other) {
   return Spec(to_string(spec).view());
 }
 
-/// The op without VJPs. A backward pass calls it, because no second derivative follows.
+/// Records a product without typed VJPs. Where it is differentiated again, its VJPs are made at run time.
+template <class Out, class K>
+Out record_product(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, const K& kernel);
+/// The op of a backward pass, without VJPs that compilers would have to compile.
 template <OpSpec O, class R, class X, class Y>
 auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
   using Result = Tensor<R, result_of<rules::einsum, O, X::spec, Y::spec>>;
-  return record<"einsum_unreduced", Result>(op, x.device(),
-                                            sizes_by_name(op, parsed<Result::spec>, {&x.value(), &y.value()}),
-                                            Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
+  return record_product<Result>(op, x.value(), y.value(),
+                                Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
 }
 /// The cotangent in the operands' dtype. The result's dtype may be wider.
 template <class D, class Ct>

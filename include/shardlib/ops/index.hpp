@@ -53,6 +53,14 @@ struct ScatterAddTo : ScatterAdd<D> {
   void operator()(const Value& out, std::byte* sum) const;
 };
 
+/// Records the sum of rows, or the look-up, of a backward pass: each is the VJP of the other, where it is
+/// differentiated again. An `addend`, which is zero except in a few rows, is added to a sum without materializing it.
+template <class D>
+ValuePtr record_scatter(const OpInfo& op, const ScatterAdd<D>& add, const TensorSpec& spec, const GlobalSizes& global,
+                        bool addend);
+template <class D>
+ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec& spec, const GlobalSizes& global);
+
 /// The equivalent einsum: the result's cotangent times one-hot rows gives the table's cotangent.
 template <OpSpec O, Spec Ct, Spec Due, Spec... Indices>
 constexpr OpSpec scatter_op() {
@@ -82,7 +90,7 @@ struct LookupVjp {
     // If the table is also an operand of an einsum, its cotangent is dense already: add the rows to that.
     constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
     const ScatterAdd<D> add{ct.value(), indices_along(dims, ids...), &parsed<Out::spec>};
-    return record_addend<Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global, add, ScatterAddTo<D>{add});
+    return Due(record_scatter(OpInfo{"scatter_add", scatter, {}}, add, parsed<Due::spec>, global, true));
   }
 };
 
@@ -142,8 +150,9 @@ struct ScatterAddVjp {
   Brackets dims;
   template <class Ct>
   auto operator()(const Ct& ct, const I&... ids, const GlobalSizes& global) const {
-    return record<"index_unreduced", Due>(OpInfo{"index_unreduced", Due::spec, {}}, ct.device(), global,
-                                          Lookup<typename Ct::value_type>{ct.value(), indices_along(dims, ids...)});
+    return Due(record_lookup(OpInfo{"index_unreduced", Due::spec, {}},
+                             Lookup<typename Ct::value_type>{ct.value(), indices_along(dims, ids...)},
+                             parsed<Due::spec>, global));
   }
 };
 template <OpSpec O, class Out, class Rows, class... I>
@@ -194,9 +203,9 @@ struct PickVjp {
   int dim;
   template <class Ct, class I>
   auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
-    return record<"scatter_add", Dual<X, axes_of<X::spec, Indices>()>>(
-        OpInfo{"scatter_add", Ct::spec, {}}, ct.device(), global,
-        ScatterAdd<typename X::value_type>{ct.value(), {{{dim, indices.value()}}, 1}, &parsed<Ct::spec>});
+    using Due = Dual<X, axes_of<X::spec, Indices>()>;
+    const ScatterAdd<typename X::value_type> add{ct.value(), {{{dim, indices.value()}}, 1}, &parsed<Ct::spec>};
+    return Due(record_scatter(OpInfo{"scatter_add", Ct::spec, {}}, add, parsed<Due::spec>, global, false));
   }
 };
 /// The elements of `x` at the indices along dim number `dim`.

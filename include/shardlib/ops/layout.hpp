@@ -160,8 +160,9 @@ struct RangeVjp {
   DimSize size;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return record_unary<"copy_range", Due>(OpInfo{"copy_range", Due::spec, {}}, ct,
-                                           with_size(ct.value(), range.at, size), range);
+    const CopyRange back{range.at, range.to, range.from, range.size};
+    return record_linear<Due>(OpInfo{"copy_range", Due::spec, {}}, ct, with_size(ct.value(), range.at, size), range,
+                              back);
   }
 };
 
@@ -243,6 +244,11 @@ struct TakePart {
   std::int64_t at;
   Buffer operator()(const Value& in, const Value& out) const;
 };
+/// The operand as element `at` along a new first dim, beside zeros.
+struct PutPart {
+  std::int64_t at;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
 GlobalSizes sizes_of_part(const ValuePtr& x);
 /// Takes element `at` along the first dim and drops that dim: the transpose of stack.
 template <class Due>
@@ -250,8 +256,8 @@ struct StackVjp {
   std::int64_t at;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return record_unary<"take_part", Due>(OpInfo{"take_part", Due::spec, {}}, ct, sizes_of_part(ct.value()),
-                                          TakePart{at});
+    return record_linear<Due>(OpInfo{"take_part", Due::spec, {}}, ct, sizes_of_part(ct.value()), TakePart{at},
+                              PutPart{at});
   }
 };
 /// Records a stack of any number of operands, with one VJP for each operand.

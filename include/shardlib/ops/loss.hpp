@@ -67,15 +67,18 @@ struct CrossEntropyBackward {
   ValuePtr ct, x, ids, shift, sum;
   Buffer operator()(const Value& out) const;
 };
+/// Records it for logits' cotangents of this spec.
+template <class D, class I>
+ValuePtr record_cross_entropy_vjp(const CrossEntropyBackward<D, I>& kernel, const TensorSpec& spec);
 template <class X, class Ids, class Out>
-inline constexpr auto cross_entropy_vjp = [](const auto& ct, const auto& x, const auto& ids, const auto& shift,
-                                             const auto& sum) {
-  using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
-  return record<"cross_entropy_backward", Due>(OpInfo{"cross_entropy_backward", {}, {}}, ct.device(),
-                                               sizes_of(x.value()),
-                                               CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{
-                                                   ct.value(), x.value(), ids.value(), shift.value(), sum.value()});
-};
+inline constexpr auto cross_entropy_vjp =
+    [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
+      using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
+      return Due(record_cross_entropy_vjp(
+          CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{ct.value(), x.value(), ids.value(),
+                                                                                 shift.value(), sum.value()},
+          parsed<Due::spec>));
+    };
 /// Returns a value that the op has already computed.
 struct Given {
   ValuePtr value;

@@ -13,6 +13,10 @@
 namespace shardlib {
 
 namespace detail {
+/// Records the kernel of a VJP along one dim, of the cotangent `ct` and of `x`, with its VJPs.
+template <class K>
+ValuePtr record_rows_vjp(const OpInfo& op, const K& kernel);
+
 template <class D>
 struct Softmax {
   int dim;
@@ -20,7 +24,7 @@ struct Softmax {
 };
 template <class D>
 struct SoftmaxBackward {
-  ValuePtr ct, result;
+  ValuePtr ct, x;  ///< x: the result of softmax
   int dim;
   Buffer operator()(const Value& out) const;
 };
@@ -29,8 +33,7 @@ struct SoftmaxVjp {
   int dim;
   template <class Ct>
   auto operator()(const Ct& ct, const auto& y) const {
-    using D = typename Ct::value_type;
-    return record<"softmax", Ct>(op, ct.device(), sizes_of(ct.value()), SoftmaxBackward<D>{ct.value(), y.value(), dim});
+    return Ct(record_rows_vjp(op, SoftmaxBackward<typename Ct::value_type>{ct.value(), y.value(), dim}));
   }
 };
 }  // namespace detail
@@ -69,9 +72,8 @@ struct NormalizeVjp {
   double epsilon;
   template <class Ct, class X>
   auto operator()(const Ct& ct, const X& x) const {
-    return record < kind == Norm::rms ? OpName("rms_norm") : OpName("layer_norm"),
-           Ct > (op, ct.device(), sizes_of(ct.value()),
-                 NormalizeBackward<kind, typename Ct::value_type>{ct.value(), x.value(), dim, epsilon});
+    return Ct(
+        record_rows_vjp(op, NormalizeBackward<kind, typename Ct::value_type>{ct.value(), x.value(), dim, epsilon}));
   }
 };
 }  // namespace detail

@@ -22,11 +22,19 @@ struct Slopes {
 };
 template <class T>
 struct Slopes<T, 0> {};
+/// Whether a number is 0, and so are its derivatives.
+template <class T>
+SHARDLIB_FUNCTION bool vanishes(const T& x) {
+  if constexpr (requires { x.by[0]; })
+    return vanishes(x.value) && vanishes(x.by[0]);
+  else
+    return x == T(0);
+}
 }  // namespace detail
 
 /// A dual number: a value and its derivatives by N inputs. In the forward pass a function of map receives Jet<T, 0>,
-/// which has no derivatives and is as large as T. Both passes therefore find the same overloads. `value` is the value
-/// and `by` holds the derivatives.
+/// which has no derivatives and is as large as T. Both passes therefore find the same overloads. T may be a Jet, for
+/// second derivatives. `value` is the value and `by` holds the derivatives.
 template <class T, std::size_t N>
 struct Jet {
   T value{};
@@ -119,42 +127,42 @@ struct Jet {
     return r;
   }
   friend SHARDLIB_FUNCTION Jet exp(const Jet& a) {
-    const T e = shardlib::exp(a.value);
+    const T e = exp(a.value);
     return chain(a, e, e);
   }
   friend SHARDLIB_FUNCTION Jet log(const Jet& a) {
-    return chain(a, shardlib::log(a.value), T(1) / a.value);
+    return chain(a, log(a.value), T(1) / a.value);
   }
   friend SHARDLIB_FUNCTION Jet tanh(const Jet& a) {
-    const T t = shardlib::tanh(a.value);
+    const T t = tanh(a.value);
     return chain(a, t, T(1) - t * t);
   }
   friend SHARDLIB_FUNCTION Jet sigmoid(const Jet& a) {
-    const T s = shardlib::sigmoid(a.value);
+    const T s = sigmoid(a.value);
     return chain(a, s, s * (T(1) - s));
   }
   friend SHARDLIB_FUNCTION Jet sqrt(const Jet& a) {
-    const T r = shardlib::sqrt(a.value);
+    const T r = sqrt(a.value);
     return chain(a, r, T(0.5) / r);
   }
   friend SHARDLIB_FUNCTION Jet abs(const Jet& a) {
     return a.value < T(0) ? -a : a;
   }
   friend SHARDLIB_FUNCTION Jet sin(const Jet& a) {
-    return chain(a, shardlib::sin(a.value), shardlib::cos(a.value));
+    return chain(a, sin(a.value), cos(a.value));
   }
   friend SHARDLIB_FUNCTION Jet cos(const Jet& a) {
-    return chain(a, shardlib::cos(a.value), -shardlib::sin(a.value));
+    return chain(a, cos(a.value), -sin(a.value));
   }
   friend SHARDLIB_FUNCTION Jet erf(const Jet& a) {
-    const T slope = T(1.1283791670955126) * shardlib::exp(-a.value * a.value);  // 2 / sqrt(pi)
-    return chain(a, shardlib::erf(a.value), slope);
+    const T slope = T(1.1283791670955126) * exp(-a.value * a.value);  // 2 / sqrt(pi)
+    return chain(a, erf(a.value), slope);
   }
   friend SHARDLIB_FUNCTION Jet log1p(const Jet& a) {
-    return chain(a, shardlib::log1p(a.value), T(1) / (T(1) + a.value));
+    return chain(a, log1p(a.value), T(1) / (T(1) + a.value));
   }
   friend SHARDLIB_FUNCTION Jet expm1(const Jet& a) {
-    const T e = shardlib::expm1(a.value);
+    const T e = expm1(a.value);
     return chain(a, e, e + T(1));
   }
   /// A constant exponent has no derivative, so the base may be negative or zero.
@@ -164,34 +172,35 @@ struct Jet {
     return pow(a, Jet(static_cast<T>(exponent)));
   }
   friend SHARDLIB_FUNCTION Jet pow(const Jet& a, const Jet& b) {
-    Jet r(shardlib::pow(a.value, b.value));
+    Jet r(pow(a.value, b.value));
     if constexpr (N > 0) {
       // Where a derivative would be 0 times infinity, it is 0, its limit: at the exponent 0, and by the exponent at
       // the base 0. An operand without a derivative contributes none for any slope.
-      const T by_a = b.value == T(0) ? T(0) : b.value * shardlib::pow(a.value, b.value - T(1));
-      const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * shardlib::log(a.value);
+      const T by_a = detail::vanishes(b.value) ? T(0) : b.value * pow(a.value, b.value - T(1));
+      const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * log(a.value);
       for (std::size_t i = 0; i < N; ++i)
-        r.by[i] = (a.by[i] == T(0) ? T(0) : by_a * a.by[i]) + (b.by[i] == T(0) ? T(0) : by_b * b.by[i]);
+        r.by[i] =
+            (detail::vanishes(a.by[i]) ? T(0) : by_a * a.by[i]) + (detail::vanishes(b.by[i]) ? T(0) : by_b * b.by[i]);
     }
     return r;
   }
   friend SHARDLIB_FUNCTION Jet softplus(const Jet& a) {
-    return chain(a, shardlib::softplus(a.value), shardlib::sigmoid(a.value));
+    return chain(a, softplus(a.value), sigmoid(a.value));
   }
   friend SHARDLIB_FUNCTION Jet sign(const Jet& a) {
-    return Jet(shardlib::sign(a.value));
+    return Jet(sign(a.value));
   }
   friend SHARDLIB_FUNCTION Jet floor(const Jet& a) {
-    return Jet(shardlib::floor(a.value));
+    return Jet(floor(a.value));
   }
   friend SHARDLIB_FUNCTION Jet round(const Jet& a) {
-    return Jet(shardlib::round(a.value));
+    return Jet(round(a.value));
   }
   friend SHARDLIB_FUNCTION Jet floor_divide(const Jet& a, const Jet& b) {
-    return Jet(shardlib::floor_divide(a.value, b.value));
+    return Jet(floor_divide(a.value, b.value));
   }
   friend SHARDLIB_FUNCTION Jet mod(const Jet& a, const Jet& b) {
-    return combine(shardlib::mod(a.value, b.value), a, T(1), b, -shardlib::floor_divide(a.value, b.value));
+    return combine(mod(a.value, b.value), a, T(1), b, -floor_divide(a.value, b.value));
   }
   friend SHARDLIB_FUNCTION Jet maximum(const Jet& a, const Jet& b) {
     return a.value < b.value || b.value != b.value ? b : a;

@@ -30,11 +30,10 @@ template <OpName Name, class Out, class K, class... V>
 template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps);
 
-/// Records a cotangent that is zero except in a few elements, as a deferred op. `add(out, sum)` can add it to a sum
-/// of the same shape without materializing it.
-template <class Out, class K, class Add>
-Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel,
-                  const Add& add);
+/// Records a linear op of a VJP, with the kernel of its transpose, `Buffer kernel(const Value& in, const Value& out)`
+/// as well. Each is the VJP of the other, where the VJP is differentiated again.
+template <class Out, class X, class K, class T>
+Out record_linear(const OpInfo& op, const X& x, const GlobalSizes& global, const K& forward, const T& transpose);
 
 /// The VJP of one operand, a typed function f(cotangent, saved...) with its residuals. Also accepts f(cotangent,
 /// saved..., global sizes of the operand). A Vjp is valid during the call of `record` that it is an argument of.
@@ -90,6 +89,9 @@ GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePt
 
 /// The same value without a gradient, where the program asks for that.
 ValuePtr without_gradient(const ValuePtr& x);
+/// Whether the derivatives of what runs now are differentiated again: then an op's derivative may use only what the
+/// tape tracks.
+bool differentiated_twice(const ValuePtr& x);
 /// For an op without a derivative: throws if the tape tracks the operand.
 void require_no_gradient(const OpInfo& op, const ValuePtr& x, const char* what);
 /// For an op that would move the padding of dim number `at` between elements: throws if the dim is padded.

@@ -63,6 +63,13 @@ struct LogsumexpVjp {
     return map_as<"logsumexp", X>(op, SoftmaxShare{}, x, most, total) * ct;
   }
 };
+/// The softmax by the result.
+struct ShareOfResult {
+  template <class T>
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
+    return y - y == T(0) ? exp(x - y) : T(0);
+  }
+};
 struct NormSlope {
   template <class T>
   SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
@@ -86,6 +93,8 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
     const Out most = max<O>(value, site);
     const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
     const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
+    if (detail::differentiated_twice(x.value()))
+      return detail::with_slope<"logsumexp", detail::ShareOfResult>(op, x, y);
     return detail::record_unary<"logsumexp", Out>(
         op, y, detail::sizes_of(y.value()), detail::same_bytes,
         detail::vjp(x, detail::save(x, most, total), detail::LogsumexpVjp<X>{op}));
@@ -103,7 +112,8 @@ auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statisti
     return cast<D>(var<O>(cast<f32>(x, site), site), site);
   } else {
     // The derivative by the mean is the sum of the differences, which is 0.
-    const auto center = mean<O>(X(detail::without_gradient(x.value())), site);
+    const X constant(detail::differentiated_twice(x.value()) ? x.value() : detail::without_gradient(x.value()));
+    const auto center = mean<O>(constant, site);
     const X differences = detail::subtract(x, center, site);
     return mean<O>(square(differences, site), site);
   }

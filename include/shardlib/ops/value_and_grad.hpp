@@ -133,6 +133,8 @@ template <class T>
 
 /// The same value, untracked by the tape, also if the tape tracks the original.
 ValuePtr copy_without_slot(const ValuePtr& value);
+/// As above, unless the gradient by the function that has returned the value is itself differentiated.
+ValuePtr returned_value(const ValuePtr& value);
 /// The value under the spec of T. The code that computed a cotangent may have known other axes of the mesh.
 ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
 /// Zeros in the shape of the value.
@@ -155,6 +157,8 @@ class GradientCall {
   /// The cotangents of the weights. One is null where the loss does not depend on the weight, which only `unused`
   /// allows.
   std::vector<ValuePtr> backward(const ValuePtr& loss, bool unused);
+  /// As above, given the cotangents of several results. One is null where no result depends on the weight.
+  std::vector<ValuePtr> transpose(const std::vector<ValuePtr>& results, const std::vector<ValuePtr>& cotangents);
 
  private:
   struct Parts;
@@ -168,7 +172,7 @@ T stopped_parts(const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
     return std::apply([](const auto&... parts) { return T{stopped_parts(parts)...}; }, x);
   else
-    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return copy_without_slot(value); });
+    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return returned_value(value); });
 }
 /// Splits a function's result into (loss, auxiliary results without gradients).
 template <class D, Spec S>
@@ -218,10 +222,10 @@ template <Spec A, class F, class W, class... Args>
   (look(args), ...);
   call.begin();
   const auto [loss, auxiliary] = detail::loss_and_auxiliary(f(tracked, args...));
+  Result result{};
+  std::get<0>(result) = std::tuple_element_t<0, Result>(detail::returned_value(loss.value()));
   call.end();
   const auto cotangents = call.backward(loss.value(), detail::is_allow_unused<std::remove_cvref_t<F>>);
-  Result result{};
-  std::get<0>(result) = std::tuple_element_t<0, Result>(detail::copy_without_slot(loss.value()));
   if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
   std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
   return result;

@@ -9,9 +9,7 @@
 
 namespace shardlib::detail {
 
-/// A spec, and the op spec "from -> to", that are made at run time. They stay until the program ends, because values
-/// and recordings refer to them.
-[[nodiscard]] SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec);
+/// The op spec "from -> to", which is made at run time and lasts, as `lasting` makes a spec.
 [[nodiscard]] SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to);
 
 /// all_gather and shard. `to` is a lasting spec. Where nothing is sharded, they return x.

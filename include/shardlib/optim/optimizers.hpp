@@ -165,6 +165,11 @@ void add_squares(Tensor<f32, S>& total, const Tree& tree, const Counts& counts) 
       total = total ? total + squares : squares;
     }
 }
+/// The Euclidean norm of what add_squares has added, over all devices. 0 if it has added nothing.
+template <Spec S>
+double root_of(const Tensor<f32, S>& total) {
+  return total ? std::sqrt(static_cast<double>(item(all_reduce<make_op<S, "">>(total)))) : 0;
+}
 }  // namespace detail
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
@@ -176,8 +181,7 @@ template <Spec A, class Tree, class Decays = LeafRules>
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
   Tensor<f32, everywhere> total;
   detail::add_squares(total, tree, [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
-  if (!total) return 0;  // no leaves, or all are frozen
-  return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
+  return detail::root_of(total);
 }
 
 namespace detail {

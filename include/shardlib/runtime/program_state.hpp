@@ -38,6 +38,13 @@ struct ModelPart : Counted {
   std::string name;
 };
 
+/// The VJP that runs now, if its result is differentiated again. Each op that reads a value of the tape must then have
+/// a derivative by it.
+struct Transposing {
+  const OpInfo& op;                                              ///< whose VJP it is
+  std::vector<std::pair<const Node*, int>> differentiable = {};  ///< the operands that the op running now has VJPs for
+};
+
 /// State of one device's program.
 struct ProgramState {
   enum class Mode {
@@ -69,7 +76,9 @@ struct ProgramState {
   bool keep_shards = false;        ///< an op's operands keep their shards until the observer has the op's report
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
-  Pass pass = Pass::none;        ///< of value_and_grad
+  Pass pass = Pass::none;              ///< of value_and_grad
+  bool twice = false;                  ///< the derivatives of what runs now are themselves differentiated
+  Transposing* transposing = nullptr;  ///< null: no VJP that is differentiated runs now
   Handle<const ModelPart> part;  ///< what runs now; null outside of checkpointed functions and their backward pass
   Stopwatch stopwatch;           ///< times of value_and_grad's passes and of the collectives, since the last reset
 };
@@ -101,6 +110,20 @@ class WithMode {
   Handle<const Kept> kept_;
   std::vector<ValuePtr> saved_;
   std::size_t next_;
+};
+
+/// Sets the VJP that runs and is differentiated, and resets it on every exit from the C++ block.
+class WithTransposing {
+ public:
+  WithTransposing(ProgramState& state, Transposing* transposing)
+      : state_(state), outer_(std::exchange(state.transposing, transposing)) {}
+  WithTransposing(const WithTransposing&) = delete;
+  WithTransposing& operator=(const WithTransposing&) = delete;
+  ~WithTransposing() { state_.transposing = outer_; }
+
+ private:
+  ProgramState& state_;
+  Transposing* outer_;
 };
 
 /// Names the part of the model that runs, for traces.

@@ -58,6 +58,8 @@ struct Value;
 [[gnu::cold]] SHARDLIB_INLINE void note_overwritten(const Value& value);
 /// The error if an op reads a weight that is not the function's parameter, because the gradient would miss it.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_outside(const Value& value);
+/// The error if the VJP of an op is differentiated, but has no derivative.
+[[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device);
 
 struct Value : Counted {
   DevicePtr device;
@@ -100,6 +102,8 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
 
 /// Throws if the device's `launch` has returned.
 [[gnu::cold]] SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device);
+/// A spec that is made at run time. It stays until the program ends, because values and recordings refer to it.
+[[nodiscard]] SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec);
 
 /// A value without data: its sizes and local shape. Throws if the axes do not divide a size evenly.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype,

@@ -20,12 +20,15 @@ namespace shardlib::detail {
 
 class Backward::Pass : public Counted {
  public:
-  Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves) : leaves_(std::move(leaves)) {
+  Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves, bool twice)
+      : leaves_(std::move(leaves)), twice_(twice) {
+    for (const Slot& leaf : leaves_) nodes_.push_back(leaf.node);
+    if (twice_)
+      for (const auto& node : nodes_) inner_leaves_.insert(node.get());
     for (const auto& [slot, ct] : roots) {
       if (ct) device_ = ct->device;
       deliver(slot, ct);
     }
-    for (const Slot& leaf : leaves_) nodes_.push_back(leaf.node);
   }
 
   [[nodiscard]] bool stopped(std::size_t leaf) const { return nodes_[leaf] && nodes_[leaf]->stopped; }
@@ -57,7 +60,8 @@ class Backward::Pass : public Counted {
   }
 
  private:
-  /// Operands have smaller numbers, so descending order is valid. All leaves have 0 and differ by their addresses.
+  /// Operands have smaller numbers, so descending order is valid. Leaves have 0 and differ by their addresses; only
+  /// those of a pass that is itself differentiated may have operands, of the function around it.
   using Key = std::pair<std::uint64_t, Node*>;
   using Nodes = std::set<const Node*>;
   struct Pending {
@@ -73,7 +77,8 @@ class Backward::Pass : public Counted {
 
   void deliver(const Slot& slot, ValuePtr ct) {
     if (!slot || !ct) return;
-    Pending& p = slot.node->sequence == 0 ? arrived_[slot.node.get()] : pending_[key_of(slot.node)];
+    const bool leaf = slot.node->sequence == 0 || inner_leaves_.contains(slot.node.get());
+    Pending& p = leaf ? arrived_[slot.node.get()] : pending_[key_of(slot.node)];
     if (!p.node) {
       p.node = slot.node;
       p.outputs.resize(static_cast<std::size_t>(slot.node->outputs));
@@ -92,11 +97,11 @@ class Backward::Pass : public Counted {
       else
         all = all && !leaves_[i];
     }
-    if (all) return nullptr;
+    if (all && !twice_) return nullptr;
     std::map<Key, const std::vector<Node::Edge>*> below;  // all nodes that may still run, operands first
     std::vector<const std::vector<Node::Edge>*> todo;
     const auto add = [&](const Handle<Node>& node, const std::vector<Node::Edge>& edges) {
-      if (below.emplace(key_of(node), &edges).second) todo.push_back(&edges);
+      if (below.emplace(key_of(node), &edges).second && !inner_leaves_.contains(node.get())) todo.push_back(&edges);
     };
     for (const auto& [key, p] : pending_) add(p.node, p.outputs.empty() ? p.edges : p.node->edges);
     while (!todo.empty()) {
@@ -119,9 +124,10 @@ class Backward::Pass : public Counted {
     if (!p.outputs.empty()) {
       for (auto& output : p.outputs) p.cotangents.push_back(output.take());
       p.outputs.clear();
-      p.edges = std::exchange(p.node->edges, {});
+      if (twice_ && !p.node->twice) fail_twice(p.node->op, device_);
+      p.edges = twice_ ? p.node->edges : std::exchange(p.node->edges, {});
       if (p.node->fused_vjp)
-        p.inputs = std::exchange(p.node->fused_vjp, nullptr)(p.cotangents);
+        p.inputs = run_fused(*p.node, p.cotangents);
       else if (p.node->remat)
         p.remat = std::exchange(p.node->remat, nullptr)(p.cotangents);
       if (p.remat || !p.inputs.empty()) p.cotangents.clear();
@@ -143,22 +149,47 @@ class Backward::Pass : public Counted {
       }
       const Slot input = std::exchange(edge.input, {});
       const TransposeOf line(p.node->op.site);
-      deliver(input, p.inputs.empty() ? edge.vjp(p.cotangents[0], edge.saved) : std::move(p.inputs[i]));
+      deliver(input, p.inputs.empty() ? run_vjp(p, edge) : std::move(p.inputs[i]));
       edge.saved.values.clear();
     }
     return left;
   }
 
+  std::vector<ValuePtr> run_fused(Node& node, const std::vector<ValuePtr>& cotangents) {
+    if (!twice_) return std::exchange(node.fused_vjp, nullptr)(cotangents);
+    Transposing transposing{node.op};
+    const WithTransposing here(*state_, &transposing);
+    return node.fused_vjp(cotangents);
+  }
+  ValuePtr run_vjp(const Pending& p, Node::Edge& edge) {
+    if (!twice_) {
+      if (p.node->twice)  // the pass before this one has used them with their slots
+        for (ValuePtr& saved : edge.saved.values) saved = detached(*saved);
+      return edge.vjp(p.cotangents[0], edge.saved);
+    }
+    if (edge.of_result) {
+      auto result = Handle<Value>::make(*edge.saved.values.back());
+      result->slot = {p.node, 0};
+      edge.saved.values.back() = std::move(result);
+    }
+    Transposing transposing{p.node->op};
+    const WithTransposing here(*state_, &transposing);
+    return edge.vjp(p.cotangents[0], edge.saved);
+  }
+
   std::vector<Slot> leaves_;
+  const bool twice_;
   std::vector<Handle<const Node>> nodes_;  ///< nodes of the leaves
+  Nodes inner_leaves_;                     ///< the same, of a pass that is itself differentiated
   DevicePtr device_;
   ProgramState* state_ = nullptr;  ///< of the device, while ops run
   std::map<Key, Pending> pending_;
   std::unordered_map<Node*, Pending> arrived_;
 };
 
-SHARDLIB_INLINE Backward::Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves)
-    : pass_(Handle<Pass>::make(roots, std::move(leaves))) {}
+SHARDLIB_INLINE Backward::Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves,
+                                   bool twice)
+    : pass_(Handle<Pass>::make(roots, std::move(leaves), twice)) {}
 
 SHARDLIB_INLINE std::vector<ValuePtr> Backward::run() {
   return run(std::vector<bool>(pass_->leaves(), true));
@@ -173,8 +204,8 @@ SHARDLIB_INLINE bool Backward::stopped(std::size_t leaf) const {
 }
 
 SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
-                                               const std::vector<Slot>& leaves) {
-  return Backward(roots, leaves).run();
+                                               const std::vector<Slot>& leaves, bool twice) {
+  return Backward(roots, leaves, twice).run();
 }
 
 SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype) {

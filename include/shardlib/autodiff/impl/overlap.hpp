@@ -85,6 +85,7 @@ SHARDLIB_INLINE bool is_tracked(const ValuePtr& value) {
 SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
                                     const Handle<const Gathers>& behind) {
   ProgramState& s = program_state(x->device);
+  if (s.twice) return x;  // what starts ahead is not on the tape
   if (s.mode != ProgramState::Mode::eager)
     throw Error(op.describe() +
                 ": inside explicit_activation_checkpointing it would start gathers that the backward pass does not ask "

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -43,9 +44,13 @@ SHARDLIB_INLINE ValuePtr without_gradient(const ValuePtr& x) {
   return stopped(*x);
 }
 
+SHARDLIB_INLINE bool differentiated_twice(const ValuePtr& x) {
+  return program_state(x->device).twice;
+}
+
 SHARDLIB_INLINE ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec) {
   if (value->spec == &spec) return value;
-  auto copy = detached(*value);
+  auto copy = Handle<Value>::make(*value);
   copy->spec = &spec;
   return copy;
 }
@@ -95,7 +100,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> fused_cotangents(
 }
 
 SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& edges,
-                            std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp) {
+                            std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp, bool twice) {
   bool any = false;
   for (const auto& edge : edges) any = any || edge.input;
   ProgramState& s = program_state(out->device);
@@ -114,12 +119,33 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   node->sequence = ++s.sequence;
   node->edges = std::move(edges);
   node->fused_vjp = std::move(fused_vjp);
+  node->twice = twice;
   out->slot = {std::move(node), 0};
 }
+
+/// The reads of an op inside a VJP that is differentiated: of its operands that have derivatives, and of any for a
+/// result that has none, such as a condition.
+class ReadsOf {
+ public:
+  explicit ReadsOf(const Value& out) {
+    ProgramState& s = program_state(out.device);
+    if (s.transposing == nullptr) return;
+    Transposing& reads = reads_.emplace(Transposing{s.transposing->op});
+    if (out.slot)
+      for (const Node::Edge& edge : out.slot.node->edges)
+        reads.differentiable.emplace_back(edge.input.node.get(), edge.input.output);
+    here_.emplace(s, is_floating(out.dtype) ? &reads : nullptr);
+  }
+
+ private:
+  std::optional<Transposing> reads_;
+  std::optional<WithTransposing> here_;
+};
 
 /// Calls f, and adds the op's name and the device to its errors.
 template <class F>
 Buffer with_op_in_errors(const Value& out, const F& f) {
+  const ReadsOf reads(out);
   try {
     return f();
   } catch (const Error& error) {
@@ -210,15 +236,16 @@ SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& d
   auto out = make_value(op, device, dtype, spec, global);
   bind_names(op, *out);
   std::vector<Node::Edge> edges;
+  const bool twice = program_state(device).twice;
   for (EdgeSource& source : sources) {
     auto& edge = edges.emplace_back();
     if (!(*source.x)->slot) continue;  // the tape does not track this operand, so it needs no residuals
-    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.vjp)};
+    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.vjp), source.of_result};
     for (const ValuePtr* saved : source.saved)
-      if (saved != nullptr) edge.saved.values.push_back(detached(**saved));
-    if (source.of_result) edge.saved.values.push_back(detached(*out));
+      if (saved != nullptr) edge.saved.values.push_back(twice ? *saved : ValuePtr(detached(**saved)));
+    if (source.of_result) edge.saved.values.push_back(detached(*out));  // with its slot, the node would own itself
   }
-  attach(out, std::move(edges));
+  attach(out, std::move(edges), nullptr, twice);
   return out;
 }
 
@@ -227,6 +254,26 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device
   auto out = make_recorded(op, device, dtype, spec, global, sources);
   evaluate(out, std::move(kernel));
   return out;
+}
+
+SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
+                                               std::initializer_list<const TensorSpec*> others) {
+  Axes axes;
+  rules::collect_axes(spec, axes);
+  for (const TensorSpec* other : others) rules::collect_axes(*other, axes);
+  return lasting(rules::dual(spec, axes));
+}
+
+SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& x, const TensorSpec& spec,
+                                              const GlobalSizes& global, UnaryKernel forward, UnaryKernel transpose) {
+  EdgeSource source{&x, {}, false, nullptr};
+  if (x->slot)
+    source.vjp = [op, forward, transpose, due = &lasting_dual(*x->spec, {&spec})](const ValuePtr& ct,
+                                                                                  const Residuals& saved) {
+      return record_linear_erased(op, ct, *due, saved.sizes, transpose, forward);
+    };
+  return record_erased(op, x->device, x->dtype, spec, global, OfOperand<UnaryKernel>{x, std::move(forward)},
+                       {&source, 1});
 }
 
 SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,

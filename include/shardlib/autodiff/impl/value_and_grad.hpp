@@ -24,6 +24,9 @@ SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t 
 SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
   return detached(*value);
 }
+SHARDLIB_INLINE ValuePtr returned_value(const ValuePtr& value) {
+  return program_state(value->device).twice ? value : ValuePtr(detached(*value));
+}
 SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   auto zero = detached(*like);
   zero->storage = Handle<Storage>::make(allocate(*zero));
@@ -31,8 +34,18 @@ SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   return zero;
 }
 
-SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr& device)
-    : op_{op, {}, {}}, device_(device), state_(program_state(device)), outer_(state_.pass), first_(state_.sequence) {
+SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr& device, bool nested)
+    : op_{op, {}, {}},
+      device_(device),
+      state_(program_state(device)),
+      outer_(state_.pass),
+      nested_(nested && outer_ == ProgramState::Pass::forward),
+      outer_twice_(state_.twice),
+      first_(state_.sequence) {
+  if (nested && state_.mode != ProgramState::Mode::eager)
+    throw Error(op_.describe() +
+                ": inside explicit_activation_checkpointing or prefetch a gradient is not computed; call it outside (" +
+                device_->describe() + ")");
   state_.pass = ProgramState::Pass::forward;
   names_.emplace(state_, names_within(state_, op));
 }
@@ -42,22 +55,32 @@ SHARDLIB_INLINE Differentiation::~Differentiation() {
   state_.pass = outer_;
 }
 
-SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const std::string& what) const {
+SHARDLIB_INLINE void Differentiation::look_outside(const ValuePtr& value, const std::string& what) {
   if (outer_ == ProgramState::Pass::none || !value->slot) return;
+  if (nested_) {
+    twice_ = true;
+    return;
+  }
   const Node& maker = *value->slot.node;
   throw Error(op_.describe() + ": " + what + " is " +
               (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
-              " in a function that is itself differentiated, but a gradient is not differentiated again, so the outer "
-              "gradient would miss this use; take `stop_gradient` of it before this call, if that is meant (" +
+              " in a function that is itself differentiated, but this gradient is not differentiated again, so the "
+              "outer gradient would miss this use; take `stop_gradient` of it before this call, if that is meant (" +
               device_->describe() + ")");
 }
 
 SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const std::string& name) {
   auto leaf = as_leaf(*value);
   leaf->label = name;
+  if (nested_ && value->slot) {  // the leaf is a copy of a value of the function around this call
+    leaf->slot.node->sequence = ++state_.sequence;
+    leaf->slot.node->op = op_;
+    leaf->slot.node->twice = true;
+    leaf->slot.node->edges.push_back({value->slot, {}, [](const ValuePtr& ct, const Residuals&) { return ct; }});
+  }
   const std::string& title =
       titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
-  check_outside(value, title);
+  look_outside(value, title);
   bind_names(op_, *value, title);
   weights_.emplace_back(leaf->storage, std::exchange(leaf->storage->weight, &title));
   leaves_.push_back(leaf->slot);
@@ -66,11 +89,16 @@ SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const st
 
 SHARDLIB_INLINE void Differentiation::argument(const ValuePtr& value, std::size_t number) {
   const std::string what = "argument " + std::to_string(number);
-  check_outside(value, what);
+  look_outside(value, what);
   bind_names(op_, *value, what);
 }
 
+SHARDLIB_INLINE void Differentiation::begin_forward() {
+  state_.twice = twice_;
+}
+
 SHARDLIB_INLINE void Differentiation::end_forward() {
+  state_.twice = outer_twice_;
   for (auto it = weights_.rbegin(); it != weights_.rend(); ++it) it->first->weight = it->second;
   weights_.clear();
   names_.reset();
@@ -94,14 +122,14 @@ inline const Node* outside_below(const Node* root, std::uint64_t first, const st
 }
 
 SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
-  if (outer_ != ProgramState::Pass::none)
+  if (outer_ != ProgramState::Pass::none && !twice_)
     if (const Node* node = outside_below(loss.slot.node.get(), first_, leaves_))
       throw Error(op_.describe() + ": its function uses " +
                   (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
-                  " from outside, in a function that is itself differentiated, but a gradient is not differentiated "
-                  "again; pass it as an argument, with `stop_gradient` (" +
+                  " from outside, in a function that is itself differentiated, so the outer gradient would miss this "
+                  "use; pass it as an argument, with `stop_gradient` if no gradient is meant (" +
                   device_->describe() + ")");
-  std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_);
+  std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_, twice_);
   if (!unused)
     require_used(cotangents, "the loss, which is the result of " + loss.made_by.describe() + ", does not depend on ",
                  "use the function's parameter, leave the weight out, or write value_and_grad(mesh, allow_unused(f), "
@@ -118,7 +146,7 @@ SHARDLIB_INLINE void Differentiation::require_used(const std::vector<ValuePtr>& 
 }
 
 struct GradientCall::Parts : Counted {
-  explicit Parts(const DevicePtr& d) : device(d), differentiation("value_and_grad", d), overlap(std::nullopt) {}
+  explicit Parts(const DevicePtr& d) : device(d), differentiation("value_and_grad", d, true), overlap(std::nullopt) {}
   [[nodiscard]] std::size_t live() const { return device->pool()->stats().live; }
 
   DevicePtr device;
@@ -147,6 +175,7 @@ SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t n
   parts_->differentiation.argument(value, number);
 }
 SHARDLIB_INLINE void GradientCall::begin() {
+  parts_->differentiation.begin_forward();
   parts_->overlap.emplace(parts_->device);
   parts_->before = parts_->live();
   parts_->outside = program_state(parts_->device).stopwatch.change(Stopwatch::forward);
@@ -165,6 +194,22 @@ SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& los
   parts_->overlap->end_backward();
   program_state(parts_->device).stopwatch.change(parts_->outside);
   return cotangents;
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::transpose(const std::vector<ValuePtr>& results,
+                                                              const std::vector<ValuePtr>& cotangents) {
+  std::vector<std::pair<Slot, ValuePtr>> roots;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const GlobalSizes &sizes = results[i]->global, &given = cotangents[i]->global;
+    if (!(sizes.logical == given.logical && sizes.padded == given.padded))
+      throw Error("hessian_vector_product: the direction `" + std::string(to_string(*cotangents[i]->spec).view()) +
+                  "` has other sizes than its weight; give it the same ones (" + parts_->device->describe() + ")");
+    roots.emplace_back(results[i]->slot, cotangents[i]);
+  }
+  auto all = parts_->differentiation.transpose(roots);
+  parts_->overlap->end_backward();
+  program_state(parts_->device).stopwatch.change(parts_->outside);
+  return all;
 }
 
 /// The backward pass of a checkpointed call. It runs the function again from its arguments and its saved values, and
@@ -253,8 +298,9 @@ struct CheckpointForward::Parts : Counted {
   Handle<Node> node;
 };
 SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy) {
-  if (!inputs.empty() && program_state(inputs.front()->device).mode == ProgramState::Mode::eager)
-    parts_ = Handle<Parts>::make(std::move(inputs), policy);
+  if (inputs.empty()) return;
+  const ProgramState& s = program_state(inputs.front()->device);
+  if (s.mode == ProgramState::Mode::eager && !s.twice) parts_ = Handle<Parts>::make(std::move(inputs), policy);
 }
 SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
 SHARDLIB_INLINE bool CheckpointForward::active() const {

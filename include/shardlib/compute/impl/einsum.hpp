@@ -7,9 +7,12 @@
 #include <limits>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "shardlib/compute/reductions.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::detail {
 
@@ -18,6 +21,52 @@ SHARDLIB_INLINE double einsum_flops(const Value& x, const Value& y) {
   for (int i = 0; i < y.spec->rank(); ++i)
     if (!x.spec->has(y.spec->dims[i].name)) flops *= static_cast<double>(y.local[i]);
   return flops;
+}
+
+/// The roles of dims in a product, which is made at run time.
+inline kernels::EinsumPlan plan_product(const TensorSpec& a, const TensorSpec& b, const TensorSpec& out) {
+  Small<std::string_view, 3 * max_dims> names;
+  const auto numbers = [&](const TensorSpec& spec) {
+    std::vector<int> ids;
+    for (const Dim& dim : spec.dims) {
+      if (!names.contains(dim.name)) names.push_back(dim.name);
+      ids.push_back(names.find(dim.name));
+    }
+    return ids;
+  };
+  const std::vector<int> ids_a = numbers(a), ids_b = numbers(b), ids_out = numbers(out);
+  return kernels::plan_einsum(ids_a, ids_b, ids_out);
+}
+
+/// The cotangent of an operand of spec `of`: einsum_vjp at run time.
+inline ValuePtr product_cotangent(const ValuePtr& ct, const ValuePtr& other, const TensorSpec& of,
+                                  const GlobalSizes& sizes, ProductKernel product) {
+  const TensorSpec& due = lasting_dual(of, {ct->spec, other->spec});
+  TensorSpec kept = due;
+  for (int i = kept.rank(); i-- > 0;)
+    if (!ct->spec->has(kept.dims[i].name) && !other->spec->has(kept.dims[i].name)) kept.dims.erase(i);
+  const TensorSpec& spec = lasting(kept);
+  const ValuePtr grad = record_product_erased(Calling("einsum_unreduced", {}, {}), ct, other, ct->dtype, spec,
+                                              product(plan_product(*ct->spec, *other->spec, spec), ct, other), product);
+  if (kept.rank() == due.rank()) return grad;
+  return record_erased(Calling("broadcast", {}, {}), ct->device, ct->dtype, due, sizes, OfOperand{grad, &repeat_kernel},
+                       {});
+}
+
+SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, DType dtype,
+                                               const TensorSpec& spec, Kernel&& kernel, ProductKernel product) {
+  const ValuePtr operands[] = {x, y};
+  const GlobalSizes global = sizes_by_name(op, spec, {&x, &y});
+  std::vector<EdgeSource> sources;
+  if (x->slot || y->slot)
+    for (const int i : {0, 1})
+      sources.push_back({&operands[i],
+                         {&operands[1 - i]},
+                         false,
+                         [of = operands[i]->spec, product](const ValuePtr& ct, const Residuals& saved) {
+                           return product_cotangent(ct, saved.values[0], *of, saved.sizes, product);
+                         }});
+  return record_erased(op, x->device, dtype, spec, global, std::move(kernel), sources);
 }
 
 SHARDLIB_INLINE EinsumOrder einsum_order(const OpInfo& op, const OpParts& parts, const std::vector<ValuePtr>& x) {

@@ -213,6 +213,12 @@ SHARDLIB_INLINE Buffer TakePart::operator()(const Value& in, const Value& out) c
   out.device->exec().copy(result.data(), in.data().data() + skip, out.bytes());
   return result;
 }
+SHARDLIB_INLINE Buffer PutPart::operator()(const Value& in, const Value& out) const {
+  Buffer result = allocate(out);
+  out.device->exec().zero(result.data(), out.bytes());
+  out.device->exec().copy(result.data() + static_cast<std::size_t>(at) * in.bytes(), in.data().data(), in.bytes());
+  return result;
+}
 /// Copies the parts one after the other. A part without a value is zero.
 struct StackParts {
   std::vector<ValuePtr> parts;
@@ -241,8 +247,19 @@ SHARDLIB_INLINE void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, 
                                 const TensorSpec& part, const TensorSpec& due) {
   const auto stack_cotangents = [op, device = x->device, dtype = x->dtype, global = x->global,
                                  &due](const std::vector<ValuePtr>& cotangents) {
+    std::vector<EdgeSource> sources;
+    for (std::size_t i = 0; i < cotangents.size(); ++i)
+      if (cotangents[i] && cotangents[i]->slot)
+        sources.push_back({&cotangents[i],
+                           {},
+                           false,
+                           [i, spec = &lasting_dual(*cotangents[i]->spec, {})](const ValuePtr& ct, const Residuals&) {
+                             const auto at = static_cast<std::int64_t>(i);
+                             return record_linear_erased(Calling("take_part", {}, {}), ct, *spec, sizes_of_part(ct),
+                                                         TakePart{at}, PutPart{at});
+                           }});
     return std::vector{
-        record_erased({"stack", op.spec, op.site}, device, dtype, due, global, StackParts{cotangents}, {})};
+        record_erased({"stack", op.spec, op.site}, device, dtype, due, global, StackParts{cotangents}, sources)};
   };
   Slot slot;
   for (std::int64_t i = 0; i < x->global[0].size; ++i) {
@@ -251,7 +268,7 @@ SHARDLIB_INLINE void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, 
       bind_names(op, *one);
       std::vector<Node::Edge> edges;
       edges.push_back({x->slot, {{}, x->global}, nullptr});
-      attach(one, std::move(edges), stack_cotangents);
+      attach(one, std::move(edges), stack_cotangents, program_state(x->device).twice);
       slot = one->slot;
       if (slot) slot.node->outputs = static_cast<int>(x->global[0].size);
     }

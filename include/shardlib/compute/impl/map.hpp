@@ -3,6 +3,7 @@
 
 #include "shardlib/compute/map.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/compute/on_host.hpp"
+#include "shardlib/ops/elementwise.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
@@ -170,6 +173,80 @@ SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Valu
   return grads;
 }
 
+/// What the backward pass of a map needs besides the operands.
+struct MapDerivatives {
+  Handle<const MapFunction> function;
+  const TensorSpec* spec;     ///< of the result
+  const TensorSpec* ct_spec;  ///< of its cotangent
+  std::array<UnbroadcastFn, most_mapped> sums;
+};
+
+/// ct * g times the second derivative by operands i and j, in the result's shape.
+inline Buffer map_second(const MapFunction& function, std::size_t i, std::size_t j, const Value& ct, const Value& g,
+                         const MapOperands& x, const Value& out) {
+  const HostNumbers cts(ct), gs(g);
+  std::vector<HostNumbers> arrays;
+  std::vector<Shape> strides;
+  for (const ValuePtr& operand : x) {
+    arrays.emplace_back(*operand);
+    strides.push_back(broadcast_strides(*operand, *out.spec));
+  }
+  return filled_on_host(out, [&](const HostNumbers& result) {
+    out.device->host_exec().for_each(out.count(), [&](std::int64_t n) {
+      std::array<const std::byte*, most_mapped> elements{};
+      for (std::size_t k = 0; k < x.size(); ++k) {
+        std::int64_t at = 0, rest = n;
+        for (int d = out.local.size(); d-- > 0; rest /= out.local[d]) at += rest % out.local[d] * strides[k][d];
+        elements[k] = arrays[k].data() + static_cast<std::size_t>(at) * size_of(x[k]->dtype);
+      }
+      result.set(n, cts[n] * gs[n] * function.second(function.f, i, j, elements.data()));
+    });
+  });
+}
+
+/// The cotangent of operand i, in the result's shape, and on the tape if that tracks `ct` or an operand.
+inline ValuePtr map_vjp(const MapDerivatives& map, std::size_t i, const ValuePtr& given, const MapOperands& x) {
+  const ValuePtr ct = with_spec(given, *map.ct_spec);
+  if (!ct->slot && std::ranges::none_of(x, [](const ValuePtr& operand) { return bool(operand->slot); }))
+    return map_pull(*map.function, i, *ct, x);
+  const DType dtype = x[i]->dtype;
+  auto out = make_value(Calling("map_backward", {}, {}), ct->device, dtype, *map.ct_spec, ct->global);
+  const bool twice = program_state(ct->device).twice;
+  const auto residual = [&](const ValuePtr& value) { return twice ? value : ValuePtr(detached(*value)); };
+  MapOperands saved;
+  for (const ValuePtr& operand : x) saved.push_back(residual(operand));
+  std::vector<Node::Edge> edges(x.size() + 1);
+  // It is linear in `ct`: the cotangent of that is the same map of the cotangent.
+  if (ct->slot)
+    edges[0] = {ct->slot, {saved, {}}, [map, i](const ValuePtr& g, const Residuals& residuals) {
+                  const DType wide = map.function->result;
+                  MapDerivatives dual = map;
+                  std::swap(dual.spec, dual.ct_spec);
+                  const auto cast_to = [](const ValuePtr& value, DType to) {
+                    return value->dtype == to ? value : cast_floating(Calling("cast", {}, {}), value, to);
+                  };
+                  return cast_to(map_vjp(dual, i, cast_to(g, wide), residuals.values), wide);
+                }};
+  saved.push_back(residual(ct));
+  for (std::size_t j = 0; j < x.size(); ++j)
+    if (x[j]->slot && map.function->vjp[j].run != nullptr)
+      edges[j + 1] = {x[j]->slot, {saved, {}}, [map, i, j](const ValuePtr& g, const Residuals& residuals) {
+                        MapOperands at = residuals.values;
+                        const ValuePtr by = at.back();
+                        at.pop_back();
+                        const Kernel kernel = [function = map.function, i, j, by, g, at](const Value& shape) {
+                          return map_second(*function, i, j, *by, *g, at, shape);
+                        };
+                        return map.sums[j](record_erased({"map_second_derivative", {}, {}}, by->device, at[j]->dtype,
+                                                         *map.ct_spec, by->global, Kernel(kernel), {}));
+                      }};
+  attach(out, std::move(edges), nullptr, twice);
+  evaluate(out, [function = map.function, i, ct, x](const Value& /*out*/) {
+    return map_pull(*function, i, *ct, x)->storage->buffer;
+  });
+  return out;
+}
+
 #if defined(SHARDLIB_TYPED_KERNELS)
 /// Calls a lambda with symbols, whose instructions a kernel then runs.
 inline void trace_map(const OpInfo& op, const MapFunction& function, const MapOperands& x) {
@@ -197,16 +274,18 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
   if (is_floating(function->result)) {
     std::vector<Node::Edge> edges(x.size());
     MapOperands saved;
-    for (const ValuePtr& operand : x) saved.push_back(detached(*operand));
-    bool all = function->vjp_all.run != nullptr;
+    const bool twice = program_state(out->device).twice;
+    for (const ValuePtr& operand : x) saved.push_back(twice ? operand : ValuePtr(detached(*operand)));
+    bool all = !twice && function->vjp_all.run != nullptr;
+    const MapDerivatives map{function, &spec, &ct_spec, sums};
     for (std::size_t i = 0; i < x.size(); ++i) {
       all = all && x[i]->slot;
       if (function->vjp[i].run == nullptr) continue;
       edges[i].input = x[i]->slot;
       if (!x[i]->slot) continue;
       edges[i].saved.values = saved;
-      edges[i].vjp = [function, i, &ct_spec, sum = sums[i]](const ValuePtr& ct, const Residuals& residuals) {
-        return sum(map_pull(*function, i, *with_spec(ct, ct_spec), residuals.values));
+      edges[i].vjp = [map, i](const ValuePtr& ct, const Residuals& residuals) {
+        return map.sums[i](map_vjp(map, i, ct, residuals.values));
       };
     }
     std::function<MapOperands(const MapOperands&)> fused_vjp;
@@ -216,7 +295,7 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
         for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = sums[i](grads[i]);
         return grads;
       };
-    attach(out, std::move(edges), std::move(fused_vjp));
+    attach(out, std::move(edges), std::move(fused_vjp), twice);
   }
   evaluate(out, [function, x = std::move(x)](const Value& shape) { return map_forward(*function, x, shape); });
   return out;

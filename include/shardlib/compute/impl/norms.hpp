@@ -3,9 +3,12 @@
 
 #include "shardlib/compute/norms.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "shardlib/compute/on_host.hpp"
 #include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
@@ -25,6 +28,60 @@ SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angl
 SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
                                         std::int64_t n, double sign, f64* cosine, f64* sine) {
   rotary_tables(exec, angles, positions, n, sign, cosine, sine);
+}
+
+/// The derivative of <g, VJP(ct, x)> by x, for one row of elements `step` apart: `ct`, `g` and `x` begin at `first`. It
+/// runs in f64.
+inline void second_of_row(const RowsVjp& vjp, const HostNumbers& ct, const HostNumbers& g, const HostNumbers& x,
+                          const HostNumbers& out, std::int64_t first, std::int64_t step, std::int64_t n) {
+  const auto sum = [&](const auto& f) {
+    double total = 0;
+    for (std::int64_t i = 0; i < n; ++i) total += f(first + i * step);
+    return total;
+  };
+  const auto set = [&](const auto& f) {
+    for (std::int64_t i = 0; i < n; ++i) out.set(first + i * step, f(first + i * step));
+  };
+  const bool centered = vjp.kind == RowsVjp::Kind::layer;
+  const auto size = static_cast<double>(n);
+  const auto mean = [&](const HostNumbers& a) { return centered ? sum([&](auto i) { return a[i]; }) / size : 0; };
+  const double of_ct = mean(ct), of_g = mean(g), of_x = mean(x);
+  const auto c = [&](std::int64_t i) { return ct[i] - of_ct; };
+  const auto h = [&](std::int64_t i) { return g[i] - of_g; };
+  const auto y = [&](std::int64_t i) { return x[i] - of_x; };
+  const double s = sum([&](auto i) { return c(i) * y(i); }), t = sum([&](auto i) { return h(i) * y(i); });
+  if (vjp.kind == RowsVjp::Kind::softmax)  // of y (ct - <ct, y>)
+    return set([&](auto i) { return h(i) * (c(i) - s) - c(i) * t; });
+  // Of r (c - r^2 y <c, y> / n), where r = (<y, y> / n + epsilon)^(-1/2).
+  const double r = 1 / std::sqrt(sum([&](auto i) { return y(i) * y(i); }) / size + vjp.epsilon),
+               cube = r * r * r / size;
+  const double q = sum([&](auto i) { return h(i) * c(i); });
+  set([&](auto i) { return y(i) * (3 * cube * r * r * s * t / size - cube * q) - cube * (c(i) * t + h(i) * s); });
+}
+
+SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, const ValuePtr& x, const RowsVjp& vjp) {
+  std::vector<EdgeSource> sources;
+  if (ct->slot || x->slot) {
+    sources.push_back({&ct, {&x}, false, [op, vjp](const ValuePtr& g, const Residuals& saved) {
+                         return record_rows_vjp(op, g, saved.values[0], vjp);
+                       }});
+    sources.push_back({&x, {&ct, &x}, false, [op, vjp](const ValuePtr& g, const Residuals& saved) {
+                         const ValuePtr &by = saved.values[0], &at = saved.values[1];
+                         const Kernel kernel = [vjp, by, g, at](const Value& out) {
+                           const Along a = along(out, vjp.dim);
+                           const HostNumbers ct(*by), h(*g), numbers(*at);
+                           return filled_on_host(out, [&](const HostNumbers& result) {
+                             for (std::int64_t i = 0; i < out.count(); ++i) result.set(i, 0);  // padding
+                             out.device->host_exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
+                               second_of_row(vjp, ct, h, numbers, result, i / a.inner * a.n * a.inner + i % a.inner,
+                                             a.inner, a.n - a.padding);
+                             });
+                           });
+                         };
+                         return record_erased(op, by->device, by->dtype, *by->spec, by->global, Kernel(kernel), {});
+                       }});
+  }
+  return record_erased(op, ct->device, ct->dtype, *ct->spec, ct->global, vjp.kernel(ct, x), sources);
 }
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {

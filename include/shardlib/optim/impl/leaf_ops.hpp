@@ -3,8 +3,6 @@
 
 #include "shardlib/optim/leaf_ops.hpp"
 
-#include <functional>
-#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -19,14 +17,6 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec) {
-  static std::mutex mutex;
-  static std::map<std::string, TensorSpec, std::less<>> all;
-  const auto text = to_string(spec);
-  const std::lock_guard lock(mutex);
-  const auto found = all.find(text.view());
-  return found != all.end() ? found->second : all.emplace(std::string(text.view()), spec).first->second;
-}
 SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to) {
   static std::mutex mutex;
   static std::set<std::string> all;

@@ -3,10 +3,27 @@
 
 #include "shardlib/runtime/program_state.hpp"
 
+#include <algorithm>
+
+#include "shardlib/support/error.hpp"
+
 namespace shardlib::detail {
+
+SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device) {
+  throw Error(op.describe() +
+              ": its VJP has no derivative, so a second derivative would miss a part; write it in the ops that have "
+              "second derivatives (docs/autodiff.md lists them), take `stop_gradient` of the operand, or give "
+              "hessian_vector_product a step, for the difference of two gradients (" +
+              device->describe() + ")");
+}
 
 SHARDLIB_INLINE void note_read(const Value& value) {
   ProgramState& s = program_state(value.device);
+  if (s.transposing != nullptr && value.slot &&
+      std::ranges::find(s.transposing->differentiable,
+                        std::pair<const Node*, int>(value.slot.node.get(), value.slot.output)) ==
+          s.transposing->differentiable.end())
+    fail_twice(s.transposing->op, value.device);
   if (!s.note_reads) return;
   s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
                           value.spec, value.bytes()});

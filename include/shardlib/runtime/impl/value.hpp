@@ -4,7 +4,10 @@
 #include "shardlib/runtime/value.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -37,6 +40,15 @@ SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device) {
               ": its operands, or its mesh, are of a `launch` that has returned; compute in the function that `launch` "
               "runs, and keep what `fetch` or `item` returns (" +
               device.describe() + ")");
+}
+
+SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec) {
+  static std::mutex mutex;
+  static std::map<std::string, TensorSpec, std::less<>> all;
+  const auto text = to_string(spec);
+  const std::lock_guard lock(mutex);
+  const auto found = all.find(text.view());
+  return found != all.end() ? found->second : all.emplace(std::string(text.view()), spec).first->second;
 }
 
 SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
