@@ -55,7 +55,7 @@ def main():
     header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]
     print(ran(["g++", "--version"]).splitlines()[0])
     print(f"{'':<46}{'runs':>4} {'median':>8}  (least .. most)")
-    optimised = level[-1] if level else "not optimised"
+    optimized = level[-1] if level else "not optimized"
     readme = []
     if os.path.exists(os.path.join(options.build, "tests/readme_example.cpp")):
         one = shlex.split(ran(["ninja", "-C", options.build, "-t", "commands", README]).splitlines()[-1])
@@ -65,10 +65,10 @@ def main():
     template = [source if part.endswith("/gpt_fsdp.cpp") else part for part in shlex.split(command)]
     alone = [part for part in template if part not in ("-DSHARDLIB_COMPILED", "-DSHARDLIB_HAS_COMMIT")]
     for name, runs, arguments in (
-        (f"gpt_fsdp.cpp, {optimised}", options.runs, (shlex.split(command),)),
+        (f"gpt_fsdp.cpp, {optimized}", options.runs, (shlex.split(command),)),
         *readme,
-        (f"the template, {optimised}, shardlib::compiled", options.runs, (template,)),
-        (f"the template, {optimised}, header-only", options.runs, (alone,)),
+        (f"the template, {optimized}, shardlib::compiled", options.runs, (template,)),
+        (f"the template, {optimized}, header-only", options.runs, (alone,)),
         ("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")),
     ):
         columns = zip(*(cost(*arguments) for _ in range(runs)))

@@ -26,7 +26,7 @@ def longest_packet(device, size):
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.sendall(struct.pack("=IHHII", 16 + len(header) + len(settings), RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
                        + header + settings)  # fmt: skip
-        (error,) = struct.unpack_from("=i", kernel.recv(4096), 16)  # of the acknowledgement, after its header
+        (error,) = struct.unpack_from("=i", kernel.recv(4096), 16)  # of the acknowledgment, after its header
     if error:
         raise OSError(-error, os.strerror(-error))
 

@@ -309,7 +309,7 @@ int program(int argc, char** argv) {
     throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
   if (o.lora > 0 && o.optimizer.name == "muon")
     throw UsageError(
-        "--optimizer muon orthogonalises w_up and w_down, which --lora does not train: choose another one");
+        "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);

@@ -63,7 +63,7 @@ inline void must_be_gpt2(const Options& o) {
 inline void read_config(run::Options& options, Options& o) {
   if (o.load.empty()) return;
   run::require_other_folder(o.save, o.load);
-  options.imply("--sample-begin", "-1", "--load");  // nothing stood before the texts that those models have learnt
+  options.imply("--sample-begin", "-1", "--load");  // nothing stood before the texts that those models have learned
   std::error_code ignored;
   if (!std::filesystem::is_directory(o.load, ignored)) return;
   auto config = naming_option("--load", [&] { return run::HuggingFaceConfig(o.load); });

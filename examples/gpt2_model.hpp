@@ -79,7 +79,7 @@ static_assert(fully_sharded<Mesh<"d t">, Model<f32>> && fully_sharded<Mesh<"d t"
 // ---- configuration --------------------------------------------------------------------------------------------------
 
 struct ModelConfig {
-  bool post_norm = false;  // normalise after adding a branch (miniGPT), not before the branch (GPT-2)
+  bool post_norm = false;  // normalize after adding a branch (miniGPT), not before the branch (GPT-2)
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
   RecomputePolicy recompute = {"seqax"};
@@ -127,14 +127,14 @@ auto norm(const Tensor<C, "B/d L M">& x, const Norm<C, Whole>& w, const ModelCon
   return cast<C>(layer_norm<"M">(cast<f32>(x), config.epsilon) * cast<f32>(scale) + cast<f32>(bias));
 }
 
-// Gathers the residual stream over t; GPT-2 normalises it.
+// Gathers the residual stream over t; GPT-2 normalizes it.
 template <dtype C, bool Whole = false>
 auto branch_input(const Residual& x, const Norm<C, Whole>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
   return config.post_norm ? whole : norm<C>(whole, w, config);
 }
 
-// Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalises the result.
+// Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalizes the result.
 template <dtype C, bool Whole = false>
 auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Weight<C, "M/t/d", Whole>& bias,
                 const Norm<C, Whole>& w, const ModelConfig& config, const Dropout& dropout) -> Residual {

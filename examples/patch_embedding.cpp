@@ -5,7 +5,7 @@
 //   patch_embedding d=2,t=2                    four devices, as threads of this process
 //   mpirun -n 4 patch_embedding d=2,t=2        four devices, as MPI ranks
 //
-// Dims: B batch, H height, W width, C colours, Y and X rows and columns of patches, P and Q those of pixels in a patch,
+// Dims: B batch, H height, W width, C colors, Y and X rows and columns of patches, P and Q those of pixels in a patch,
 // M model, K classes. Images are sharded over d, the model over t, and the weights at rest over both.
 #include <fmt/format.h>
 

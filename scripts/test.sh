@@ -146,7 +146,7 @@ fuzz_and_cuda() {
 
 stage "release: g++, all tests" release
 if [ $quick = no ]; then
-  stage "sanitizers: addresses and undefined behaviour; threads" sanitizers
+  stage "sanitizers: addresses and undefined behavior; threads" sanitizers
   stage "clang 19: headers, examples and benchmarks" clang
   stage "fuzz: every reader for a few seconds; nvcc: headers and an example" fuzz_and_cuda
 fi

@@ -4,7 +4,7 @@
 compile_cost.py -- FLAG...            compares with tests/compile_cost.json; more than 3 % above it fails
 compile_cost.py --update -- FLAG...   writes that file anew: look at its diff before it is committed
 
-Counted are types, declarations, class template specialisations, functions, and statements with expressions, as
+Counted are types, declarations, class template specializations, functions, and statements with expressions, as
 `clang -Xclang -print-stats` reports them: what templates are instantiated to, which is what compiling costs. Other
 versions of clang and of the standard library count otherwise: then the exit status is 77, skipped.
 """
@@ -21,7 +21,7 @@ MOST = 1.03
 COUNTS = {
     "types": r"(\d+) types total",
     "declarations": r"(\d+) decls total",
-    "class template specialisations": r"(\d+) ClassTemplateSpecialization decls",
+    "class template specializations": r"(\d+) ClassTemplateSpecialization decls",
     "functions": r"(\d+) (?:Function|CXXMethod) decls",
     "statements and expressions": r"(\d+) stmts/exprs total",
 }

@@ -250,7 +250,7 @@ TEST_CASE("attention on a device: kernels that keep the scores compute what the 
   for (const bool segmented : {false, true}) {
     for (const auto& c : {
              Case{2, 65, 2, 1, 64, "BLHGD", "BLHD"},   // as in gpt2
-             Case{1, 300, 2, 1, 64, "BHLGD", "BHLD"},  // several blocks; rows of a head are neighbours
+             Case{1, 300, 2, 1, 64, "BHLGD", "BHLD"},  // several blocks; rows of a head are neighbors
              Case{1, 130, 1, 3, 64, "BLHGD", "BLHD"},  // query heads share keys
              Case{1, 150, 2, 2, 128, "BLGHD", "BLHD"},
              Case{2, 64, 1, 1, 128, "BLHGD", "BLHD"},

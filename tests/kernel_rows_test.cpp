@@ -32,8 +32,8 @@ struct CountCalls {
         n, [=](std::int64_t i) { return to[i]; }, [=](std::int64_t i, std::int32_t before) { to[i] = before + 1; });
   }
 };
-/// Each lane of a part writes the sum of its own number and its neighbour's.
-struct AddNeighbour {
+/// Each lane of a part writes the sum of its own number and its neighbor's.
+struct AddNeighbor {
   std::int32_t* sums;
   template <class Team>
   void operator()(const Team& team, std::int64_t /*item*/) const {
@@ -65,7 +65,7 @@ TEST_CASE("kernel rows: a stream visits each element once, and parts exchange nu
       CHECK(std::ranges::count(calls, 8) == 3 * n);
     }
   std::vector<std::int32_t> sums(4, -1);
-  Place(true).run([](const Exec& e, std::int32_t* to) { e.for_items_on_device(2, 0, AddNeighbour{to}); }, sums);
+  Place(true).run([](const Exec& e, std::int32_t* to) { e.for_items_on_device(2, 0, AddNeighbor{to}); }, sums);
   CHECK(sums == std::vector<std::int32_t>{1, 1, 201, 201});
 }
 

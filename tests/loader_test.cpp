@@ -251,14 +251,14 @@ TEST_CASE("loader: shuffled epochs have the same rows as unshuffled ones, in an 
     for (int epoch = 0; epoch < 4; ++epoch) {
       const auto order = loader.batch(epoch).targets;
       orders.insert(order);
-      int fixed = 0, neighbours = 0;
+      int fixed = 0, neighbors = 0;
       for (std::size_t i = 0; i < order.size(); ++i) {
         fixed += order[i] == static_cast<int>(i) + 100 ? 1 : 0;
-        neighbours += i > 0 && std::abs(order[i] - order[i - 1]) == 1 ? 1 : 0;
+        neighbors += i > 0 && std::abs(order[i] - order[i - 1]) == 1 ? 1 : 0;
       }
       // Both numbers are about Poisson: with mean 1 and with mean 2.
       CHECK(fixed < 8);
-      CHECK(neighbours < 12);
+      CHECK(neighbors < 12);
     }
   }
   CHECK(orders.size() == 12);

@@ -1,4 +1,4 @@
-// The main of every test program: a Catch2 session between initialising and finalising Kokkos and MPI.
+// The main of every test program: a Catch2 session between initializing and finalizing Kokkos and MPI.
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
 

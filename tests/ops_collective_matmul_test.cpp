@@ -168,7 +168,7 @@ template <dtype D>
 using Activations = Tensor<D, "B/d L/t M">;
 
 template <dtype D>
-auto travelling(const Activations<D>& x, const Mlp<D>& w) -> Activations<D> {
+auto traveling(const Activations<D>& x, const Mlp<D>& w) -> Activations<D> {
   const auto h = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(gathering<over<"t">>(x), w.up);
   return einsum_scatter<"B/d L F/t, F/t M -> B/d L/t M", accumulator_t<D>>(square(h), w.down);
 }
@@ -204,7 +204,7 @@ void check_layer(const Grid& mesh, const Sizes& sizes, double tolerance) {
     };
     return std::get<1>(value_and_grad(mesh, loss, operands));
   };
-  const auto found = graded(travelling<D>), again = graded(explicit_activation_checkpointing(travelling<D>)),
+  const auto found = graded(traveling<D>), again = graded(explicit_activation_checkpointing(traveling<D>)),
              expected = graded(gathered<D>);
   const auto close = [&](const auto& a, const auto& b, double at_most, const char* what) {
     const double difference = off(a, b);
@@ -215,7 +215,7 @@ void check_layer(const Grid& mesh, const Sizes& sizes, double tolerance) {
     close(a.template get<&Trained<D>::up>(), b.template get<&Trained<D>::up>(), at_most, "the gradient of up");
     close(a.template get<&Trained<D>::down>(), b.template get<&Trained<D>::down>(), at_most, "the gradient of down");
   };
-  close(travelling<D>(x, weights), gathered<D>(x, weights), tolerance, "the result");
+  close(traveling<D>(x, weights), gathered<D>(x, weights), tolerance, "the result");
   all_close(found, expected, tolerance);
   all_close(again, found, 0);
 }
@@ -284,7 +284,7 @@ TEST_CASE("einsums with shards that travel: traffic, arithmetic and memory", "[o
     const detail::Observing observing(device, [&](const detail::OpReport& ran) {
       for (const auto axis : ran.work.axes) axes[ran.op.name] = std::string(axis);
     });
-    const auto counts = count(device, travelling<f32>);
+    const auto counts = count(device, traveling<f32>);
     const std::int64_t shard =
         2 * 64 * 64 * static_cast<std::int64_t>(sizeof(f32));  // of x, of y, and of its cotangent
     // The gathering einsum is there forward, and for the gradient of `up`. The cotangent of x is not asked for.

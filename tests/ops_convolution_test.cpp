@@ -61,7 +61,7 @@ Names names_in(const std::string& text) {
       },                                                                            \
       convolved(names_in(from), names_in(window), names_in(to), std::initializer_list<Window>{__VA_ARGS__}))
 
-constexpr Window plain, causal{.before = 3}, centred{.before = 2, .after = 2}, by_two{.stride = 2};
+constexpr Window plain, causal{.before = 3}, centered{.before = 2, .after = 2}, by_two{.stride = 2};
 
 TEST_CASE("conv_unreduced along one length", "[ops]") {
   check_cases({
@@ -72,7 +72,7 @@ TEST_CASE("conv_unreduced along one length", "[ops]") {
       CONV(f32, "C/d D H", "two H more", "C/d K more", "D", "two", "K", plain),
       CONV(f32, "C/d D H/t", "two H/t more", "C/d K more +t", "D", "two", "K", plain),
       CONV(f32, "D H", "K H C/t", "two C/t", "D", "K", "two", plain),
-      CONV(f64, "L two C/d", "H/t D two", "C/d H/t L", "L", "D", "L", centred),
+      CONV(f64, "L two C/d", "H/t D two", "C/d H/t L", "L", "D", "L", centered),
       // groups; weights of each row; a pending sum; a length alone
       CONV(f32, "L H/t two", "H/t K two more", "L H/t more", "L", "K", "L", causal),
       CONV(f32, "C/d L H", "C/d K H", "C/d L", "L", "K", "L", causal),
@@ -96,7 +96,7 @@ TEST_CASE("conv_unreduced along two lengths", "[ops]") {
   check_cases({
       CONV(f32, "C/d L D", "K more H", "C/d L two H", "L D", "K more", "L two", causal, by_two),
       CONV(f32, "D H/t L", "H/t K more", "L two +t", "L D", "K more", "L two", causal, by_two),
-      CONV(f64, "L K C/t", "D two C/t", "L K C/t", "L K", "D two", "L K", centred, {.before = 1}),
+      CONV(f64, "L K C/t", "D two C/t", "L K C/t", "L K", "D two", "L K", centered, {.before = 1}),
   });
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("windows and a reduction are a pooling", "[ops]") {
 TEST_CASE("conv_unreduced of bf16 rounds its sums once", "[ops]") {
   std::vector<Case> cases{
       CONV(bf16, "C/t L", "C/t K", "C/t L", "L", "K", "L", causal),
-      CONV(bf16, "H L", "D K", "H L", "H L", "D K", "H L", centred, {.before = 1, .after = 2}),
+      CONV(bf16, "H L", "D K", "H L", "H L", "D K", "H L", centered, {.before = 1, .after = 2}),
   };
   check_cases(cases, {"d=1,t=1"});
   // Elsewhere each device rounds its summand of what is partial.

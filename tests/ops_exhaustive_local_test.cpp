@@ -171,7 +171,7 @@ TEST_CASE("rearrange over every pair of specs", "[ops][exhaustive][slow]") {
 // ---- the same bytes under another spec -----------------------------------------------------------------------------
 
 /// x's bytes as a value of the spec and sizes.
-ValuePtr relabelled(const ValuePtr& x, const TensorSpec& spec, const detail::GlobalSizes& global) {
+ValuePtr relabeled(const ValuePtr& x, const TensorSpec& spec, const detail::GlobalSizes& global) {
   return compute("relabel", x->device, x->dtype, spec, global, [&](const detail::Value& out) {
     expect(out.count() == x->count(), "the shard has another size");
     return x->data();
@@ -252,7 +252,7 @@ TEST_CASE("rename, merge and split over every spec", "[ops][exhaustive][slow]") 
     const auto& [gx, gy] = expected[i];
     named(c.what, [&] {
       const auto x = place(device, DType::f32, *c.from, gx, 1);
-      const auto y = relabelled(x, *c.to, sizes_of(gy));
+      const auto y = relabeled(x, *c.to, sizes_of(gy));
       const Global got = assemble(*y, *c.to);
       expect(got.names == gy.names, "other dims");
       expect_close(got, gy, DType::f32, 0, "value");
@@ -260,7 +260,7 @@ TEST_CASE("rename, merge and split over every spec", "[ops][exhaustive][slow]") 
       const Axes axes = axes_of({c.from, c.to});
       const auto ct = place(device, DType::f32, dual_of(*c.to, axes), gy, 2);
       const TensorSpec& due = dual_of(*c.from, axes);
-      expect_close(assemble(*relabelled(ct, due, sizes_of(gx)), due), gx, DType::f32, 0, "cotangent");
+      expect_close(assemble(*relabeled(ct, due, sizes_of(gx)), due), gx, DType::f32, 0, "cotangent");
     });
   });
 }

@@ -43,7 +43,7 @@ Row softmax_of(const Row& x) {
   return y;
 }
 /// (x - mean) / root of the mean square; without `centered` the mean counts as 0.
-Row normalised(Row x, bool centered, double* scale = nullptr) {
+Row normalized(Row x, bool centered, double* scale = nullptr) {
   const auto n = static_cast<double>(x.size());
   const double mean = centered ? dot(x, Row(x.size(), 1)) / n : 0;
   for (double& v : x) v -= mean;
@@ -52,10 +52,10 @@ Row normalised(Row x, bool centered, double* scale = nullptr) {
   if (scale != nullptr) *scale = s;
   return x;
 }
-Row normalised_gradient(const Row& x, const Row& ct, bool centered) {
+Row normalized_gradient(const Row& x, const Row& ct, bool centered) {
   const auto n = static_cast<double>(x.size());
   double scale = 0;
-  const Row y = normalised(x, centered, &scale);
+  const Row y = normalized(x, centered, &scale);
   const double mean = centered ? dot(ct, Row(x.size(), 1)) / n : 0, projection = dot(ct, y) / n;
   Row dx(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) dx[i] = scale * (ct[i] - mean - y[i] * projection);
@@ -105,8 +105,8 @@ const std::vector<Along>& along_ops() {
        [](const Exec& exec, const f32* x, const f32* ct, detail::Along a, f32* dx) {
          kernels::rms_norm_backward(exec, x, ct, dx, a.outer, a.n, a.inner, epsilon, a.padding);
        },
-       false, [](const Row& x) { return normalised(x, false); },
-       [](const Row& x, const Row& ct) { return normalised_gradient(x, ct, false); }},
+       false, [](const Row& x) { return normalized(x, false); },
+       [](const Row& x, const Row& ct) { return normalized_gradient(x, ct, false); }},
       {"layer_norm",
        [](const Exec& exec, const f32* x, detail::Along a, f32* y) {
          kernels::layer_norm(exec, x, y, a.outer, a.n, a.inner, epsilon, a.padding);
@@ -114,8 +114,8 @@ const std::vector<Along>& along_ops() {
        [](const Exec& exec, const f32* x, const f32* ct, detail::Along a, f32* dx) {
          kernels::layer_norm_backward(exec, x, ct, dx, a.outer, a.n, a.inner, epsilon, a.padding);
        },
-       false, [](const Row& x) { return normalised(x, true); },
-       [](const Row& x, const Row& ct) { return normalised_gradient(x, ct, true); }},
+       false, [](const Row& x) { return normalized(x, true); },
+       [](const Row& x, const Row& ct) { return normalized_gradient(x, ct, true); }},
   };
   return all;
 }

@@ -34,7 +34,7 @@ struct Gathered {
 Gathered gathered(const Weights& w) {
   return {all_gather<"M/d H/t -> M H/t">(w.in), all_gather<"H/t M/d -> H/t M">(w.out)};
 }
-/// The same over another factorisation of the devices.
+/// The same over another factorization of the devices.
 Gathered gathered_over_e(const Weights& w) {
   const Grid mesh(w.in.device());
   const auto other = reinterpret<"d -> e">(mesh);

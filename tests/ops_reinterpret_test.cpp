@@ -1,4 +1,4 @@
-// reinterpret: placements on other factorisations of the same devices, with collectives there, against whole arrays; a
+// reinterpret: placements on other factorizations of the same devices, with collectives there, against whole arrays; a
 // layer of experts over the devices that data and sequence share; the mistakes that only run time can see.
 #include "op_case.hpp"
 #include "shardlib/run/check_replicas.hpp"
@@ -47,7 +47,7 @@ TEST_CASE("reinterpret: every placement, with a collective on the other mesh", "
       },
       same()));
   cases.push_back(make_case<Tensor<f32, "A/d/s B">>(
-      "one factorisation into another, and a gather over its minor axis",
+      "one factorization into another, and a gather over its minor axis",
       [](const auto& x) {
         const Whole mesh(x.device());
         const auto other = reinterpret<"d s -> a b">(mesh, {{"a", mesh.size("s")}, {"b", mesh.size("d")}});
@@ -226,7 +226,7 @@ TEST_CASE("reinterpret: the plan counts what moves on the other mesh by the mesh
   CHECK(counted.collectives[0].axes == "d s");
 }
 
-TEST_CASE("reinterpret: no copy, one device for each factorisation, and its mistakes", "[ops]") {
+TEST_CASE("reinterpret: no copy, one device for each factorization, and its mistakes", "[ops]") {
   on_mesh("d=2,s=1,t=2", [](const DevicePtr& device) {
     const Whole mesh(device);
     const auto folded = reinterpret<"d s -> e">(mesh);

@@ -422,7 +422,7 @@ def tutorial(p):
         return (done, records(path)) if done.succeeds() else (done, [])
 
     one = losses("--mesh=p=1")[1]
-    check(len(one) == 6 and abs(one[0]["loss"] - 16) < 1e-3, "8 microbatches, each of loss 2 at first: outputs are normalised")
+    check(len(one) == 6 and abs(one[0]["loss"] - 16) < 1e-3, "8 microbatches, each of loss 2 at first: outputs are normalized")
     for mesh, schedule in [("p=2", "gpipe"), ("p=4", "1f1b"), ("p=4", "eager-1f1b"), ("p=4", "interleaved-1f1b"),
                            ("p=2", "zero-bubble"), ("p=4", "dualpipe-v"), ("p=2,d=1,t=2", "1f1b")]:
         ranks = 2 if p.mpiexec and mesh == "p=2" else 0

@@ -1322,7 +1322,7 @@ def mistakes(p):
     nowhere = os.path.join(p.folder, "nowhere", "file")
     # Options, and what the one error line must say: the option at fault and what to do.
     wrong = [
-        (["--colour=red"], ["--colour", "--help"]),
+        (["--color=red"], ["--color", "--help"]),
         (["stray"], ["stray", "--help"]),
         (["--steps=-1"], ["--steps", "--help"]),
         (["--steps=many"], ["--steps", "--help"]),
@@ -1434,7 +1434,7 @@ def mistakes(p):
     if not p.mpiexec:
         return
     for options, words in wrong:
-        if options[0].split("=")[0] in ("--colour", "--data", "--metrics", "--clip") or options[0] == "--mesh=d=x,t=1":
+        if options[0].split("=")[0] in ("--color", "--data", "--metrics", "--clip") or options[0] == "--mesh=d=x,t=1":
             p.gpt(*options, ranks=2).fails(2, *words)
     p.gpt("--batch=7", ranks=2).fails(2, "--batch 7", "d = 2", "choose a multiple of 2")
     p.gpt("--mesh=d=4,t=1", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks", "choose another mesh")

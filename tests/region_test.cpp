@@ -86,7 +86,7 @@ TEST_CASE("a block comes from the lowest range of up to four times its size, els
   CHECK(region->reserved() == 52 * 64);
 }
 
-TEST_CASE("freed neighbours are one range again, in whichever order they are freed") {
+TEST_CASE("freed neighbors are one range again, in whichever order they are freed") {
   std::vector<std::size_t> order{0, 1, 2, 3};
   do {
     const auto region = Region::make_meta();
@@ -235,7 +235,7 @@ TEST_CASE("threads free each other's blocks") {
     std::vector<std::pair<Buffer, std::byte>> buffers;
   };
   std::vector<Mailbox> mailboxes(threads);
-  std::vector<int> spoilt(threads);
+  std::vector<int> spoiled(threads);
   const auto read = [&](std::size_t me) {
     std::vector<std::pair<Buffer, std::byte>> mine;
     {
@@ -244,7 +244,7 @@ TEST_CASE("threads free each other's blocks") {
     }
     for (const auto& [buffer, fill] : mine) {
       const std::byte* const data = buffer.data();
-      if (!std::all_of(data, data + buffer.bytes(), [fill = fill](std::byte b) { return b == fill; })) ++spoilt[me];
+      if (!std::all_of(data, data + buffer.bytes(), [fill = fill](std::byte b) { return b == fill; })) ++spoiled[me];
     }
   };
   {
@@ -267,7 +267,7 @@ TEST_CASE("threads free each other's blocks") {
     }
   }
   for (std::size_t me = 0; me < threads; ++me) read(me);
-  CHECK(spoilt == std::vector<int>(threads));
+  CHECK(spoiled == std::vector<int>(threads));
   const auto stats = pool->stats();
   CHECK(stats.live == 0);
   const Buffer all = pool->allocate(stats.reserved / 4096 * 4096 - 4096);

@@ -1,4 +1,4 @@
-// reshard: trees between all devices and pipeline stages, and between factorisations of the same devices, bit for bit;
+// reshard: trees between all devices and pipeline stages, and between factorizations of the same devices, bit for bit;
 // what it takes of memory; what does not fit is one error on all devices. On threads and under mpirun.
 #include <fmt/format.h>
 
@@ -159,7 +159,7 @@ struct Otherwise {
 };
 }  // namespace
 
-TEST_CASE("reshard: between factorisations of the same devices", "[reshard]") {
+TEST_CASE("reshard: between factorizations of the same devices", "[reshard]") {
   for (const auto& [axes, d] : std::vector<std::pair<std::string, int>>{
            {"d=1,t=1", 1}, {"d=2,t=1", 1}, {"d=4,t=1", 2}, {"d=1,t=4", 4}, {"d=4,t=2", 2}, {"d=2,t=3", 6}})
     on_mesh(axes, [&, d = d](const DevicePtr& device) {

@@ -24,7 +24,7 @@ ROOMS = {
     "runtime": "what a tensor holds, names and sizes, padding, observers",
     "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
     "compute": "what each op does with a device's shards, without specs",
-    "optim": "optimizers, learning rates, initialisation",
+    "optim": "optimizers, learning rates, initialization",
     "interop": "host arrays, shard_map, gradient checks, Eigen, Kokkos, formatting",
     "pipeline": "pipeline parallelism: stages, schedules, execution",
     "io": "text, tokens, checkpoints, file formats, trees from one layout to another",

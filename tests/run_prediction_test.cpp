@@ -229,7 +229,7 @@ std::pair<run::Plan, run::Plan> plans_of(const char* optimizer, double ema = 0) 
   Layer<C> grads;
   make(grads);
   run::begin(trained, o);
-  device->pool()->reset_peak();  // initialisation takes more
+  device->pool()->reset_peak();  // initialization takes more
   const auto step = [&] {
     return run::count_step(device, [&] {
       const std::vector<io::TokenBatch> rows;

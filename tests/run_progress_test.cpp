@@ -84,7 +84,7 @@ TEST_CASE("progress: plain lines where there is no terminal", "[run]") {
   CHECK(shown.take().empty());
 }
 
-TEST_CASE("progress: validation and utilisation in 100 columns, a resumed run's time left", "[run]") {
+TEST_CASE("progress: validation and utilization in 100 columns, a resumed run's time left", "[run]") {
   Shown shown(file, 90);
   shown.step(90, {}, 0.414);
   CHECK(shown.take() ==
@@ -108,17 +108,17 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   for (int i = 0; i < 50; ++i) shown.step(i);
   std::string text = shown.take();
   CHECK(text.find('\n') == std::string::npos);
-  CHECK(screen(text) == std::vector<std::string>{
-                            "step    49/100  [==========>         ]  50 %  "
-                            "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+  CHECK(screen(text) ==
+        std::vector<std::string>{"step    49/100  [==========>         ]  50 %  "
+                                 "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
   CHECK(text.find("\x1b[3") == std::string::npos);
 
   shown.progress->message("saved\nverified");
   text += shown.take();
-  CHECK(screen(text) == std::vector<std::string>{
-                            "saved", "verified",
-                            "step    49/100  [==========>         ]  50 %  "
-                            "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+  CHECK(screen(text) ==
+        std::vector<std::string>{"saved", "verified",
+                                 "step    49/100  [==========>         ]  50 %  "
+                                 "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
 
   shown.progress->pause();
   text += shown.take() + "a sample\n";
@@ -140,8 +140,9 @@ TEST_CASE("progress: a log has the plain lines, whatever the terminal shows", "[
   std::string logs[2];
   for (int live = 0; live < 2; ++live) {
     std::ostringstream out;
-    Progress progress(0, 25, out, live != 0 ? colored : file, [] { return 0.0; },
-                      [&log = logs[live]](std::string_view text) { log += text; });
+    Progress progress(
+        0, 25, out, live != 0 ? colored : file, [] { return 0.0; },
+        [&log = logs[live]](std::string_view text) { log += text; });
     for (int i = 0; i < 24; ++i)
       progress.step({.step = i, .loss = 1, .validation_loss = i == 13 ? std::optional(2.0) : std::nullopt});
     progress.message("stopped");
@@ -170,7 +171,7 @@ TEST_CASE("progress: speed and time left are smoothed, and count what is between
   CHECK(step(200, 1, 0) == "grad norm  0.000     1000 tokens/s  19 min left\n");  // 5 seconds after each tenth step
 }
 
-TEST_CASE("progress: drawn ten times a second at most, and colour only where it is wanted", "[run]") {
+TEST_CASE("progress: drawn ten times a second at most, and color only where it is wanted", "[run]") {
   Shown shown(colored);
   shown.step(0);
   CHECK(shown.take().find("\x1b[36mstep ") != std::string::npos);

@@ -135,7 +135,7 @@ def reports(folder):
         print("there is no node: the report's script was not run")
 
 
-# ---- colours ---------------------------------------------------------------------------------------------------------
+# ---- colors ---------------------------------------------------------------------------------------------------------
 
 
 def linear_rgb(color):
@@ -165,11 +165,11 @@ def oklab(color, seen):
                   [0.0259040371, 0.7827717662, -0.8086757660]], [c ** (1 / 3) for c in lms])  # fmt: skip
 
 
-def colours(path):
+def colors(path):
     with open(path, encoding="utf-8") as file:
         style = file.read().split("<style>")[1].split("</style>")[0]
     light, dark = (dict(re.findall(r"--(\w+):(#\w+)", rules)) for rules in re.findall(r":root\{([^}]*)\}", style)[:2])
-    check(set(light) == set(dark) and len(light) == 22, "both themes have all colours")
+    check(set(light) == set(dark) and len(light) == 22, "both themes have all colors")
     same = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     for theme, color in (("light", light), ("dark", {**light, **dark})):
         for kind, number in itertools.product("cp", range(8)):
@@ -346,7 +346,7 @@ def main():
         check(done.returncode == 0, f"the files were written: {done.stdout}{done.stderr}")
         if not failures:
             reports(folder)
-            colours(f"{folder}/first/report.html")
+            colors(f"{folder}/first/report.html")
             trace(f"{folder}/trace.json")
             tensorboard(f"{folder}/tensorboard")
             if arguments.tool:

@@ -459,7 +459,7 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
   }
 }
 
-TEST_CASE("training: the holes that initialisation leaves have gone back to the system before the first step",
+TEST_CASE("training: the holes that initialization leaves have gone back to the system before the first step",
           "[run][training]") {
   const run::Data tokens = data(io::Rows::packed);
   run::Training training = of_steps(1);

@@ -1,6 +1,6 @@
 // A walk through one training step of seqax's model, types only: FSDP over d, tensor parallelism over t, the residual
 // stream sharded M/t. Each step says the type of its result, what its backward pass looks like, and at least one wrong
-// neighbour that must not compile. There is nothing to run: this file is tested by being compiled.
+// neighbor that must not compile. There is nothing to run: this file is tested by being compiled.
 //
 //   B batch  L sequence  M model  Q queries per key/value head  K key/value heads  D head  F feed-forward  V vocabulary
 #include <type_traits>
@@ -180,7 +180,7 @@ OP("B/d Qlen Q K/t D", einsum_unreduced<"B/d Qlen M, M Q K/t D -> B/d Qlen Q K/t
 OP("M Q K/t D +d",
    einsum_unreduced<"B/d Qlen M, B/d Qlen Q K/t D -> M Q K/t D +d">(x<"B/d Qlen M">(), x<"B/d Qlen Q K/t D">()));
 static_assert(!legal<rules::einsum, OpSpec("B/d Qlen Q K/t D, M Q K/t D -> B/d Qlen M"), Spec("B/d Qlen Q K/t D"),
-                     Spec("M Q K/t D")>);  // torchtitan #3412: a partial value labelled replicated
+                     Spec("M Q K/t D")>);  // torchtitan #3412: a partial value labeled replicated
 
 OP("B/d L M +t", rename<"Qlen -> L">(x<"B/d Qlen M +t">()));
 OP("B/d L M/t", reduce_scatter<"B/d L M +t -> B/d L M/t">(x<"B/d L M +t">()));

@@ -56,7 +56,7 @@ def member(deb, suffix):
 
 
 def novel(xdr):
-    """The lines of R's serialisation of a character vector."""
+    """The lines of R's serialization of a character vector."""
     assert xdr[:2] == b"X\n" and xdr[18:23] == b"UTF-8" and xdr[23:27] == b"\0\0\0\x10", "not a character vector"
     count, at, lines = struct.unpack_from(">I", xdr, 27)[0], 31, []
     for _ in range(count):
@@ -69,7 +69,7 @@ def novel(xdr):
 
 
 def austen(data):
-    """The six novels: each is a length and, behind zlib, R's serialisation."""
+    """The six novels: each is a length and, behind zlib, R's serialization."""
     with open(os.path.join(data, "r-cran-janeaustenr.deb"), "rb") as file:
         rdb = member(file.read(), "/janeaustenr/data/Rdata.rdb")
     novels, at = [], 4

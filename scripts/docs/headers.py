@@ -25,7 +25,7 @@ class Declaration:
     path: object
     line: int
     doc: str
-    text: str  # without its body, or what it is initialised with
+    text: str  # without its body, or what it is initialized with
     template: str = ""  # what stands between the brackets of the last `template <...>`
     parameters: str = ""
     result: str = ""

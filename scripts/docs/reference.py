@@ -372,7 +372,7 @@ class Reference:
     def members(self, page, declaration):
         from pages import highlight
 
-        out, group = [], []  # neighbours without a comment of their own stand together
+        out, group = [], []  # neighbors without a comment of their own stand together
         shown = [member for member in declaration.members if member.doc or not member.virtual]
         shown = [member for i, member in enumerate(shown) if not i or member.text != shown[i - 1].text]
         for i, member in enumerate(shown):

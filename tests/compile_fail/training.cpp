@@ -85,11 +85,11 @@ auto bias_per_device(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M 
 }
 #endif
 
-// torchtitan 3412, pytorch 172932: a partial value is labelled replicated
+// torchtitan 3412, pytorch 172932: a partial value is labeled replicated
 // expect: a tensor `f32\[B/d M \+t\]` does not fit the declared type `f32\[B/d M\]`: a sum over t is still pending in
 // expect: all_reduce<..?B/d M \+t -> B/d M..?>` \(communicates\)
 #if SECTION == 7
-Tensor<f32, "B/d M"> labelled_replicated(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M F/t">& w) {
+Tensor<f32, "B/d M"> labeled_replicated(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M F/t">& w) {
   return einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(hidden, w);
 }
 #endif

@@ -84,7 +84,7 @@ namespace detail {
 
 /// The residuals of the nodes below `root`.
 SHARDLIB_INLINE std::vector<SavedResidual> residuals_below(const Node* root);
-/// Throws Error if the value is on another factorisation of the device's mesh. Gradients are typed by the axes of one
+/// Throws Error if the value is on another factorization of the device's mesh. Gradients are typed by the axes of one
 /// mesh.
 SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, const std::string& what);
 

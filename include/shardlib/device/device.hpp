@@ -64,7 +64,7 @@ class Device : public detail::Counted {
   /// The axes of `original` that the group over `axes` spans, without those that it lacks. A factor that spans a part
   /// of an axis counts as that axis.
   [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
-  /// The difference of rank of neighbours along the axis.
+  /// The difference of rank of neighbors along the axis.
   [[nodiscard]] int stride(std::string_view axis) const;
 
   Device(const Device&) = delete;

@@ -48,7 +48,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
 SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int devices, const DeviceBody& body,
                                       LaunchOptions options = {});
 
-/// The body of main: initialises Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception
+/// The body of main: initializes Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception
 /// becomes one message on stderr and status 2 (UsageError) or 1; so does standard output that cannot be written
 /// (status 1). Kokkos takes its settings from its environment variables (KOKKOS_NUM_THREADS, ...). `return
 /// run_program(argc, argv, [] { ...; return 0; })`

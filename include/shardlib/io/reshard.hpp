@@ -1,5 +1,5 @@
 // Moves a tree between two shardings in memory: between the fully sharded model and the stages of a pipeline, or
-// between two factorisations of the same devices.
+// between two factorizations of the same devices.
 #pragma once
 
 #include "shardlib/device/device.hpp"

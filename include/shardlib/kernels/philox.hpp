@@ -47,13 +47,13 @@ constexpr float normal_tail(float p) {
   // erfinv(x) = x * f(w) with x = 1 - 2p and w = -log(1 - x^2). f is one polynomial for w < 5, and one in sqrt(w)
   // above.
   const float w = -fast_log(4.0F * p * (1.0F - p));
-  const float centre = polynomial(w - 2.5F, 2.260597774e-8F, 3.422247090e-7F, -3.454779514e-6F, -4.380346714e-6F,
+  const float center = polynomial(w - 2.5F, 2.260597774e-8F, 3.422247090e-7F, -3.454779514e-6F, -4.380346714e-6F,
                                   2.183129798e-4F, -0.001253758885F, -0.004177346517F, 0.2466407663F, 1.501409351F);
   // std::sqrt sets errno, which would prevent the vectorization of loops over this function.
   const float root = fast_exp(0.5F * fast_log(select(w < 5.0F, 5.0F, w)));
   const float tail = polynomial(root - 3.0F, 1.517725849e-5F, -2.345881995e-4F, 0.001226635368F, -0.003319975827F,
                                 0.005715541456F, -0.007732029328F, 0.009453946010F, 1.001683077F, 2.832976294F);
-  return 1.41421356F * (1.0F - 2.0F * p) * select(w < 5.0F, centre, tail);
+  return 1.41421356F * (1.0F - 2.0F * p) * select(w < 5.0F, center, tail);
 }
 
 /// The low bit is the sign. The other bits are the tail's probability, which resolves both tails down to 2^-32.

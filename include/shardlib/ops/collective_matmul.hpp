@@ -79,7 +79,7 @@ inline constexpr auto gathering_vjp = [](const auto& ct, const auto& other, cons
   using D = typename X::value_type;
   static constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, Other::spec, X::spec>());
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, due);
-  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_scatter", Tensor<D, due>>(
       OpInfo{"einsum_scatter", transpose, {}}, ct.device(), global,
       ScatteringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), other.value(), shards.dim, shards.axis});
@@ -93,7 +93,7 @@ inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, c
   using D = typename Y::value_type;
   static constexpr Spec due = dual_spec(Y::spec, axes_of<Ct::spec, X::spec, Y::spec>());
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Whole, due);
-  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_unreduced", Tensor<D, due>>(
       OpInfo{"einsum_unreduced", transpose, {}}, ct.device(), global,
       GatheringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), x.value(), false, shards.dim, shards.axis});
@@ -101,7 +101,7 @@ inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, c
 
 template <OpSpec O, class Result, bool First, Spec Whole, class X, class Y>
 Result einsum_gathering(const Site& site, const X& x, const Y& other) {
-  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   const Calling op{"einsum_unreduced", O, site};
   const ValuePtr &a = First ? x.value() : other.value(), &b = First ? other.value() : x.value();
   return record<"einsum_unreduced", Result>(op, x.device(), sizes_by_name(op, parsed<Result::spec>, {&a, &b}),
@@ -188,8 +188,7 @@ auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Si
                           y_due = detail::dual_spec(T, axes);
     static constexpr OpSpec to_x = detail::op_spec_of(ct, T, x_due), to_y = detail::op_spec_of(ct, S, y_due);
     static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
-    static constexpr rules::Travelling shards =
-        rules::travelling(detail::parsed<products>, detail::parsed<Result::spec>);
+    static constexpr rules::Traveling shards = rules::traveling(detail::parsed<products>, detail::parsed<Result::spec>);
     const detail::Calling op{"einsum_scatter", O, site};
     return Result(detail::record_einsum_scatter(
         op, {&detail::einsum_plan<O>(), x.value(), y.value(), shards.dim, shards.axis}, detail::parsed<Result::spec>,

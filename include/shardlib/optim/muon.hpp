@@ -9,7 +9,7 @@
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {
-/// Muon (Jordan et al. 2024): momentum, whose matrices are orthogonalised before a step. Leaves that are not matrices,
+/// Muon (Jordan et al. 2024): momentum, whose matrices are orthogonalized before a step. Leaves that are not matrices,
 /// and those that `matrix(leaf name)` leaves out, as embeddings should be, are updated by `adamw`. A leaf of three dims
 /// for which `stack(leaf name)` is true is a matrix for each index of its first dim, as for each expert "X/e M/d F/t".
 /// A step of a matrix has about AdamW's size (Liu et al. 2025), so that both take one learning rate and

@@ -17,7 +17,7 @@ namespace shardlib::pipeline {
 /// The content of a message: an `activation` forward, or its `gradient` backward.
 enum class Payload { activation, gradient };
 
-/// One payload on its way between two neighbouring stages, for one microbatch: a tensor, or a few, always the same.
+/// One payload on its way between two neighboring stages, for one microbatch: a tensor, or a few, always the same.
 struct Message {
   Payload payload = Payload::activation;
   int boundary = 0;  ///< b lies between the stages b and b + 1

@@ -24,8 +24,7 @@ namespace detail {
 using core::ValuePtr;
 
 /// A tensor's values under another spec, and on another device of the same program: nothing is copied.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec,
-                                                  const DevicePtr& device);
+[[nodiscard]] SHARDLIB_INLINE ValuePtr relabeled(const core::Value& x, const TensorSpec& spec, const DevicePtr& device);
 
 /// One message of a group along the stage axis, counted and traced like a collective. Never waits for the receiver.
 SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to);
@@ -130,7 +129,7 @@ class StagedMesh {
   template <dtype D, Spec S>
   [[nodiscard]] auto part_of_sum(const Tensor<D, S>& x) const -> Tensor<D, detail::with_partial<S, P>> {
     static constexpr Spec sum = detail::with_partial<S, P>;
-    return Tensor<D, sum>(detail::relabelled(*x.value(), detail::core::parsed<sum>, whole_.device()));
+    return Tensor<D, sum>(detail::relabeled(*x.value(), detail::core::parsed<sum>, whole_.device()));
   }
 
   /// The sum of what `owners` (ranks, ascending, this one among them) hold of x, on each of them, with the same bits:

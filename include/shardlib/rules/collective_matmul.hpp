@@ -10,14 +10,14 @@
 namespace shardlib::rules {
 
 /// The dim whose shards travel, and the axis that they travel along.
-struct Travelling {
+struct Traveling {
   std::string_view dim, axis;
   Text others;  ///< why there is more than one
 };
 
 /// The one dim and axis that `sharded` has in addition to `whole`.
-constexpr Travelling travelling(const TensorSpec& whole, const TensorSpec& sharded) {
-  Travelling found;
+constexpr Traveling traveling(const TensorSpec& whole, const TensorSpec& sharded) {
+  Traveling found;
   int axes = 0;
   for (int i = 0; i < sharded.rank(); ++i)
     for (auto axis : detail_::suffix(sharded.dims[i].axes, whole.dims[i].axes)) {
@@ -36,7 +36,7 @@ constexpr Travelling travelling(const TensorSpec& whole, const TensorSpec& shard
 constexpr Verdict gathering(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("gathering", op, x);
   if (const Verdict verdict = detail_::gather(call); !verdict.ok()) return verdict;
-  const Travelling shards = travelling(call.op.out, call.op.in[0]);
+  const Traveling shards = traveling(call.op.out, call.op.in[0]);
   if (!shards.others.empty())
     return call.fail("a product takes the shards of one dim over one axis, not those of " + shards.others +
                      "; take `all_gather` for all but one of them before (communicates)");
@@ -72,7 +72,7 @@ constexpr Text summed_alone(const OpParts& op) {
 constexpr Verdict gathering_operand(const OpCall& call, const Verdict& verdict, const TensorSpec& shard, bool first) {
   if (!verdict.ok()) return verdict;
   const TensorSpec& other = call.op.in[first ? 1 : 0];
-  const Travelling shards = travelling(call.op.in[first ? 0 : 1], shard);
+  const Traveling shards = traveling(call.op.in[first ? 0 : 1], shard);
   if (other.placement(shards.axis).kind != Placement::sharded)
     return call.fail(Text(operand_of_two(!first)) + " " + quoted(other) + " is " + describe(other, shards.axis) +
                      ", so all devices along " + shards.axis +
@@ -109,7 +109,7 @@ constexpr Verdict einsum_scatter(std::string_view op, const TensorSpec& x, const
   if (!reduce_scatter(to_string(products) + " -> " + to_string(result), products).ok())
     return call.fail("each device's products are " + quoted(products) + ", and no `reduce_scatter` turns that into " +
                      quoted(result) + "; write `einsum_unreduced`, and then each collective");
-  const Travelling shards = travelling(products, result);
+  const Traveling shards = traveling(products, result);
   if (!shards.others.empty())
     return call.fail("the products of one dim are scattered over one axis, not those of " + shards.others +
                      "; take `einsum`, or scatter one of them afterwards (both communicate)");

@@ -44,7 +44,7 @@ struct ThinnedSeries {
   std::vector<double> x, y, low, high;
 };
 
-/// At most `most` values, each the mean, or the median, of its neighbours. `thinned(losses, 2000, false)`
+/// At most `most` values, each the mean, or the median, of its neighbors. `thinned(losses, 2000, false)`
 [[nodiscard]] SHARDLIB_INLINE ThinnedSeries thinned(const Series& series, std::size_t most, bool median);
 
 /// A figure of HTML that the page's script draws, with a table of values. Each series has at most `points` values.

@@ -14,14 +14,14 @@ namespace shardlib::run {
 
 /// How a graph is drawn.
 struct GraphOptions {
-  bool fold = false;  ///< one node for neighbouring ops that neither communicate nor multiply matrices
+  bool fold = false;  ///< one node for neighboring ops that neither communicate nor multiply matrices
 };
 
 /// The graph of the ops of value_and_grad in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
 /// runs with its FLOPs and the bytes that a device sends, forward and backward in a frame each, and a box for each
 /// input (weights under their names). Arrows have the spec and the bytes of a device's
 /// shard; dotted ones lead from the forward pass, where "kept" tells the bytes, to the backward pass. Collectives have
-/// a colour for each set of axes. Recomputed ops are dashed. It is a dry run, so the devices of the mesh need not
+/// a color for each set of axes. Recomputed ops are dashed. It is a dry run, so the devices of the mesh need not
 /// exist. `dot({{"d", 2}}, body, {.fold = true})`
 [[nodiscard]] SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
                                               const std::function<void(const DevicePtr&)>& body,

@@ -16,12 +16,12 @@ namespace shardlib::run {
 /// The capabilities of the output.
 struct Terminal {
   bool live = false;   ///< a line can be redrawn
-  bool color = false;  ///< escape codes for colours are understood and wanted
+  bool color = false;  ///< escape codes for colors are understood and wanted
   int width = 80;      ///< characters a line
   int file = -1;       ///< if it is a terminal, its width is read before each drawing
 };
 
-/// The capabilities of an open file. A terminal is live unless TERM is "dumb", and coloured unless NO_COLOR is set
+/// The capabilities of an open file. A terminal is live unless TERM is "dumb", and colored unless NO_COLOR is set
 /// (no-color.org). Under Open MPI, whose ranks get terminals of their own, mpirun's output counts, if it is on this
 /// machine.
 [[nodiscard]] SHARDLIB_INLINE Terminal terminal_of(int file);

@@ -37,7 +37,7 @@ struct OptimizerOptions {
 /// Declares these options, and says which others have no effect with an optimizer. `declare(options, optimizer)`
 SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o);
 
-/// Whether Muon orthogonalises the leaf, if it is a matrix or a stack of them: the weights of feed-forward layers.
+/// Whether Muon orthogonalizes the leaf, if it is a matrix or a stack of them: the weights of feed-forward layers.
 /// `is_muon_matrix("layers/0/w_up")`
 [[nodiscard]] SHARDLIB_INLINE bool is_muon_matrix(std::string_view leaf);
 

@@ -88,7 +88,7 @@ inline void send_pieces_at_once() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(Tuning().collective_piece + 4096).c_str(), 0);
 }
 
-/// Initialises MPI unless the program has done so. Returns whether `stop` must finalise it.
+/// Initializes MPI unless the program has done so. Returns whether `stop` must finalize it.
 inline bool start(int* argc, char*** argv) {
   const bool mine = !running();
   int provided = 0;

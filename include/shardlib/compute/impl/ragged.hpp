@@ -166,7 +166,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   std::vector<Buffer> messages(n);
   complete(out, [&] {
     std::vector<Request> requests;
-    // Each device begins with its neighbour. Messages of no rows travel too: a count that differs is an error then.
+    // Each device begins with its neighbor. Messages of no rows travel too: a count that differs is an error then.
     for (std::size_t i = 1; i < n; ++i) {
       const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
       const Buffer message = to[peer].gathered(exec, from, row, *out.device->pool());

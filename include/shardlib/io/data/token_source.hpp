@@ -107,7 +107,7 @@ void for_each_document(std::string_view text, const std::function<void(std::stri
                                                                   const TextOptions& options = {});
 
 namespace detail {
-/// The finaliser of splitmix64 (Steele et al. 2014), a bijection that spreads every bit.
+/// The finalizer of splitmix64 (Steele et al. 2014), a bijection that spreads every bit.
 [[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;

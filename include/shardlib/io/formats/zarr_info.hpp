@@ -17,7 +17,7 @@ struct ZarrCompressor {
   int block = 0;  ///< blosc's: about the bytes that are compressed together, as numcodecs has it; 0: it chooses
 };
 
-/// The filter "delta": differences of neighbours in the flattened chunk; integers only.
+/// The filter "delta": differences of neighbors in the flattened chunk; integers only.
 struct ZarrDelta {
   std::string dtype;   ///< dtype of the values
   std::string stored;  ///< dtype of the differences ("astype"); as wide as dtype or narrower

@@ -121,7 +121,7 @@ struct StoreHeads {
   }
 };
 
-/// Lanes of a kernel of rows: four rows, each with 32 columns, so that neighbouring lanes read neighbouring elements,
+/// Lanes of a kernel of rows: four rows, each with 32 columns, so that neighboring lanes read neighboring elements,
 /// and a short row keeps the lanes busy too. Column c has the elements c, c + 32, ... of its row.
 struct RowLanes {
   static constexpr std::int64_t rows = 4, columns = 32, count = rows * columns;

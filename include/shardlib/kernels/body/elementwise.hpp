@@ -65,7 +65,7 @@ struct Elementwise {
   }
 };
 
-/// Some neighbouring elements, which a lane reads or writes at once.
+/// Some neighboring elements, which a lane reads or writes at once.
 template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T values[N];
@@ -93,7 +93,7 @@ SHARDLIB_FUNCTION void store_pack(T* p, const Pack<std::remove_const_t<T>, N>& p
 #endif
   if constexpr (!std::is_const_v<T>) *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
-/// Whether a lane may read and write packs of N elements of a row: they are neighbours, or copies of one that is only
+/// Whether a lane may read and write packs of N elements of a row: they are neighbors, or copies of one that is only
 /// read.
 template <int N, class T>
 SHARDLIB_FUNCTION bool takes_packs(const std::byte* at, std::int64_t step) {
@@ -122,7 +122,7 @@ struct ElementRow {
     const std::array<std::byte*, sizeof...(T)> at{data[I] + (offsets[I] + start * strides[I]) *
                                                                 static_cast<std::int64_t>(sizeof(T))...};
     if constexpr (!Team::single) {
-      // Packs of at most 16 bytes, so that neighbouring lanes of a GPU read or write neighbouring packs at once. A lane
+      // Packs of at most 16 bytes, so that neighboring lanes of a GPU read or write neighboring packs at once. A lane
       // loads some of them before it stores the first: those it awaits together.
       constexpr int some = static_cast<int>(std::min<std::size_t>(8, 16 / std::max({sizeof(T)...})));
       constexpr std::size_t bytes = some * (sizeof(T) + ...);

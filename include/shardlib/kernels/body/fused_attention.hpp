@@ -18,7 +18,7 @@ struct FusedAttention {
   static constexpr int block = 64;
   static constexpr float log2_e = 1.44269504F;
 
-  const HeadOffsets* heads;  ///< of all query heads; those that share keys are neighbours
+  const HeadOffsets* heads;  ///< of all query heads; those that share keys are neighbors
   int groups;                ///< query heads that share keys
   int length, key_count, width;
   float scale;  ///< more than 0
@@ -78,7 +78,7 @@ struct SeenKeys {
   }
 };
 
-/// Stores two neighbouring elements of a result.
+/// Stores two neighboring elements of a result.
 template <class R>
 struct alignas(2 * sizeof(R)) ResultPair {
   R first, second;

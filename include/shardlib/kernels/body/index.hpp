@@ -151,7 +151,7 @@ struct AddRows {
   [[nodiscard]] constexpr bool begins(std::int64_t a) const {
     return list[a].to != Addition::nowhere && (a == 0 || list[a - 1].to != list[a].to);
   }
-  /// Makes `width` neighbouring sums, up to W.
+  /// Makes `width` neighboring sums, up to W.
   template <std::int64_t W>
   SHARDLIB_FUNCTION void add(std::int64_t a, std::int64_t column, std::int64_t width) const {
     const std::int64_t to = list[a].to;

@@ -50,7 +50,7 @@ struct LionNumbers {
   }
 };
 
-/// Muon's momentum. `along` receives what is to be orthogonalised.
+/// Muon's momentum. `along` receives what is to be orthogonalized.
 struct MuonMomentum {
   float momentum, clip;
   bool nesterov;

@@ -11,13 +11,13 @@
 
 namespace shardlib::kernels::body {
 
-/// The results of a reduction and what each of them reduces. An item is up to 64 neighbouring results.
+/// The results of a reduction and what each of them reduces. An item is up to 64 neighboring results.
 struct ReducedResults {
   static constexpr std::int64_t width = 64;
   Nest<1> kept, taken;
   std::int64_t rows, columns, tiles;
 
-  /// `columns` are the results whose elements are neighbours, too.
+  /// `columns` are the results whose elements are neighbors, too.
   constexpr ReducedResults(const Nest<1>& results, const Nest<1>& reduced)
       : kept(results), taken(reduced), rows(taken.count()), columns(1) {
     if (kept.depth > 0 && kept.loop(kept.depth - 1).strides[0] == 1) columns = kept.pop().extent;

@@ -11,7 +11,7 @@
 namespace shardlib::kernels::body {
 
 /// A matrix in team memory. Each row has its groups of 8 elements in another order, so that lanes that read the same
-/// group of neighbouring rows read different banks.
+/// group of neighboring rows read different banks.
 template <int Columns>
 struct TeamMatrix {
   static_assert(Columns % 64 == 0);

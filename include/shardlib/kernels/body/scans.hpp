@@ -12,7 +12,7 @@
 
 namespace shardlib::kernels::body {
 
-/// Walks along n, from either end, with a state for each of up to 64 neighbouring columns, an item: scan.start(column)
+/// Walks along n, from either end, with a state for each of up to 64 neighboring columns, an item: scan.start(column)
 /// is its first value, then scan.step(i, element, state), and at last scan.end(column, state).
 template <class Scan>
 struct ScanColumns {
@@ -146,8 +146,8 @@ struct PassedOn {
       state = state == A(0) ? at(s, 1, column) : at(s, 0, column) * state + at(s, 1, column);
     return state;
   }
-  /// The third row of the neighbour on the other side, or 0.
-  [[nodiscard]] constexpr A neighbour(std::int64_t column) const {
+  /// The third row of the neighbor on the other side, or 0.
+  [[nodiscard]] constexpr A neighbor(std::int64_t column) const {
     const std::int64_t s = rank + (reverse ? -1 : 1);
     return ends == nullptr || s < 0 || s == shards ? A(0) : at(s, 2, column);
   }
@@ -211,7 +211,7 @@ struct LinearScanBackward {
     else if (i != first)
       out[at] = static_cast<T>(s * static_cast<State>(h[at + before]));
     else
-      out[at] = static_cast<T>(s * passed.neighbour(at / (n * inner) * inner + at % inner));
+      out[at] = static_cast<T>(s * passed.neighbor(at / (n * inner) * inner + at % inner));
   }
   constexpr void end(std::int64_t /*column*/, const State& /*state*/) const {}
 };

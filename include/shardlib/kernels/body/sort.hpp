@@ -1,4 +1,4 @@
-// Kernels that sort a list: they sort runs, and merge neighbouring runs until one is left.
+// Kernels that sort a list: they sort runs, and merge neighboring runs until one is left.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct SortRuns {
   }
 };
 
-/// Merges each two neighbouring runs of `length` elements of `in` into one of `out`. An item is a piece of a result.
+/// Merges each two neighboring runs of `length` elements of `in` into one of `out`. An item is a piece of a result.
 template <class E>
 struct MergeRuns {
   static constexpr std::int64_t piece = 2 * SortRuns<E>::length;

@@ -74,7 +74,7 @@ struct HeadMatrices {
 };
 
 /// The distance between heads of an operand, if products can read and write it in place: it is the same for all heads,
-/// and the elements of a row are neighbours.
+/// and the elements of a row are neighbors.
 inline std::optional<std::int64_t> head_stride(const AttentionLoops& loops, std::size_t operand) {
   if (loops.width > 1 && loops.along_width[operand] != 1) return {};
   if (loops.rows(operand) > 1 && loops.along_length[operand] < loops.width) return {};

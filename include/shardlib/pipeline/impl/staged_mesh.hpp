@@ -14,7 +14,7 @@
 
 namespace shardlib::pipeline::detail {
 
-SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec, const DevicePtr& device) {
+SHARDLIB_INLINE ValuePtr relabeled(const core::Value& x, const TensorSpec& spec, const DevicePtr& device) {
   const auto copy = core::detached(x);
   copy->spec = &spec;
   copy->device = device;

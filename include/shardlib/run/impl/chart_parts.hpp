@@ -78,7 +78,7 @@ inline const char* name_of(Unit unit) {
   return "";
 }
 
-/// A square of the page's colour `name`.
+/// A square of the page's color `name`.
 inline std::string swatch(std::string_view name) {
   return fmt::format("<i style=\"background:var(--{})\"></i>", name);
 }

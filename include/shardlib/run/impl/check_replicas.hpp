@@ -90,7 +90,7 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
   // Describes how the replicas of this device's values differ; empty if they do not.
   const auto differs = [&](const std::string& name, const shardlib::detail::Value* leaf) {
     const TensorSpec* const spec = leaf != nullptr ? leaf->spec : nullptr;
-    // A leaf may be on another factorisation of the mesh, which has the same ranks.
+    // A leaf may be on another factorization of the mesh, which has the same ranks.
     const bool seen = leaf != nullptr && &leaf->device->original() == &device;
     const Device& mesh = seen ? *leaf->device : device;
     const std::vector<int> here = axis_indices(mesh, device.rank());

@@ -52,11 +52,11 @@ class Graph {
     node.recomputed = ran.recomputed;
     node.flops = ran.work.flops;
     node.bytes = ran.work.bytes;
-    if (node.bytes > 0) node.colour = colour(ran.work);
+    if (node.bytes > 0) node.color = color(ran.work);
     nodes_.push_back(std::move(node));
   }
 
-  /// Makes one node of neighbouring ops that neither communicate nor multiply matrices, where that leaves the graph
+  /// Makes one node of neighboring ops that neither communicate nor multiply matrices, where that leaves the graph
   /// without a cycle.
   void fold() {
     std::vector<std::size_t> into(nodes_.size());
@@ -98,9 +98,9 @@ class Graph {
       if (const std::string part = nodes(kind); !part.empty())
         out +=
             fmt::format("  subgraph cluster_{} {{\n    label=\"{}\"; color=\"#aaaaaa\";\n{}  }}\n", name, name, part);
-    if (!colours_.empty()) {
+    if (!colors_.empty()) {
       out += "  subgraph cluster_axes {\n    label=\"collectives over\"; color=\"#aaaaaa\";\n";
-      for (const auto& [axes, number] : colours_)
+      for (const auto& [axes, number] : colors_)
         out += fmt::format("    {} [label={}, shape=box, style=\"rounded,filled\", {}];\n", quote("axes " + axes),
                            quote(axes), fill(number));
       out += "  }\n";
@@ -125,7 +125,7 @@ class Graph {
     double flops = 0;
     std::int64_t bytes = 0;  ///< sent
     std::size_t kept = 0;    ///< bytes that the backward pass reads
-    std::size_t colour = 0;  ///< of the axes, from 1 on
+    std::size_t color = 0;   ///< of the axes, from 1 on
   };
   struct Edge {
     std::size_t from, to;
@@ -171,10 +171,10 @@ class Graph {
       text += (i == 0 ? "" : i % 2 == 0 ? ",\n" : ", ") + distinct[i];
     return text + (distinct.size() > most ? ", ..." : "") + fmt::format("\n({} ops)", names.size());
   }
-  std::size_t colour(const shardlib::detail::OpWork& work) {
+  std::size_t color(const shardlib::detail::OpWork& work) {
     std::string axes;
     for (const auto axis : work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
-    return colours_.try_emplace(axes, colours_.size() + 1).first->second;
+    return colors_.try_emplace(axes, colors_.size() + 1).first->second;
   }
   /// The look of a node that communicates over the axes of this number; 0 for other nodes.
   static std::string fill(std::size_t number) {
@@ -193,7 +193,7 @@ class Graph {
       if (node.flops > 0) label += "\n" + unit_text(Unit::count, node.flops) + (node.flops < 1e3 ? " FLOP" : "FLOP");
       if (node.bytes > 0) label += "\nsends " + bytes_text(static_cast<std::size_t>(node.bytes));
       if (node.kept > 0) label += "\nkept: " + bytes_text(node.kept);
-      const std::string look = node.bytes > 0        ? fill(node.colour)
+      const std::string look = node.bytes > 0        ? fill(node.color)
                                : kind == Kind::input ? "fillcolor=\"#ffffff\", class=\"input\""
                                : node.flops > 0      ? "fillcolor=\"#dddddd\", class=\"product\""
                                                      : "fillcolor=\"#f6f6f6\", class=\"op\"";
@@ -206,7 +206,7 @@ class Graph {
   std::vector<Node> nodes_;
   std::set<Edge> edges_;
   std::map<const void*, std::size_t> producers_;
-  std::map<std::string, std::size_t> colours_;
+  std::map<std::string, std::size_t> colors_;
 };
 
 }  // namespace detail

@@ -24,7 +24,7 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// Colours for a dark window, where those of the file are for a bright one and for paper.
+/// Colors for a dark window, where those of the file are for a bright one and for paper.
 inline constexpr std::string_view graph_style = R"(<style>
 svg { background: #ffffff; cursor: grab }
 @media screen and (prefers-color-scheme: dark) {

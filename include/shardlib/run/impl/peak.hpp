@@ -31,7 +31,7 @@ struct FmaLoop {
 };
 
 #if defined(__x86_64__)
-// In assembly: what the loop measures must not depend on how the program is optimised. Below -O2 compilers keep the
+// In assembly: what the loop measures must not depend on how the program is optimized. Below -O2 compilers keep the
 // chains in memory, and read half of the machine's peak. Early clobbers: no chain may share a register with an operand
 // that has its first value, or all others wait for it.
 #define SHARDLIB_FMA(chain) "vfmadd213ps %[b], %[a], %" #chain "\n\t"

@@ -66,7 +66,7 @@ inline Chart loss_chart(const std::vector<RunData>& runs) {
   Chart chart{"loss", validated ? "Loss (dashed: validation)" : "Loss", Unit::number, {}, false, false};
   for (const RunData& run : runs) chart.series.push_back(series_of(run, [](const Record& r) { return r.loss; }));
   for (const RunData& run : runs) {
-    // Alone, the run leaves the other colours free.
+    // Alone, the run leaves the other colors free.
     Series validation{run.name + ", validation", run.number, {}, {}, true, runs.size() == 1 ? 1 : -1};
     for (const Record& record : run.records) {
       if (!record.validation_loss) continue;

@@ -12,7 +12,7 @@ inline constexpr const char* report_help =
     "the keyboard, in a chart: arrows, Page Up, Page Down, Home and End read values; + and - zoom, Shift and an arrow "
     "move, Escape shows the whole range.</span>";
 
-// Lines, areas and texts have a contrast of 3:1 and more with what is behind them, and colours of neighbouring numbers
+// Lines, areas and texts have a contrast of 3:1 and more with what is behind them, and colors of neighboring numbers
 // differ for people who cannot tell red from green, too: run_report.py computes both. c: runs, p: parts.
 inline constexpr const char* report_style = R"css(
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1b1f24;--dim:#5b6472;--line:#e3e6ea;--mark:#fff3c4;

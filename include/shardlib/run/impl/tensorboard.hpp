@@ -114,7 +114,7 @@ SHARDLIB_INLINE void TensorBoard::text(std::string_view tag, std::int64_t step, 
 SHARDLIB_INLINE void TensorBoard::histogram(std::string_view tag, std::int64_t step, const Histogram& h) {
   if (!on()) return;
   if (h.not_finite > 0) scalar("not_finite/" + std::string(tag), step, static_cast<double>(h.not_finite));
-  // Buckets from the first to the last that has values. Neighbours without values become one.
+  // Buckets from the first to the last that has values. Neighbors without values become one.
   const auto has_values = [&](int bucket) { return h.counts[static_cast<std::size_t>(bucket)] > 0; };
   int first = 0, last = Histogram::buckets - 1;
   while (first <= last && !has_values(first)) ++first;

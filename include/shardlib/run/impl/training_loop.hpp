@@ -153,7 +153,7 @@ class TrainingLoop {
       if (!goes_on) say(stopped_by_signal(directory_.exists()));
     }
     if (first < training_.steps) read_from(first);  // starts the clock of the time left
-    device_->pool()->trim();                        // initialisation has left free ranges that no step may use
+    device_->pool()->trim();                        // initialization has left free ranges that no step may use
     device_->pool()->reset_peak();                  // a resumed run has held two states
     // By default without a run's first step, which is not typical: memory comes from the system.
     if (training_.trace)

@@ -118,7 +118,7 @@ SHARDLIB_INLINE void BpeModel::append_joined(Joining& joining, std::vector<std::
     heap.pop_back();
     const std::uint32_t right = parts[left].next;
     if (right == n) continue;
-    // The pair may have gone since: a part that was joined to its left neighbour is no longer a token.
+    // The pair may have gone since: a part that was joined to its left neighbor is no longer a token.
     const Pair& pair = joined(parts[left].id, parts[right].id);
     if (pair.id == no_token || pair.rank != rank) continue;
     parts[left] = {pair.id, parts[left].previous, parts[right].next};

@@ -64,7 +64,7 @@ inline std::vector<Part> parts_of(const Cut& cut, std::string_view text) {
   return parts;
 }
 
-/// The pieces that are made of the parts. A match joins one neighbour only, and only one that does not match.
+/// The pieces that are made of the parts. A match joins one neighbor only, and only one that does not match.
 inline std::vector<Part> pieces_of(const std::vector<Part>& parts, Matches matches) {
   std::vector<Part> pieces;
   for (std::size_t i = 0; i < parts.size(); ++i) {
