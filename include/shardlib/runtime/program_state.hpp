@@ -41,8 +41,8 @@ struct ModelPart : Counted {
 /// The VJP that runs now, if its result is differentiated again. Each op that reads a value of the tape must then have
 /// a derivative by it.
 struct Transposing {
-  const OpInfo& op;                                              ///< whose VJP it is
-  std::vector<std::pair<const Node*, int>> differentiable = {};  ///< the operands that the op running now has VJPs for
+  const OpInfo& op;                       ///< whose VJP it is
+  std::vector<Slot> differentiable = {};  ///< the operands that the op running now has VJPs for
 };
 
 /// State of one device's program.

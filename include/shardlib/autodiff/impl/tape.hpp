@@ -132,8 +132,7 @@ class ReadsOf {
     if (s.transposing == nullptr) return;
     Transposing& reads = reads_.emplace(Transposing{s.transposing->op});
     if (out.slot)
-      for (const Node::Edge& edge : out.slot.node->edges)
-        reads.differentiable.emplace_back(edge.input.node.get(), edge.input.output);
+      for (const Node::Edge& edge : out.slot.node->edges) reads.differentiable.push_back(edge.input);
     here_.emplace(s, is_floating(out.dtype) ? &reads : nullptr);
   }
 
