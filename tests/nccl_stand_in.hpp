@@ -322,8 +322,10 @@ inline Result CommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
   std::shared_ptr<Clique> clique;
   Result result = locked([&] {
     auto& known = world.cliques[id.bytes[0]];
-    if (!known)
-      known = std::make_shared<Clique>(Clique{.members = std::vector<ncclComm*>(static_cast<std::size_t>(ranks))});
+    if (!known) {
+      known = std::make_shared<Clique>();
+      known->members.resize(static_cast<std::size_t>(ranks));
+    }
     clique = known;
     if (fails("ncclCommInitRank", rank)) {
       clique->is_broken = true;
