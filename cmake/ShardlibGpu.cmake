@@ -37,7 +37,8 @@ endif()
 # Makes nvcc or HIP's clang compile the sources of a target, as all that start kernels must be: each op does. A kernel
 # that calls a function without SHARDLIB_FUNCTION is an error, of which nvcc would only warn.
 function(shardlib_compile_for_gpu target)
+  string(TOUPPER "${SHARDLIB_LAUNCHER}" language) # a cache variable: the caller may be another project
   get_target_property(sources ${target} SOURCES)
-  set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE ${SHARDLIB_GPU_LANGUAGE})
+  set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE ${language})
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Werror=cross-execution-space-call>")
 endfunction()

@@ -375,6 +375,11 @@ void declare(run::Options& options, Options& o) {
       [&o](const run::Options&) {
         return o.model == "gpt" ? "" : "with --model jaxpp-tutorial, which has no text: leave it out";
       });
+  options.in_vain({"--max-tokens"}, [&o](const run::Options&) {  // 0 is what it does
+    return o.model == "gpt" || o.training.sample.max_tokens == 0
+               ? ""
+               : "with --model jaxpp-tutorial, which has no text: leave it out";
+  });
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,

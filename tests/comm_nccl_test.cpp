@@ -65,7 +65,10 @@ struct Ranks {
     for (std::thread& thread : threads) thread.join();
   }
   Rank& operator[](std::size_t r) { return all[r]; }
-  CUstream_st* stream(std::size_t r) { return all[r].stream->handle(); }
+  CUstream_st* stream(std::size_t r) {
+    all[r].stream->follow_device();
+    return all[r].stream->handle();
+  }
   bool has_passed(std::size_t r) { return all[r].stream->mark()->passed(); }
   void abort() {
     for (Rank& rank : all)
@@ -458,6 +461,28 @@ TEST_CASE("requests of NCCL may be waited for in any order, tested and dropped",
   });
 }
 
+TEST_CASE("a device that ends after a dropped request serves the others", "[nccl]") {
+  if (under_mpi()) return;
+  on_nccl("d=2", [](const DevicePtr& device) {
+    Communicator& group = device->everybody();
+    const Buffer sums = on_device<f32>(*device, 2);
+    group.all_reduce(on_device(*device, std::vector<f32>{1, 2}), sums, DType::f32, Reduction::sum).wait();
+    Request request = group.all_gather(on_device(*device, std::vector<f32>{static_cast<f32>(device->rank())}), sums);
+    if (device->rank() == 0) return request.drop();
+    request.wait();
+    expect_equal(read<f32>(*device, sums), {0, 1});
+  });
+}
+
+TEST_CASE("the stand-in for NCCL finds a call that does not follow the device's kernels", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(1);
+  CHECK(stand_in::AllGather(ranks[0].block(4), ranks[0].block(4), 4, u8s, ranks[0].comm, ranks[0].stream->handle()) !=
+        stand_in::Result::success);
+  CHECK(fault() == "ncclAllGather of 4 elements of type 1 does not follow the kernels of its device");
+  ranks.abort();
+}
+
 TEST_CASE("devices out of step are told so before NCCL gets their calls", "[nccl]") {
   if (under_mpi()) return;
   const auto error = [](const std::function<void(Device&, Communicator&)>& f) {
@@ -599,7 +624,7 @@ TEST_CASE("a library that is no NCCL says why", "[nccl]") {
   const auto absent = detail::nccl::load("libnccl-that-is-not-there.so");
   CHECK(absent.functions == nullptr);
   CHECK(absent.reason.starts_with("libnccl-that-is-not-there.so cannot be loaded (libnccl-that-is-not-there.so: "));
-  CHECK(detail::nccl::load("libc.so.6").reason == "libc.so.6 has no ncclGetErrorString: it needs NCCL 2.7 or later");
+  CHECK(detail::nccl::load("libc.so.6").reason == "libc.so.6 has no ncclGetErrorString: it needs NCCL 2.10 or later");
   // That of a CUDA toolkit does not need a GPU for this.
   for (const std::string folder : {"/usr/local/cuda/lib", "/usr/local/cuda/lib64"})
     if (const std::string file = folder + "/libnccl.so.2"; std::filesystem::exists(file)) {

@@ -263,6 +263,7 @@ inline Result launch(ncclComm& comm, SimulatedStream& stream, std::vector<std::s
         &other->stream->region() == &stream.region())
       return fault("ranks " + std::to_string(std::min(comm.rank, other->rank)) + " and " +
                    std::to_string(std::max(comm.rank, other->rank)) + " have the same GPU");
+  if (!stream.follows_device()) return fault(calls[0]->text() + " does not follow the kernels of its device");
   comm.stream = &stream;
   const auto all = std::make_shared<Launch>();
   all->calls = std::move(calls);

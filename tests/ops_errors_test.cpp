@@ -411,7 +411,7 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
     const auto twin = DevicePtr::make(parse_mesh("d=1,t=1"), 0);
     expect_error<Error>([&] { zero_of<Tensor<f32, "A">>(device, {2}) + zero_of<Tensor<f32, "A">>(twin, {2}); },
                         "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its "
-                        "own; make all tensors on one" +
+                        "own; make all tensors on one, in one `launch`" +
                             on_one);
   });
 }

@@ -475,6 +475,43 @@ TEST_CASE("second derivatives of recomputed and prefetched functions, and third 
   SUCCEED();
 }
 
+TEST_CASE("second derivatives: what a nested call takes from the function around it", "[grad]") {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Weights w = random_weights(mesh, 1), v = random_weights(mesh, 2, 0);
+    // A direction of the outer function, at constant weights.
+    const auto products = allow_unused([](const Weights& p) -> Loss {
+      const auto y = einsum<"A/d B/t, A/d C -> C B/t">(p.a, p.c);
+      return total(y * y);
+    });
+    const auto by_direction = [&](const auto& of) {
+      return allow_unused([&](const Weights& p) -> Loss {
+        const Weights h = reduce_gradients(mesh, hessian_vector_product(mesh, of, w, p));
+        return total(h.a * p.a) + total(h.c * p.c);
+      });
+    };
+    expect(check_gradients(mesh, GradientCheck{.elements = 3}, by_direction(products), v) == 9, "by the direction");
+    const auto exps = allow_unused([](const Weights& p) { return total(exp(p.a)); });
+    const std::string third = error_of([&] { static_cast<void>(value_and_grad(mesh, by_direction(exps), v)); });
+    expect(third.starts_with("map_backward at "), third);
+    // A tensor of the outer function that is captured, at constant weights and directions.
+    const auto captured = [&](const Weights& p) -> Loss {
+      const auto k = tanh(p.c);
+      const auto of = [&](const Tensor<f64, "A/d C">& c) -> Loss { return total(exp(c) * k); };
+      return total(hessian_vector_product(mesh, of, w.c, v.c)) + total(k);
+    };
+    const std::string outside = error_of([&] { static_cast<void>(value_and_grad(mesh, allow_unused(captured), w)); });
+    expect(outside.find("its function uses the result of tanh at ") != std::string::npos, outside);
+    // An auxiliary result keeps its gradient in the outer function.
+    const auto auxiliary = allow_unused([&](const Weights& p) -> Loss {
+      const auto of = [&](const Tensor<f64, "A/d B/t">& a) { return std::pair(cubes(a), p.c * 2.0); };
+      return cubes(std::get<2>(value_and_grad(mesh, of, w.a)));
+    });
+    expect(check_gradients(mesh, GradientCheck{.elements = 3}, auxiliary, w) == 9, "auxiliary");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("second derivatives: the sentence where there are none", "[grad]") {
   on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);

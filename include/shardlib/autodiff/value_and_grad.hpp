@@ -36,6 +36,8 @@ class Differentiation {
   [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const std::string& name);
   /// Checks a tensor of argument number `number` in the same way.
   [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
+  /// Notes that the value belongs to a function that is differentiated, or throws Error if the call is not nested.
+  [[gnu::cold]] SHARDLIB_INLINE void look_outside(const ValuePtr& value, const std::string& what);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
   /// Call it before the function runs.
   [[gnu::cold]] SHARDLIB_INLINE void begin_forward();
@@ -46,23 +48,19 @@ class Differentiation {
   /// is null instead.
   [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
   /// The cotangents of the weights, given those of some results.
-  [[nodiscard]] std::vector<ValuePtr> transpose(const std::vector<std::pair<Slot, ValuePtr>>& roots) const {
-    return detail::backward(roots, leaves_, twice_);
-  }
+  [[nodiscard, gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> transpose(
+      const std::vector<std::pair<Slot, ValuePtr>>& roots) const;
   /// Throws Error if a weight has no cotangent, and stop_gradient of it was not called.
   [[gnu::cold]] SHARDLIB_INLINE void require_used(const std::vector<ValuePtr>& cotangents, const std::string& what,
                                                   const char* remedy) const;
 
  private:
-  /// Notes that the value belongs to a function that is differentiated, or throws Error if the call is not nested.
-  void look_outside(const ValuePtr& value, const std::string& what);
-
   OpInfo op_;
   DevicePtr device_;
   ProgramState& state_;
   ProgramState::Pass outer_;  ///< other than `none`: inside a function that is differentiated
   const bool nested_;
-  const bool outer_twice_;
+  const bool outer_nested_, outer_twice_;
   bool twice_ = false;              ///< the gradient is differentiated
   const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
   std::optional<WithNames> names_;  ///< set while the function runs

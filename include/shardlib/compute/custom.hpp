@@ -34,7 +34,8 @@ struct OwnVjp {
     return f(tensors...);
   }
 };
-/// A copy of the function refers to nothing that may be gone. Types that are not trivially copyable own what they hold.
+/// Whether a copy of the function refers to nothing that may be gone, as far as its type shows: one that is not
+/// trivially copyable may hold a reference beside what it owns.
 template <OpName Name, bool IsKernel, class F>
 inline constexpr bool own_function =
     checked<rules::own_function, Name, IsKernel, self_contained<F> || !std::is_trivially_copyable_v<F>>::ok;
@@ -127,9 +128,9 @@ auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
 /// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
 /// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
 /// the kernel. Kernel and VJPs capture by value, because copies of them run later: a capture by reference does not
-/// compile. The kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the
-/// same time.
-/// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
+/// compile, except beside a captured object that owns memory, such as a vector. The kernel does not run in a dry run,
+/// such as `--plan`. Several devices' threads may run kernels at the same time. `record<"ewma", Tensor<D, S>>({Dim,
+/// site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {

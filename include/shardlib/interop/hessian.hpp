@@ -72,6 +72,7 @@ requires(!std::is_arithmetic_v<F>)
     detail::each_value(arg, [&](const detail::ValuePtr& value) { call.argument(value, number); });
   };
   (look(args), ...);
+  detail::each_value(direction, [&](const detail::ValuePtr& value) { call.direction(value); });
   call.begin();
   const auto gradient = std::get<1>(value_and_grad(mesh, f, tracked, args...));
   call.end();

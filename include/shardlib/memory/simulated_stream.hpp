@@ -42,8 +42,10 @@ class SimulatedStream final : public Stream {
   [[nodiscard]] CUstream_st* handle() override { return reinterpret_cast<CUstream_st*>(this); }
   /// The stream that has this handle.
   static SimulatedStream& of(CUstream_st* handle) { return *reinterpret_cast<SimulatedStream*>(handle); }
-  /// Kernels of the simulated device have run when they return.
-  void follow_device() override {}
+  /// Kernels of the simulated device have run when they return, so this only notes that the caller has asked for it.
+  void follow_device() override { follows_ = true; }
+  /// Whether `follow_device` was called since the last mark.
+  [[nodiscard]] bool follows_device() const { return follows_; }
   [[nodiscard]] std::unique_ptr<StreamMark> mark() override;
 
   /// The memory of the device.
@@ -64,6 +66,7 @@ class SimulatedStream final : public Stream {
   std::deque<Work> queue_;
   std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
   std::string fault_;
+  bool follows_ = false;
 };
 
 }  // namespace detail

@@ -135,6 +135,8 @@ template <class T>
 ValuePtr copy_without_slot(const ValuePtr& value);
 /// As above, unless the gradient by the function that has returned the value is itself differentiated.
 ValuePtr returned_value(const ValuePtr& value);
+/// As above, for an auxiliary result. Inside of a function that is differentiated, that function has its gradient.
+ValuePtr returned_auxiliary(const ValuePtr& value);
 /// The value under the spec of T. The code that computed a cotangent may have known other axes of the mesh.
 ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
 /// Zeros in the shape of the value.
@@ -151,6 +153,8 @@ class GradientCall {
   /// Registers the weight as a leaf of the tape.
   ValuePtr weight(const ValuePtr& value, const std::string& name);
   void argument(const ValuePtr& value, std::size_t number);
+  /// The cotangent of a gradient.
+  void direction(const ValuePtr& value);
   /// `begin` marks the start of the function, `end` its return.
   void begin();
   void end();
@@ -172,7 +176,7 @@ T stopped_parts(const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
     return std::apply([](const auto&... parts) { return T{stopped_parts(parts)...}; }, x);
   else
-    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return returned_value(value); });
+    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return returned_auxiliary(value); });
 }
 /// Splits a function's result into (loss, auxiliary results without gradients).
 template <class D, Spec S>

@@ -27,6 +27,10 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
 SHARDLIB_INLINE ValuePtr returned_value(const ValuePtr& value) {
   return program_state(value->device).twice ? value : ValuePtr(detached(*value));
 }
+SHARDLIB_INLINE ValuePtr returned_auxiliary(const ValuePtr& value) {
+  const ProgramState& s = program_state(value->device);
+  return s.twice || s.nested ? value : ValuePtr(detached(*value));
+}
 SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   auto zero = detached(*like);
   zero->storage = Handle<Storage>::make(allocate(*zero));
@@ -40,12 +44,14 @@ SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr
       state_(program_state(device)),
       outer_(state_.pass),
       nested_(nested && outer_ == ProgramState::Pass::forward),
+      outer_nested_(state_.nested),
       outer_twice_(state_.twice),
       first_(state_.sequence) {
   if (nested && state_.mode != ProgramState::Mode::eager)
     throw Error(op_.describe() +
                 ": inside explicit_activation_checkpointing or prefetch a gradient is not computed; call it outside (" +
                 device_->describe() + ")");
+  state_.twice = false;  // unless begin_forward finds that the gradient is differentiated
   state_.pass = ProgramState::Pass::forward;
   names_.emplace(state_, names_within(state_, op));
 }
@@ -94,10 +100,12 @@ SHARDLIB_INLINE void Differentiation::argument(const ValuePtr& value, std::size_
 }
 
 SHARDLIB_INLINE void Differentiation::begin_forward() {
+  state_.nested = nested_;
   state_.twice = twice_;
 }
 
 SHARDLIB_INLINE void Differentiation::end_forward() {
+  state_.nested = outer_nested_;
   state_.twice = outer_twice_;
   for (auto it = weights_.rbegin(); it != weights_.rend(); ++it) it->first->weight = it->second;
   weights_.clear();
@@ -121,15 +129,21 @@ inline const Node* outside_below(const Node* root, std::uint64_t first, const st
   return nullptr;
 }
 
-SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
+SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::transpose(
+    const std::vector<std::pair<Slot, ValuePtr>>& roots) const {
   if (outer_ != ProgramState::Pass::none && !twice_)
-    if (const Node* node = outside_below(loss.slot.node.get(), first_, leaves_))
-      throw Error(op_.describe() + ": its function uses " +
-                  (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
-                  " from outside, in a function that is itself differentiated, so the outer gradient would miss this "
-                  "use; pass it as an argument, with `stop_gradient` if no gradient is meant (" +
-                  device_->describe() + ")");
-  std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_, twice_);
+    for (const auto& [slot, ct] : roots)
+      if (const Node* node = outside_below(slot.node.get(), first_, leaves_))
+        throw Error(op_.describe() + ": its function uses " +
+                    (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
+                    " from outside, in a function that is itself differentiated, so the outer gradient would miss "
+                    "this use; pass it as an argument, with `stop_gradient` if no gradient is meant (" +
+                    device_->describe() + ")");
+  return detail::backward(roots, leaves_, twice_);
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
+  std::vector<ValuePtr> cotangents = transpose({{loss.slot, one}});
   if (!unused)
     require_used(cotangents, "the loss, which is the result of " + loss.made_by.describe() + ", does not depend on ",
                  "use the function's parameter, leave the weight out, or write value_and_grad(mesh, allow_unused(f), "
@@ -173,6 +187,10 @@ SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const std::
 }
 SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t number) {
   parts_->differentiation.argument(value, number);
+}
+SHARDLIB_INLINE void GradientCall::direction(const ValuePtr& value) {
+  require_mesh(*value, parts_->device, "the direction");
+  parts_->differentiation.look_outside(value, "the direction");
 }
 SHARDLIB_INLINE void GradientCall::begin() {
   parts_->differentiation.begin_forward();

@@ -14,6 +14,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -43,7 +44,7 @@ SHARDLIB_INLINE Library load(const std::string& file) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function == nullptr && missing.empty()) missing = name;
   });
-  if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.7 or later"};
+  if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.10 or later"};
   return {.functions = &loaded.emplace(file, functions).first->second};
 }
 
@@ -89,7 +90,7 @@ struct Member {
 };
 
 /// Why a group cannot use NCCL; empty if it can.
-inline std::string obstacle(const std::vector<Member>& all) {
+inline std::string obstacle(std::span<const Member> all) {
   for (const Member& member : all)
     if (!member.has_nccl) return member.reason.data();
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -113,15 +114,16 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() override {
-    // Where a member has failed, NCCL could wait for ever for what is under way.
+    // Others may wait for what this device has started and dropped. Where a member has failed, NCCL could wait for
+    // ever.
     try {
       staged_->check_failure();
+      if (std::uncaught_exceptions() > 0) abort();
       for (const Flight& flight : dropped_)
-        if (!flight.mark->passed()) abort();
+        if (comm_ != nullptr) await(*flight.mark, Doing{});
     } catch (...) {
       abort();
     }
-    if (std::uncaught_exceptions() > 0) abort();
     if (comm_ != nullptr) nccl().CommDestroy(comm_);
   }
 
@@ -169,12 +171,17 @@ class NcclCommunicator final : public Communicator {
     if (state_ == State::undecided) begin_use(doing);
     if (state_ == State::uses_host) return start_in(*staged_, call, op, operands);
     if (state_ == State::failed) throw Aborted();
-    std::erase_if(dropped_, [](const Flight& flight) { return flight.mark->passed(); });
     Flight flight{nullptr, {send, recv}};
     or_abort([&] {
+      std::erase_if(dropped_, [](const Flight& dropped) { return dropped.mark->passed(); });
       use_.stream->follow_device();
-      put(doing, flight, send, recv);
-      flight.mark = use_.stream->mark();
+      try {
+        put(doing, flight, send, recv);
+        flight.mark = use_.stream->mark();
+      } catch (...) {
+        failed_.push_back(std::move(flight));  // a part of it may be in the stream
+        throw;
+      }
     });
     return Request(std::make_unique<Arriving>(*this, std::move(flight), doing));
   }
@@ -184,12 +191,16 @@ class NcclCommunicator final : public Communicator {
   /// Decides, like all members, whether the group uses NCCL. It does so with the first collective, since a
   /// communicator of NCCL takes memory of the GPU, and many groups have none.
   void begin_use(const Doing& doing) {
-    std::vector<Member> all(ranks());
-    Member mine{.has_nccl = use_.library.functions != nullptr, .hardware = use_.pool->device_memory()->hardware()};
+    // Other members may read and write them after this one has failed.
+    const auto members = std::make_shared<std::vector<Member>>(ranks() + 1);
+    Member& mine = members->back();
+    mine.has_nccl = use_.library.functions != nullptr;
+    mine.hardware = use_.pool->device_memory()->hardware();
     const std::string& reason = use_.library.reason;
     std::copy_n(reason.begin(), std::min(reason.size(), mine.reason.size() - 1), mine.reason.begin());
     if (rank() == 0 && mine.has_nccl) check(doing, "ncclGetUniqueId", nccl().GetUniqueId(&mine.id));
-    staged_->all_gather(Buffer(&mine, sizeof mine, nullptr), Buffer(all.data(), ranks() * sizeof mine, nullptr)).wait();
+    const std::span<const Member> all(members->data(), ranks());
+    staged_->all_gather(Buffer(&mine, sizeof mine, members), Buffer(members->data(), all.size_bytes(), members)).wait();
     if (const std::string why = obstacle(all); !why.empty()) {
       if (use_.sums == Sums::nccl)
         throw UsageError("--sums nccl: NCCL cannot be used, as " + why + "; change that, or leave --sums out");
@@ -335,6 +346,7 @@ class NcclCommunicator final : public Communicator {
   State state_ = State::undecided;
   ncclComm* comm_ = nullptr;     ///< null unless the state is uses_nccl
   std::vector<Flight> dropped_;  ///< what nobody waits for
+  std::vector<Flight> failed_;   ///< keeps the buffers of what started in part
 };
 
 SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use) {

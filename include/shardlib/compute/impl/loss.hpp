@@ -270,8 +270,8 @@ inline void copies_backward(const LinearCrossEntropySizes& l, const RowSums& sum
   const Exec exec = ct.device->exec();
   const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width(), first = l.first_id();
   for (const ValuePtr& grad : grads)
-    if (grad && (rows == 0 || n == 0)) exec.zero(grad->storage->buffer.data(), grad->bytes());
-  if (rows == 0 || n == 0) return;
+    if (grad && (rows == 0 || n == 0 || k == 0)) exec.zero(grad->storage->buffer.data(), grad->bytes());
+  if (rows == 0 || n == 0 || k == 0) return;
   const std::int64_t most = l.x->device->tuning().logits_piece / (rows * static_cast<std::int64_t>(sizeof(f32)));
   const std::int64_t longest =
       std::clamp(most, std::int64_t{1}, std::max<std::int64_t>(1, kernels::detail::copied_piece / k));
@@ -281,7 +281,6 @@ inline void copies_backward(const LinearCrossEntropySizes& l, const RowSums& sum
   };
   const Buffer x = wide(rows * k), dx = wide(rows * k, bool(grads[0])), table = wide(step * k),
                dtable = wide(step * k, bool(grads[1])), logits = wide(rows * step);
-  if (exec.dry) return;
   const auto convert = [&](std::int64_t count, const auto* from, auto* to) {
     kernels::apply_flat(exec, count, kernels::body::ConvertElement{}, from, to);
   };

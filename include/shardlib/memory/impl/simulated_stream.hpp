@@ -49,6 +49,7 @@ SHARDLIB_INLINE SimulatedStream::~SimulatedStream() {
 
 SHARDLIB_INLINE std::unique_ptr<StreamMark> SimulatedStream::mark() {
   const std::lock_guard lock(simulated_streams.mutex);
+  follows_ = false;
   return std::make_unique<Mark>(*this, put_);
 }
 

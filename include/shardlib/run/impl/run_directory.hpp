@@ -142,11 +142,12 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
       all = json::array();
     }
   }
+  std::error_code no_directory;  // the directory may be gone
   all.push_back({{"start", detail::utc_now()},
                  {"step", step},
                  {"host", detail::host_name()},
                  {"command", detail::command_line()},
-                 {"directory", std::filesystem::current_path().string()},
+                 {"directory", std::filesystem::current_path(no_directory).string()},
                  {"shardlib", shardlib::detail::version_text()},
                  {"commit", shardlib::detail::commit_text()},
                  {"launcher", launcher_name()},

@@ -204,14 +204,14 @@ struct Resumed {
 inline Resumed load_same_run(const Checkpoints& checkpoints, const Training& training,
                              const std::function<std::vector<std::string>(const Checkpoints::Saved&)>& same) {
   Resumed found;
-  bool compared = false;
+  bool has_compared = false;
   try {
     found.saved = checkpoints.load(INT64_MAX, [&](const Checkpoints::Saved& saved) {
       found.notes = same(saved);
-      compared = true;
+      has_compared = true;
     });
   } catch (const UsageError& error) {
-    if (!compared) throw;
+    if (!has_compared) throw;
     std::string text = error.what();
     for (const std::string& note : found.notes)
       if (note.starts_with(allowed_mark))

@@ -165,7 +165,10 @@ inline TokenizerFiles find_tokenizer(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    if (!file_exists(path) || !(path.ends_with(".json") || path.ends_with(".tiktoken")))
+    if (file_exists(path) && !path.ends_with(".json") && !path.ends_with(".tiktoken"))
+      throw UsageError("'" + path +
+                       "' is no tokenizer by its name: give a file that ends in .json or .tiktoken, or a folder");
+    if (!file_exists(path))
       throw UsageError(
           "no tokenizer '" + path +
           "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json or with "
