@@ -89,12 +89,12 @@ namespace shardlib::test::stand_in {
 /// The state of all communicators. SimulatedStream::stopped guards it.
 struct World {
   std::vector<std::string> faults;
-  std::map<char, std::shared_ptr<Clique>> cliques;  ///< by the first byte of their id
-  std::vector<std::unique_ptr<ncclComm>> comms;     ///< also those that have ended
-  std::map<Kind, int> launched;                     ///< how often each function was called
+  std::map<std::uint32_t, std::shared_ptr<Clique>> cliques;  ///< by the first bytes of their id
+  std::vector<std::unique_ptr<ncclComm>> comms;              ///< also those that have ended
+  std::map<Kind, int> launched;                              ///< how often each function was called
   /// The functions that fail on a rank. "asynchronous": an operation does; "stuck": none runs there.
   std::map<std::string, int> failing;
-  char ids = 0;
+  std::uint32_t ids = 0;
 };
 inline World world;
 struct Group {
@@ -314,7 +314,8 @@ inline const char* GetErrorString(Result result) {
 }
 inline Result GetUniqueId(UniqueId* id) {
   return locked([&] {
-    id->bytes[0] = ++world.ids;
+    ++world.ids;
+    std::memcpy(id->bytes.data(), &world.ids, sizeof world.ids);
     return Result::success;
   });
 }
@@ -322,7 +323,9 @@ inline Result GetUniqueId(UniqueId* id) {
 inline Result CommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
   std::shared_ptr<Clique> clique;
   Result result = locked([&] {
-    auto& known = world.cliques[id.bytes[0]];
+    std::uint32_t number = 0;
+    std::memcpy(&number, id.bytes.data(), sizeof number);
+    auto& known = world.cliques[number];
     if (!known) {
       known = std::make_shared<Clique>();
       known->members.resize(static_cast<std::size_t>(ranks));
