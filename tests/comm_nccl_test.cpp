@@ -113,7 +113,7 @@ std::vector<T> rough(int rank, std::size_t count) {
 }
 
 /// Runs `body` on a mesh of the simulated device with the stand-in, and checks that it has found no fault.
-void on_nccl(const std::string& mesh, const DeviceBody& body, Sums sums = Sums::tree) {
+void on_nccl(const std::string& mesh, const DeviceBody& body, GpuSums sums = GpuSums::tree) {
   if (under_mpi()) return;
   const Temporarily nccl(tuning.nccl, &stand_in::functions);
   take_faults();
@@ -418,12 +418,12 @@ TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima ne
     expect(values[0] == 1 && std::isnan(values[1]));
   };
   const int before = launched(Kind::all_reduce), scattered = launched(Kind::reduce_scatter);
-  on_nccl("d=3", body, Sums::nccl);
+  on_nccl("d=3", body, GpuSums::nccl);
   if (under_mpi()) return;
   CHECK(launched(Kind::all_reduce) == before + 3);
   CHECK(launched(Kind::reduce_scatter) == scattered + 3);
   CHECK(error_of<UsageError>([] {
-          launch({{"d", 2}}, [](const DevicePtr&) {}, {.sums = Sums::nccl});
+          launch({{"d", 2}}, [](const DevicePtr&) {}, {.sums = GpuSums::nccl});
         }) == "--sums nccl: only GPUs have NCCL: add --device gpu, or leave --sums out");
 }
 
@@ -575,7 +575,7 @@ TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through ho
   if (under_mpi()) return;
   const auto region = Region::make_simulated();
   // What each of two devices says about a sum, and how often NCCL was called.
-  const auto sums = [&](const std::vector<detail::nccl::Library>& libraries, bool shares, Sums who) {
+  const auto sums = [&](const std::vector<detail::nccl::Library>& libraries, bool shares, GpuSums who) {
     const auto world = std::make_shared<ThreadWorld>(2);
     const auto before = stand_in::world.launched;
     std::vector<std::string> texts(2);
@@ -607,15 +607,15 @@ TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through ho
   };
   using Texts = std::vector<std::string>;
   const detail::nccl::Library there{.functions = &stand_in::functions}, none{.reason = "libnccl.so.2 is ill"};
-  CHECK(sums({there, there}, false, Sums::tree) == Texts(2, "3 by NCCL"));
-  CHECK(sums({there, there}, false, Sums::nccl) == Texts(2, "3 by NCCL"));
-  CHECK(sums({there, there}, true, Sums::tree) == Texts(2, "3 by the host"));
-  CHECK(sums({there, none}, false, Sums::tree) == Texts(2, "3 by the host"));
-  CHECK(sums({there, there}, true, Sums::nccl) ==
+  CHECK(sums({there, there}, false, GpuSums::tree) == Texts(2, "3 by NCCL"));
+  CHECK(sums({there, there}, false, GpuSums::nccl) == Texts(2, "3 by NCCL"));
+  CHECK(sums({there, there}, true, GpuSums::tree) == Texts(2, "3 by the host"));
+  CHECK(sums({there, none}, false, GpuSums::tree) == Texts(2, "3 by the host"));
+  CHECK(sums({there, there}, true, GpuSums::nccl) ==
         Texts(2,
               "--sums nccl: NCCL cannot be used, as ranks 0 and 1 of a group have the same GPU, which NCCL does not "
               "allow; change that, or leave --sums out"));
-  CHECK(sums({none, there}, false, Sums::nccl) ==
+  CHECK(sums({none, there}, false, GpuSums::nccl) ==
         Texts(2, "--sums nccl: NCCL cannot be used, as libnccl.so.2 is ill; change that, or leave --sums out"));
   CHECK(take_faults().empty());
 }

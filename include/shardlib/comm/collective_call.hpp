@@ -17,7 +17,7 @@ enum class Reduction { sum, max };
 
 /// Who adds up the sums of GPUs: `tree`, the tree over ranks that all backends share, or `nccl`, NCCL's own sums, whose
 /// order NCCL chooses.
-enum class Sums { tree, nccl };
+enum class GpuSums { tree, nccl };
 
 namespace detail {
 

@@ -90,7 +90,7 @@ using TreeKernel = std::function<void(Stream&, DType, Reduction, const Buffer& i
 /// How a device calls NCCL.
 struct Use {
   Library library;
-  Sums sums = Sums::tree;
+  GpuSums sums = GpuSums::tree;
   std::shared_ptr<Pool> pool;      ///< the device's memory
   std::shared_ptr<Stream> stream;  ///< one for all groups of the device, so that their operations keep their order
   TreeKernel tree;

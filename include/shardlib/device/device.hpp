@@ -46,7 +46,8 @@ class Device : public detail::Counted {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
-         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {}, Sums sums = Sums::tree);
+         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {},
+         GpuSums sums = GpuSums::tree);
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. `whole` itself for an axis that it knows as absent. Throws Error for one that is not there.
@@ -156,7 +157,7 @@ class Device : public detail::Counted {
   int size_;
   int threads_;
   Tuning tuning_;
-  Sums sums_ = Sums::tree;
+  GpuSums sums_ = GpuSums::tree;
   std::shared_ptr<Pool> host_pool_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<detail::Stream> stream_;  ///< of NCCL; null before the first group

@@ -28,7 +28,7 @@ struct LaunchOptions {
   bool allow_idle_ranks = false;      ///< under mpirun: ranks beyond the mesh do nothing
   int threads = 0;                    ///< CPU threads per device; 0: the cores shared out among the devices
   DeviceKind kind = DeviceKind::cpu;  ///< what runs the kernels
-  Sums sums = Sums::tree;             ///< who adds up the sums of GPUs
+  GpuSums sums = GpuSums::tree;       ///< who adds up the sums of GPUs
   Tuning tuning = {};                 ///< what tests set
   Watchdog watchdog = {};             ///< how long a device may wait for others
   std::size_t planned_peak = 0;       ///< bytes that a device's pool should need, for errors to name; 0: not known

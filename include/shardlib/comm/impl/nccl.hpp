@@ -202,7 +202,7 @@ class NcclCommunicator final : public Communicator {
     const std::span<const Member> all(members->data(), ranks());
     staged_->all_gather(Buffer(&mine, sizeof mine, members), Buffer(members->data(), all.size_bytes(), members)).wait();
     if (const std::string why = obstacle(all); !why.empty()) {
-      if (use_.sums == Sums::nccl)
+      if (use_.sums == GpuSums::nccl)
         throw UsageError("--sums nccl: NCCL cannot be used, as " + why + "; change that, or leave --sums out");
       static std::atomic<bool> noted = false;
       if (use_.notes && !noted.exchange(true))
@@ -290,7 +290,7 @@ class NcclCommunicator final : public Communicator {
   }
   /// The tree takes all maxima: NCCL does not promise that a NaN stays one.
   [[nodiscard]] bool sums_by_nccl(const CollectiveCall& call) const {
-    return use_.sums == Sums::nccl && call.op == Reduction::sum;
+    return use_.sums == GpuSums::nccl && call.op == Reduction::sum;
   }
   Buffer scratch(Flight& flight, std::size_t bytes) const {
     return flight.buffers.emplace_back(use_.pool->allocate(bytes));

@@ -16,7 +16,7 @@
 namespace shardlib {
 
 SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend, int threads,
-                               const Tuning& tuning, DeviceKind kind, LocalPlace place, Sums sums)
+                               const Tuning& tuning, DeviceKind kind, LocalPlace place, GpuSums sums)
     : axes_(std::move(axes)),
       rank_(rank),
       size_(device_count(axes_)),

@@ -183,7 +183,7 @@ inline void check_settings() {
 }
 
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
-                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind, Sums sums) {
+                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind, GpuSums sums) {
   const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
   struct Result {
     std::exception_ptr error;
@@ -253,7 +253,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options) {
   const int count = device_count(mesh);
   if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
-  if (options.sums == Sums::nccl && options.kind != DeviceKind::gpu && options.tuning.nccl == nullptr)
+  if (options.sums == GpuSums::nccl && options.kind != DeviceKind::gpu && options.tuning.nccl == nullptr)
     throw UsageError("--sums nccl: only GPUs have NCCL: add --device gpu, or leave --sums out");
   // The thread that runs a kernel opens the memory for itself.
   if (options.kind != DeviceKind::cpu) options.threads = 1;

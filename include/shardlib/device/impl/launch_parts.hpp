@@ -51,7 +51,7 @@ SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads,
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
                                     const std::function<void(const DevicePtr&)>& body, int count, int threads,
                                     const Tuning& tuning = {}, const Watchdog& watchdog = {},
-                                    DeviceKind kind = DeviceKind::cpu, Sums sums = Sums::tree);
+                                    DeviceKind kind = DeviceKind::cpu, GpuSums sums = GpuSums::tree);
 
 }  // namespace shardlib::detail
 

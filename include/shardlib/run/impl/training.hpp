@@ -177,7 +177,7 @@ SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
   return {.kind = t.device == "simulated" ? DeviceKind::simulated
                   : t.device == "gpu"     ? DeviceKind::gpu
                                           : DeviceKind::cpu,
-          .sums = t.sums == "nccl" ? Sums::nccl : Sums::tree,
+          .sums = t.sums == "nccl" ? GpuSums::nccl : GpuSums::tree,
           .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory},
           .planned_peak = static_cast<std::size_t>(t.planned_peak)};
 }
