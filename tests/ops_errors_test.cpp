@@ -100,8 +100,7 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     const std::string empty = error_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
     CHECK_THAT(empty, Catch::Matchers::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
-    CHECK_THAT(error_of([&] { for_each_leaf(read, one); }),
-               Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
+    CHECK_THAT(error_of([&] { for_each_leaf(read, one); }), Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
     CHECK(
         error_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==

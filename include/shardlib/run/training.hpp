@@ -104,8 +104,8 @@ SHARDLIB_INLINE void declare(Options& options, Training& training);
 
 /// The mesh of --mesh, or without it all ranks on the first of training.batch_axes that is not optional. Axes that are
 /// left out have size 1. The result is also stored in training.mesh, so that the stored configuration names it; an axis
-/// of `optional` is in neither, nor in training.batch_axes, unless --mesh gives it a size above 1. Throws UsageError for
-/// axes that are not among `axes` ("d t"), or in another order. `chosen_mesh(training, "d t")`,
+/// of `optional` is in neither, nor in training.batch_axes, unless --mesh gives it a size above 1. Throws UsageError
+/// for axes that are not among `axes` ("d t"), or in another order. `chosen_mesh(training, "d t")`,
 /// `chosen_mesh(training, "r d t", "r")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes,
                                                                 std::string_view optional = "");

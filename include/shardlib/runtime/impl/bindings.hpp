@@ -59,14 +59,15 @@ SHARDLIB_INLINE void Bindings::bind(const Value& x) {
     if (!one_device)
       fail("its operands are of two devices, " + here + " and " + there +
            "; let each device make its own tensors, and move shards with a collective");
-    fail(here == there
-             ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one, "
-               "in one `launch`"
-             : "its operands are on different meshes: " + here + " and " + there +
-                   (one_mesh                                ? "; `reinterpret` one of them (no traffic)"
-                    : &x.device->root() == &device_->root() ? "; tensors come to a submesh as arguments of "
-                                                              "`on_submeshes`, and leave it as results (no traffic)"
-                                                            : "; make all tensors on one"));
+    fail(
+        here == there
+            ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one, "
+              "in one `launch`"
+            : "its operands are on different meshes: " + here + " and " + there +
+                  (one_mesh                                ? "; `reinterpret` one of them (no traffic)"
+                   : &x.device->root() == &device_->root() ? "; tensors come to a submesh as arguments of "
+                                                             "`on_submeshes`, and leave it as results (no traffic)"
+                                                           : "; make all tensors on one"));
   }
   for (int i = 0; i < x.spec->rank(); ++i)
     if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
