@@ -8,6 +8,7 @@
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
 
