@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAYLOAD = 8948 / 9014  # of a frame of a link's 9000 bytes and its header: what TCP with time stamps carries
 PACKET = 65536  # bytes that TCP hands a link at once, unless told otherwise
 
 if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice

@@ -17,9 +17,8 @@ import os
 import re
 import shlex
 
-from common import ROOT, Hosts, add_data, built, count, ran
+from common import PAYLOAD, ROOT, Hosts, add_data, built, count, ran
 
-PAYLOAD = 8948 / 9014  # as in prediction.py
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 FEW = 2  # steps of the run that is subtracted
 

@@ -21,10 +21,9 @@ import re
 import statistics
 import sys
 
-from common import ROOT, add_data, built, count, gbit, ran, seconds
+from common import PAYLOAD, ROOT, add_data, built, count, gbit, ran, seconds
 from overlap import UNLIMITED, median, over_link, sent
 
-PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
 UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6}
 
 

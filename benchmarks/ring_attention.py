@@ -18,49 +18,29 @@ and the most. benchmarks/ring_attention.cpp is the program.
 
   benchmarks/ring_attention.py --build build/release
 """
-import argparse
-import os
-import statistics
 import sys
 
-from common import ROOT, built, count, gbit, ran
-from tensor_parallel import over_link
+from layers import parser_of, print_table, program_of
 
 FORMS = ["zigzag", "contiguous", "ulysses"]
 
 
+def check(expected, losses):
+    """All but zigzag, which has the tokens in another order, compute the loss of whole sequences."""
+    for form, loss in losses.items():
+        if form != "zigzag" and abs(loss - expected) > 1e-4 * abs(expected):
+            sys.exit(f"ring_attention.py: the loss of {form} is {loss}, that of whole sequences {expected}")
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder of the build (default: %(default)s)")
-    parser.add_argument("--rates", type=gbit, nargs="+", default=[1, 2, 4, 8], metavar="GBIT", help="of the links (default: 1 2 4 8)")
-    for name, default in (("rounds", 3), ("steps", 5), ("batch", 2), ("seq", 2048), ("layers", 2), ("d-model", 512)):
-        parser.add_argument(f"--{name}", type=count(2 if name == "batch" else 1), default=default, help=f"(default {default})")
+    parser = parser_of(__doc__, rounds=3, steps=5, batch=2, seq=2048, layers=2, d_model=512)
     options = parser.parse_args()
     if options.batch % 2 or options.seq % 4:
         parser.error("--batch is a multiple of 2, and --seq of 4: two ranks share them")
-    program = [built(options.build, "benchmarks/ring_attention"), f"--seq={options.seq}", f"--layers={options.layers}",
-               f"--d-model={options.d_model}", f"--heads={options.d_model // 64}", f"--d-ff={4 * options.d_model}",
-               f"--batch={options.batch}", f"--steps={options.steps}"]  # fmt: skip
-    alone = [*program, "--mesh=d=2,s=1"]
+    program = [*program_of("ring_attention", options), f"--heads={options.d_model // 64}", f"--d-ff={4 * options.d_model}",
+               f"--batch={options.batch}"]  # fmt: skip
     forms = {form: [*program, "--mesh=d=1,s=2", f"--form={form}"] for form in FORMS}
-    size = {form: int(ran([*command, "--count"])) for form, command in forms.items()}
-    print(f"{options.layers} layers, d_model {options.d_model}, {options.batch} x {options.seq} tokens, 2 ranks; a rank sends "
-          + ", ".join(f"{size[form] / 1e6:.1f} MB a step ({form})" for form in FORMS))  # fmt: skip
-    print(f"{'Gbit/s':<10}{'form':14}{'T_compute ms':>12}{'T_wire ms':>11}{'ms a step':>11}{'over max':>10}")
-    rows = {(rate, form): [] for rate in [*options.rates, None] for form in FORMS}
-    for _ in range(options.rounds):
-        for rate in [*options.rates, None]:
-            (compute, expected), *steps = over_link(rate, [alone, *forms.values()])
-            for form, (_, loss) in zip(FORMS, steps):
-                if form != "zigzag" and abs(loss - expected) > 1e-4 * abs(expected):  # zigzag has the tokens in another order
-                    sys.exit(f"ring_attention.py: the loss of {form} is {loss}, that of whole sequences {expected}")
-            for form, (time, _) in zip(FORMS, steps):
-                wire = 8 * size[form] / (rate * 1e9) if rate else 0
-                rows[rate, form].append((time / max(compute, wire), compute, wire, time))
-    for (rate, form), rounds in rows.items():
-        ratio, compute, wire, time = map(statistics.median, zip(*rounds))
-        print(f"{f'{rate:g}' if rate else 'no limit':<10}{form:14}{1e3 * compute:>12.0f}{1e3 * wire:>11.0f}{1e3 * time:>11.0f}{ratio:>10.2f}"
-              f"  ({min(rounds)[0]:.2f} .. {max(rounds)[0]:.2f})")  # fmt: skip
+    print_table(options, [*program, "--mesh=d=2,s=1"], forms, check, digits=1)
 
 
 if __name__ == "__main__":

@@ -19,57 +19,27 @@ and the most. benchmarks/tensor_parallel.cpp is the program.
 
   benchmarks/tensor_parallel.py --build build/release
 """
-import argparse
-import json
-import os
-import shlex
-import statistics
 import sys
 
-from common import ROOT, Hosts, built, count, gbit, ran
-from overlap import long_packet
+from layers import parser_of, print_table, program_of
 
 FORMS = ["separate", "collective-matmul"]
 
 
-def over_link(rate, commands):
-    """The median seconds of a step, and the loss, of each command on two ranks over a link of so many Gbit/s."""
-    with Hosts(rate, packet=long_packet()) as mpirun:
-        found = [json.loads(ran(shlex.split(mpirun) + command)) for command in commands]
-    return [(statistics.median(one["seconds"]), one["loss"]) for one in found]
+def check(_, losses):
+    """Both forms compute the same loss. The program without communication has half of the weights."""
+    separate, together = losses.values()
+    if abs(separate - together) > 1e-4 * abs(separate):
+        sys.exit(f"tensor_parallel.py: the losses are {[separate, together]}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder of the build (default: %(default)s)")
-    parser.add_argument("--rates", type=gbit, nargs="+", default=[1, 2, 4, 8], metavar="GBIT", help="of the links (default: 1 2 4 8)")
-    for name, default in (("rounds", 3), ("steps", 5), ("batch", 2), ("seq", 512), ("layers", 4), ("d-model", 512)):
-        parser.add_argument(f"--{name}", type=count(), default=default, help=f"(default {default})")
-    options = parser.parse_args()
+    options = parser_of(__doc__, rounds=3, steps=5, batch=2, seq=512, layers=4, d_model=512).parse_args()
     heads, ff = options.d_model // 64, 4 * options.d_model
-    program = [built(options.build, "benchmarks/tensor_parallel"), f"--seq={options.seq}", f"--layers={options.layers}",
-               f"--d-model={options.d_model}", f"--steps={options.steps}"]  # fmt: skip
-    parallel = program + [f"--batch={options.batch}", f"--heads={heads}", f"--d-ff={ff}", "--mesh=d=1,t=2"]
-    alone = program + [f"--batch={2 * options.batch}", f"--heads={heads // 2}", f"--d-ff={ff // 2}", "--mesh=d=2,t=1"]
-    forms = {form: parallel + [f"--form={form}"] for form in FORMS}
-    size = {form: int(ran([*command, "--count"])) for form, command in forms.items()}
-    print(f"{options.layers} layers, d_model {options.d_model}, {options.batch} x {options.seq} tokens, 2 ranks; a rank sends "
-          + ", ".join(f"{size[form] / 1e6:.0f} MB a step ({form})" for form in FORMS))  # fmt: skip
-    print(f"{'Gbit/s':<10}{'form':20}{'T_compute ms':>12}{'T_wire ms':>11}{'ms a step':>11}{'over max':>10}")
-    rows = {(rate, form): [] for rate in [*options.rates, None] for form in FORMS}
-    for _ in range(options.rounds):
-        for rate in [*options.rates, None]:
-            (compute, _), *steps = over_link(rate, [alone, *forms.values()])
-            losses = [loss for _, loss in steps]
-            if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[0]):
-                sys.exit(f"tensor_parallel.py: the losses are {losses}")
-            for form, (time, _) in zip(FORMS, steps):
-                wire = 8 * size[form] / (rate * 1e9) if rate else 0
-                rows[rate, form].append((time / max(compute, wire), compute, wire, time))
-    for (rate, form), rounds in rows.items():
-        ratio, compute, wire, time = map(statistics.median, zip(*rounds))
-        print(f"{f'{rate:g}' if rate else 'no limit':<10}{form:20}{1e3 * compute:>12.0f}{1e3 * wire:>11.0f}{1e3 * time:>11.0f}{ratio:>10.2f}"
-              f"  ({min(rounds)[0]:.2f} .. {max(rounds)[0]:.2f})")  # fmt: skip
+    program = program_of("tensor_parallel", options)
+    parallel = [*program, f"--batch={options.batch}", f"--heads={heads}", f"--d-ff={ff}", "--mesh=d=1,t=2"]
+    alone = [*program, f"--batch={2 * options.batch}", f"--heads={heads // 2}", f"--d-ff={ff // 2}", "--mesh=d=2,t=1"]
+    print_table(options, alone, {form: [*parallel, f"--form={form}"] for form in FORMS}, check)
 
 
 if __name__ == "__main__":
