@@ -63,15 +63,7 @@ requires(!std::is_arithmetic_v<F>)
                                               const Args&... args) {
   detail::require_direction<W, V>();
   detail::GradientCall call(mesh.device());
-  const W tracked = detail::with_leaves(
-      weights, [&](const detail::ValuePtr& value, const std::string& name) { return call.weight(value, name); },
-      "hessian_vector_product");
-  std::size_t number = 0;
-  [[maybe_unused]] const auto look = [&](const auto& arg) {
-    ++number;
-    detail::each_value(arg, [&](const detail::ValuePtr& value) { call.argument(value, number); });
-  };
-  (look(args), ...);
+  const W tracked = detail::tracked_weights(call, "hessian_vector_product", weights, args...);
   detail::each_value(direction, [&](const detail::ValuePtr& value) { call.direction(value); });
   call.begin();
   const auto gradient = std::get<1>(value_and_grad(mesh, f, tracked, args...));

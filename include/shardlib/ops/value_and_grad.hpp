@@ -169,6 +169,20 @@ class GradientCall {
   Handle<Parts> parts_;
 };
 
+/// Registers the weights of a call, and checks the arguments of its function.
+template <class W, class... Args>
+W tracked_weights(GradientCall& call, const char* op, const W& weights, const Args&... args) {
+  W tracked = with_leaves(
+      weights, [&](const ValuePtr& value, const std::string& name) { return call.weight(value, name); }, op);
+  std::size_t number = 0;
+  [[maybe_unused]] const auto look = [&](const auto& arg) {
+    ++number;
+    each_value(arg, [&](const ValuePtr& value) { call.argument(value, number); });
+  };
+  (look(args), ...);
+  return tracked;
+}
+
 /// The auxiliary results of a function, without their gradients: tensors, trees of tensors, and tuples of those.
 /// Other types stay as they are.
 template <class T>
@@ -215,15 +229,7 @@ template <Spec A, class F, class W, class... Args>
     -> detail::value_and_grad_t<Mesh<A>, F, W, Args...> {
   using Result = detail::value_and_grad_t<Mesh<A>, F, W, Args...>;
   detail::GradientCall call(mesh.device());
-  const W tracked = detail::with_leaves(
-      weights, [&](const detail::ValuePtr& value, const std::string& name) { return call.weight(value, name); },
-      "value_and_grad");
-  std::size_t number = 0;
-  [[maybe_unused]] const auto look = [&](const auto& arg) {
-    ++number;
-    detail::each_value(arg, [&](const detail::ValuePtr& value) { call.argument(value, number); });
-  };
-  (look(args), ...);
+  const W tracked = detail::tracked_weights(call, "value_and_grad", weights, args...);
   call.begin();
   const auto [loss, auxiliary] = detail::loss_and_auxiliary(f(tracked, args...));
   Result result{};
