@@ -620,7 +620,7 @@ TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through ho
   CHECK(take_faults().empty());
 }
 
-TEST_CASE("a library that is no NCCL says why", "[nccl]") {
+TEST_CASE("an error says why a library cannot be used as NCCL", "[nccl]") {
   const auto absent = detail::nccl::load("libnccl-that-is-not-there.so");
   CHECK(absent.functions == nullptr);
   CHECK(absent.reason.starts_with("libnccl-that-is-not-there.so cannot be loaded (libnccl-that-is-not-there.so: "));
