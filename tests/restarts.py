@@ -163,14 +163,18 @@ def slurm(folder):
 
     count = f"{folder}/train-7.failures"
 
-    def job(program, failures=0, usr1=False):
+    slowly = os.path.join(folder, "slowly")  # sourced by bash: the signal comes before the job knows srun's number
+    with open(slowly, "w") as file:
+        file.write("""trap 'case $BASH_COMMAND in child=?*) sleep 0.5 ;; esac' DEBUG\n""")
+
+    def job(program, failures=0, usr1=False, env=None):
         if failures:
             with open(count, "w") as file:
                 file.write(f"{failures}\n")
         process = subprocess.Popen(["bash", os.path.join(here, "..", "scripts", "train.sbatch"), "sh", "-c", program],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-                                                     "SLURM_SUBMIT_DIR": folder})
+                                                     "SLURM_SUBMIT_DIR": folder} | (env or {}))
         if usr1:
             process.stdout.readline()
             process.send_signal(signal.SIGUSR1)
@@ -182,11 +186,13 @@ def slurm(folder):
             os.remove(f"{folder}/requeued")
         return process.returncode, queued, text
 
+    until_usr1 = "trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done"
     for what, case, expected in [("the end", job("exit 0"), (0, False)), ("a wrong option", job("exit 2"), (2, False)),
                                  ("a fault", job("exit 1"), (0, True)), ("a fault more", job("exit 1"), (0, True)),
                                  ("the tenth fault", job("exit 1", 9), (0, True)),
                                  ("too many faults", job("exit 1", 10), (1, False)),
-                                 ("the time limit", job("trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done", 10, True),
+                                 ("the time limit", job(until_usr1, 10, True), (0, True)),
+                                 ("the time limit at the start", job(until_usr1, 10, True, {"BASH_ENV": slowly}),
                                   (0, True))]:
         check(case[:2] == expected, f"slurm: {what} gives {case[:2]}, not {expected}", case[2])
     check(not os.path.exists(count), "slurm: faults are counted from the last time limit on")
