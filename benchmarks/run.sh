@@ -73,7 +73,15 @@ failed=()
 
 say() { printf '%s\n' "$@" | tee -a "$parts"; }
 
-quoted() { python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "$@"; } # as the shell reads it
+quoted() { # as the shell reads it; DIR stands for a folder of this machine
+  local word words=() previous=
+  for word in "$@"; do
+    case $previous in --torch-root | --llmc) word=DIR ;; esac
+    words+=("$word")
+    previous=$word
+  done
+  python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}"
+}
 
 measure() { # COMMAND... : its output, under its name; status 77 says that the machine lacks what it takes
   local status=0 log=build/log/benchmarks-run.log
