@@ -1,6 +1,7 @@
 """What the benchmarks share: running programs, arguments, and links between network namespaces."""
 import argparse
 import fcntl
+import json
 import math
 import os
 import re
@@ -198,3 +199,10 @@ def delete_namespaces():
         name = line.split()[0]
         if re.fullmatch(r"shardlib(\d+|-switch)", name):
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def traced_ops(folder):
+    """The ops of a run's trace, in order. Passes and layers have events too, around those of their ops."""
+    with open(os.path.join(folder, "trace.json")) as file:
+        events = json.load(file)["traceEvents"]
+    return sorted((event for event in events if event.get("cat") in ("ops", "collectives")), key=lambda event: event["ts"])

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 
+from common import traced_ops
 from memory import planned
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -109,14 +110,13 @@ def row(name, steps, options, preset, batch, length, peak):
           f"{steps[0]['loss']:.4f} .. {steps[-1]['loss']:.4f} |", flush=True)  # fmt: skip
 
 
-def op_times(trace):
+def op_times(folder):
     """Seconds of each op in a run's trace, and calls, of the steps that it has."""
     seconds, calls = collections.Counter(), collections.Counter()
-    for event in json.load(open(trace))["traceEvents"]:
-        if event.get("ph") == "X":
-            op = f"{event['name']} `{event.get('args', {}).get('spec', '')}`".replace(" ``", "")
-            seconds[op] += event["dur"] / 1e6
-            calls[op] += 1
+    for event in traced_ops(folder):
+        op = f"{event['name']} `{event['args'].get('spec', '')}`".replace(" ``", "")
+        seconds[op] += event["dur"] / 1e6
+        calls[op] += 1
     return seconds, calls
 
 
@@ -178,7 +178,7 @@ def main():
             write_tokens(scratch, options.batch, options.length)
         if options.times:
             ours(options, options.preset, *work, 8, scratch, "--dtype=bf16", f"--recompute={options.recompute}", "--trace", f"--run={scratch}/run", env={"CUDA_LAUNCH_BLOCKING": "1"})
-            seconds, calls = op_times(os.path.join(scratch, "run", "trace.json"))
+            seconds, calls = op_times(os.path.join(scratch, "run"))
             print("\n| op | calls | ms | share |\n|---|---|---|---|")
             whole = sum(seconds.values())
             for op, spent in seconds.most_common(30):

@@ -39,7 +39,7 @@ import gpt2_oracle  # noqa: E402
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
-LOSSES_APART = {"f32": 1e-3, "bf16": 1e-2}  # rounding grows from step to step
+LOSSES_APART = {"f32": 1e-3, "bf16": 5e-2}  # rounding grows from step to step; PyTorch rounds more sums to bf16
 NARROW = ("--dtype=bf16",)
 # llm.c's. At GPT-2's 6e-4 without warmup the loss of one batch soon jumps, and differences in rounding with it.
 LEARNING_RATE = 1e-4

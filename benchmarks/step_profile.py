@@ -3,7 +3,7 @@
 
 Ops of the same name and spec are one line, of the forward and the backward pass together: milliseconds a step (the median of
 the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
-FLOPs of their specs. What is between the ops reads data and writes reports.
+FLOPs of the trace. What is between the ops reads data and writes reports.
 
   benchmarks/step_profile.py                     B=4 T=64 and B=1 T=1024
   benchmarks/step_profile.py --batches 8x128     another batch
@@ -12,24 +12,14 @@ FLOPs of their specs. What is between the ops reads data and writes reports.
 """
 import argparse
 import collections
-import json
-import math
 import os
-import re
 import statistics
 import tempfile
 
-from gpt2_step import HEADS, VOCABULARY, WIDTH, batches
-from common import ROOT, add_data, built, percent, ran
+from gpt2_step import VOCABULARY, batches
+from common import ROOT, add_data, built, percent, ran, traced_ops
 
-SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
 TRACED = 5  # steps that --trace has in a run
-
-
-def flops(spec, batch, length):
-    """Of an einsum: two for each combination of its dims' indices."""
-    sizes = SIZES | {"B": batch, "L": length}
-    return 2 * math.prod(sizes[dim] for dim in set(re.findall(r"[A-Z]", spec)))
 
 
 def profile(options, batch, length):
@@ -38,18 +28,19 @@ def profile(options, batch, length):
         ran([built(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=1,t=1",
              f"--data={options.data}", f"--dtype={options.dtype}", f"--batch={batch}", f"--seq={length}",
              "--recompute=none", "--max-tokens=0", f"--steps={TRACED + 3}", "--trace", f"--run={folder}/run"])  # fmt: skip
-        with open(f"{folder}/run/trace.json") as file:
-            events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
-    times = collections.defaultdict(list)
-    for event in sorted(events, key=lambda event: event["ts"]):
-        times[event["name"], event["args"].get("spec", "")].append(event["dur"] / 1e3)
+        events = traced_ops(f"{folder}/run")
+    times, work_of = collections.defaultdict(list), collections.Counter()
+    for event in events:
+        op = event["name"], event["args"].get("spec", "")
+        times[op].append(event["dur"] / 1e3)
+        if event["name"].startswith("einsum"):
+            work_of[op] += event["args"]["flops"] / 1e9
     step = (max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)) / 1e3 / TRACED
     lines = []
     for (name, spec), each in times.items():
         calls = len(each) // TRACED  # every step has the same ops
         time = statistics.median(sum(each[i * calls : (i + 1) * calls]) for i in range(TRACED))
-        work = calls * flops(spec, batch, length) / 1e9 if name.startswith("einsum") else 0
-        lines.append((time, f"{name}<`{spec}`>", calls, work))
+        lines.append((time, f"{name}<`{spec}`>", calls, work_of[name, spec] / TRACED))
     lines.sort(reverse=True)
     few = [line for line in lines if line[0] < options.least / 100 * step]
     lines = lines[: len(lines) - len(few)]
