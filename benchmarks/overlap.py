@@ -67,9 +67,9 @@ def long_packet():
 
 
 def over_link(program, rate, flags=FLAGS, packet=PACKET):
-    """A run over a link of so many Gbit/s for each flag."""
+    """A run over a link of so many Gbit/s for each flag; None is no flag."""
     with Hosts(rate, packet=packet) as mpirun:
-        return [steps(shlex.split(mpirun) + program + [flag]) for flag in flags]
+        return [steps(shlex.split(mpirun) + program + [flag] * (flag is not None)) for flag in flags]
 
 
 def shortest_step(layers, forward, backward, rest, wire):

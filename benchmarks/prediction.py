@@ -59,7 +59,7 @@ def main():
 
     def measured(rate):
         """The median seconds of a step, and of its communication."""
-        (rows,) = over_link(command, rate, ["--no-prefetch"])
+        (rows,) = over_link(command, rate, [None])
         return median(rows), median(rows, "communication")
 
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; peak of one "

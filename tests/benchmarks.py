@@ -8,6 +8,7 @@ import tempfile
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
+import common  # noqa: E402
 import gpt2_gpu  # noqa: E402
 import memory  # noqa: E402
 import node_links  # noqa: E402
@@ -66,6 +67,14 @@ def main():
     alone, ranks = memory.planned(gpt2, 1), memory.planned(gpt2, 2)
     if not 100_000 < alone < ranks:
         wrong.append(f"memory.py reads from --plan that a device takes {alone} bytes, and two ranks {ranks}")
+    for flag in overlap.FLAGS:
+        common.ran([*gpt2, flag, "--plan"])
+    with tempfile.TemporaryDirectory() as folder:
+        common.ran([*gpt2[:-2], "--mesh=d=1,t=1", "--max-tokens=0", "--steps=2", "--trace", f"--run={folder}/run"])
+        ops = common.traced_ops(f"{folder}/run")
+    span, busy = ops[-1]["ts"] + ops[-1]["dur"] - ops[0]["ts"], sum(op["dur"] for op in ops)
+    if not span / 10 < busy < 1.5 * span or not any(op["args"].get("flops") for op in ops):
+        wrong.append(f"of {span} us of a trace, ops take {busy}")
     fits = [gpt2_gpu.largest(os.path.dirname(examples), size, 1024) for size in (1e9, 40e9, 1e12)]
     if fits[0] is not None or fits[1] in (None, fits[2]) or fits[2] != ("gpt2-1558m", 32):
         wrong.append(f"gpt2_gpu.py finds that {fits} fit 1 GB, 40 GB and 1 TB")
