@@ -48,11 +48,11 @@ def main():
     for script in sorted(glob.glob(os.path.join(BENCHMARKS, "*.py"))):
         if os.path.basename(script) in ("common.py", "layers.py", "torch_gpt2.py", "torch_moe.py"):  # no programs; need PyTorch
             continue
-        shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
+        shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
         if shown.returncode != 0 or os.path.basename(script) not in shown.stdout:
             wrong.append(f"{script} --help: status {shown.returncode}\n{shown.stdout}{shown.stderr}")
         if "--data" in shown.stdout:
-            refused = subprocess.run([sys.executable, script, "--data=/nowhere"], capture_output=True, text=True, check=False)
+            refused = subprocess.run([script, "--data=/nowhere"], capture_output=True, text=True, check=False)
             if refused.returncode != 2 or "cannot read '/nowhere': make it by scripts/text.sh" not in refused.stderr:
                 wrong.append(f"{script} --data=/nowhere: status {refused.returncode}\n{refused.stdout}{refused.stderr}")
     gpu_script(wrong)
