@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 
+from checks import put
+
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 import common  # noqa: E402
@@ -24,9 +26,8 @@ def gpu_script(wrong):
         with tempfile.TemporaryDirectory() as folder:
             stand_ins = {"nvcc": "exit 1", "nvidia-smi": f"case $1 in *compute_cap*) echo {capability} ;; esac" if capability else "exit 9"}
             for name, body in stand_ins.items():
-                with open(os.path.join(folder, name), "w") as file:
-                    file.write(f"#!/bin/sh\n{body}\n")
-                os.chmod(file.name, 0o755)
+                put(os.path.join(folder, name), f"#!/bin/sh\n{body}\n")
+                os.chmod(os.path.join(folder, name), 0o755)
             ran = subprocess.run([script, *options], capture_output=True, text=True, check=False,
                                  env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})  # fmt: skip
         if ran.returncode != status or text not in ran.stdout + ran.stderr:

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, finish
+from checks import check, crc32c, finish, json_of, printed, put, tree
 from gpt2_oracle import read_all, write
 
 
@@ -33,13 +33,7 @@ class Tool:
         self.program, self.root = program, root
 
     def run(self, status, *words):
-        """What the command prints; it must end with this status, and print an error of one line with a status other than 0."""
-        done = subprocess.run([self.program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        what = " ".join(words)
-        check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}: {done.stderr}")
-        ok = done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 if status else done.stderr == ""
-        check(ok, f"{what}: stderr {done.stderr!r}")
-        return done.stdout + done.stderr
+        return printed(status, self.program, *words)
 
     def make(self, folder, step, tensors, **metadata):
         """A checkpoint of these tensors; returns its path."""
@@ -139,8 +133,7 @@ def prune(tool):
             tool.make("run/checkpoints", step, {"w": f32(*range(step))})
 
     def size(step):
-        return sum(os.path.getsize(os.path.join(where, name)) for where, _, names in
-                   os.walk(os.path.join(folder, f"step-{step:08d}")) for name in names)
+        return sum(map(len, tree(os.path.join(folder, f"step-{step:08d}")).values()))
 
     fresh([10, 20, 30, 40])
     bytes_of = {step: size(step) for step in (10, 20)}
@@ -187,8 +180,7 @@ def prune(tool):
 
     # A run that went back to step 20: later steps stay.
     fresh([10, 20, 30])
-    with open(os.path.join(folder, "LATEST"), "w") as latest:
-        latest.write("step-00000020\n")
+    put(os.path.join(folder, "LATEST"), "step-00000020\n")
     tool.run(0, "prune", run, "--keep", "1")
     check(steps_in(folder) == [20, 30], f"steps after LATEST stay: {steps_in(folder)}")
 
@@ -226,30 +218,17 @@ def killed_midway(tool, run, folder, fresh):
         check(sorted(os.listdir(folder)) == ["LATEST", "step-00000008"], f"after a kill: {os.listdir(folder)}")
 
 
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return f"{crc ^ 0xFFFFFFFF:08x}"
-
-
 def set_loss(checkpoint, loss):
     """Stores a validation loss, as a run does, with the checksums."""
     path, manifest = os.path.join(checkpoint, ".zattrs"), os.path.join(checkpoint, "manifest.json")
-    with open(path) as file:
-        attributes = json.load(file)
+    attributes = json_of(path)
     text = json.dumps({**attributes, "validation_loss": loss}).encode()
-    with open(path, "wb") as file:
-        file.write(text)
-    with open(manifest) as file:
-        listed = json.load(file)
+    put(path, text)
+    listed = json_of(manifest)
     del listed["crc32c"]
-    listed["files"][".zattrs"] = {"bytes": len(text), "crc32c": crc32c(text)}
+    listed["files"][".zattrs"] = {"bytes": len(text), "crc32c": f"{crc32c(text):08x}"}
     rest = json.dumps(listed)[1:].encode()
-    with open(manifest, "wb") as file:
-        file.write(b'{"crc32c": "' + crc32c(rest).encode() + b'",\n' + rest)
+    put(manifest, f'{{"crc32c": "{crc32c(rest):08x}",\n'.encode() + rest)
 
 
 def main():

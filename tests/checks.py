@@ -1,5 +1,7 @@
-"""What the Python tests share: expectations that are counted, and modules of Debian's Python."""
+"""What the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
+import json
 import os
+import subprocess
 import sys
 
 failures = []
@@ -17,6 +19,59 @@ def finish():
     """Ends the script: with status 1 if anything failed."""
     print(f"{os.path.basename(sys.argv[0])}: {len(failures)} failures")
     sys.exit(1 if failures else 0)
+
+
+def contents(*path):
+    """The bytes of a file."""
+    with open(os.path.join(*path), "rb") as file:
+        return file.read()
+
+
+def text_of(*path):
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return file.read()
+
+
+def json_of(*path):
+    return json.loads(text_of(*path))
+
+
+def records(*path):
+    """The objects of a file of JSON lines."""
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def put(path, data):
+    """Makes a file of a text or of bytes."""
+    with open(path, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def tree(folder):
+    """All files below a folder with their contents, by their paths in it."""
+    paths = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in sorted(names)]
+    return {os.path.relpath(path, folder): contents(path) for path in paths}
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def printed(status, program, *words, stderr=""):
+    """What a command prints. It must end with this status: with 0 it prints `stderr` there, with another an error of one line."""
+    words = [str(word) for word in words]
+    done = subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    what = " ".join([os.path.basename(program), *words])
+    check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}", done.stderr)
+    one_error = done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    check(one_error if status else done.stderr == stderr, f"{what}: stderr {done.stderr!r}")
+    return done.stdout + done.stderr
 
 
 def require_zarr():

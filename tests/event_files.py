@@ -2,19 +2,12 @@
 import glob
 import struct
 
+from checks import contents, crc32c
+
 
 def require(ok, what):
     if not ok:
         raise ValueError(f"an event file: {what}")
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def masked(data):
@@ -65,8 +58,7 @@ def bars(histogram):
 
 
 def events(path):
-    with open(path, "rb") as file:
-        data = file.read()
+    data = contents(path)
     at = 0
     while at < len(data):
         head = data[at : at + 8]

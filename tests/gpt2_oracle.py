@@ -12,7 +12,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, finish
+from checks import check, contents, finish, json_of, put
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 WEIGHTS, LOGITS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits"))
@@ -29,8 +29,7 @@ def write(path, tensors, metadata=None):
         offset += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+    put(path, struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
 
 
 def read(path):
@@ -39,8 +38,7 @@ def read(path):
 
 def read_all(path):
     """The metadata, and the tensors as `write` takes them."""
-    with open(path, "rb") as file:
-        content = file.read()
+    content = contents(path)
     length = struct.unpack_from("<Q", content)[0]
     header = json.loads(content[8 : 8 + length])
     metadata = header.pop("__metadata__", {})
@@ -108,8 +106,7 @@ def compare(program):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     with tempfile.TemporaryDirectory() as folder:
         text = os.path.join(folder, "text.txt")
-        with open(text, "w") as file:
-            file.write("In the beginning " * 20)
+        put(text, "In the beginning " * 20)
         common = [program, *sizes, f"--data={text}", "--seq=20", "--steps=0", "--max-tokens=0", f"--prompt={PROMPT}"]
         for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=4"]:
             out, run = os.path.join(folder, "logits"), os.path.join(folder, "run-" + mesh)
@@ -127,19 +124,16 @@ def compare(program):
         subprocess.run([*bare, f"--load={again}", f"--logits={out}"], check=True, stdout=subprocess.DEVNULL)
         apart = max(abs(a - b) for a, b in zip(floats(read(out)["logits"]), expected))
         check(apart < 1e-4, f"the exported folder: logits as PyTorch's ({apart:.1e} apart)")
-        with open(again + "/config.json") as file:
-            config = json.load(file)
+        config = json_of(again + "/config.json")
         check((config["n_layer"], config["n_head"], config["n_inner"]) == (2, 4, 96), "config.json has the sizes")
         check(all(isinstance(config[key], float) for key in ("resid_pdrop", "embd_pdrop", "layer_norm_epsilon")), "and floats")
         kept, unchanged = {"bos_token_id": 7, "eos_token_id": None}, {"n_special": 0, "predict_special_tokens": True}
         unchanged |= {"output_past": True, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-        with open(again + "/config.json", "w") as file:
-            json.dump({**config, **kept, **unchanged}, file)
+        put(again + "/config.json", json.dumps({**config, **kept, **unchanged}))
         run = subprocess.run([*bare, f"--load={again}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
                              capture_output=True, text=True)  # fmt: skip
         check(run.returncode == 0 and "bytes has 256 ids and the loaded model 301" in run.stdout, "a note of the tokenizer")
-        with open(folder + "/kept/config.json") as file:
-            back = json.load(file)
+        back = json_of(folder + "/kept/config.json")
         check({key: back[key] for key in kept} == kept, "an export keeps the ids of beginning and end")
         for load in (f"{folder}/kept", f"{folder}/kept/model.safetensors"):
             run = subprocess.run([*common, f"--load={load}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
@@ -152,12 +146,10 @@ def compare(program):
         check(run.returncode == 2 and "--logits" in run.stderr and "takes 20" in run.stderr, "a long prompt is refused")
         for key, value in {"activation_function": "relu", "scale_attn_weights": False, "model_type": "gpt_neo",
                            "vocab_size": 300.5, "unheard_of": 1, "n_head": 5}.items():  # fmt: skip
-            with open(again + "/config.json", "w") as file:
-                json.dump({**config, key: value}, file)
+            put(again + "/config.json", json.dumps({**config, key: value}))
             run = subprocess.run([*bare, f"--load={again}"], capture_output=True, text=True)
             check(run.returncode == 2 and key in run.stderr, f"config.json with {key} {value} is refused")
-        with open(again + "/config.json", "w") as file:
-            json.dump(config, file)
+        put(again + "/config.json", json.dumps(config))
         run = subprocess.run([*bare, f"--load={again}", "--heads=3"], capture_output=True, text=True)
         check(run.returncode == 2 and "--heads is 3 (command line)" in run.stderr, "another number of heads is refused")
         out = os.path.join(folder, "bf16")

@@ -6,7 +6,6 @@ a table after --collective-timeout, and scripts/train.sh goes on with the node t
 77 where network namespaces cannot be made.
 """
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -18,7 +17,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "benchmarks"))
-from checks import check, finish  # noqa: E402
+from checks import check, finish, put, records  # noqa: E402
 from common import Hosts, must  # noqa: E402
 
 STEPS = 120
@@ -28,8 +27,7 @@ class Trainer:
     def __init__(self, trainer, folder):
         self.trainer, self.folder = trainer, folder
         self.text = os.path.join(folder, "text.txt")
-        with open(self.text, "w") as file:
-            file.write("".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
+        put(self.text, "".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
 
     def command(self, run, *options):
         return [self.trainer, "--batch=8", "--seq=16", "--layers=2", "--d-model=32", "--n-kv=2", "--d-head=8",
@@ -40,8 +38,7 @@ class Trainer:
         path = f"{self.folder}/{run}/metrics.jsonl"
         if not os.path.exists(path):
             return []
-        with open(path) as file:
-            return [(s["step"], s["loss"], s["grad_norm"]) for s in map(json.loads, file)]
+        return [(s["step"], s["loss"], s["grad_norm"]) for s in records(path)]
 
     def wait_for_step(self, run, step, process):
         """Until the run has made so many steps."""
@@ -128,8 +125,7 @@ def node_is_lost(trainer, mpirun, undisturbed):
     tail = words[words.index("mpirun") + 1:]
     launcher = words[:words.index("mpirun") + 1]
     wrapper = os.path.join(trainer.folder, "mpirun.sh")
-    with open(wrapper, "w") as file:
-        file.write("#!/bin/bash\n" + f'exec {shlex.join(launcher)} "${{@:1:4}}" {shlex.join(tail)} "${{@:5}}"\n')
+    put(wrapper, "#!/bin/bash\n" + f'exec {shlex.join(launcher)} "${{@:1:4}}" {shlex.join(tail)} "${{@:5}}"\n')
     os.chmod(wrapper, 0o755)
     log = open(os.path.join(trainer.folder, "lost.log"), "w+")
     process = subprocess.Popen(

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, finish
+from checks import check, finish, json_of, put, records
 from gpt2_oracle import floats, read, write
 
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
@@ -220,8 +220,7 @@ def derivative(c, w, begin, name, direction, h=1e-4):
 
 def write_folder(folder, config, tensors, shards=1):
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(config, file)
+    put(os.path.join(folder, "config.json"), json.dumps(config))
     if shards == 1:
         return write(os.path.join(folder, "model.safetensors"), tensors)
     weight_map = {}
@@ -230,8 +229,7 @@ def write_folder(folder, config, tensors, shards=1):
         part = {key: tensor for n, (key, tensor) in enumerate(tensors.items()) if n % shards == i}
         write(os.path.join(folder, name), part)
         weight_map |= dict.fromkeys(part, name)
-    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
-        json.dump({"metadata": {"total_size": 0}, "weight_map": weight_map}, file)
+    put(os.path.join(folder, "model.safetensors.index.json"), json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
 
 
 def distance(file, expected):
@@ -262,8 +260,7 @@ def compare(program):
                 apart = distance(out, expected)
                 check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
                 check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
-            with open(again + "/config.json") as file:
-                back = json.load(file)
+            back = json_of(again + "/config.json")
             gpt("--seq=20", "--steps=0", f"--load={again}", f"--logits={out}")
             check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
             same = {k: v for k, v in config.items() if k in back and not k.startswith("rope")}
@@ -278,8 +275,7 @@ def compare(program):
 
         # A step of AdamW whose epsilon is 1, with a rate of 1 and no decay, takes g / (|g| + 1) from each weight.
         text = os.path.join(scratch, "rows.txt")
-        with open(text, "wb") as file:
-            file.write(bytes(ROW) * 100)
+        put(text, bytes(ROW) * 100)
         for name, begin in {"llama": 1, "qwen2": 299, "qwen3": 0}.items():
             folder, config, draw = os.path.join(scratch, name), MODELS[name], random.Random(name)
             tensors, after = read(folder + "/model.safetensors"), {}
@@ -289,8 +285,7 @@ def compare(program):
                     f"--export={at}-export", "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0",
                     "--weight-decay=0", "--clip=0")  # fmt: skip
                 after[mesh] = {key: floats(tensor) for key, tensor in read(at + "-export/model.safetensors").items()}
-                with open(at + "/metrics.jsonl") as file:
-                    losses = [line["loss"] for line in map(json.loads, file) if "loss" in line]
+                losses = [line["loss"] for line in records(at + "/metrics.jsonl") if "loss" in line]
                 due = loss(config, w_of(tensors), begin)
                 check(abs(losses[0] - due) < 1e-5 * due, f"{name}, {mesh}: the loss {losses[0]} is the reference's, {due}")
             for key, tensor in tensors.items():
@@ -309,8 +304,7 @@ def compare(program):
         folder, config = os.path.join(scratch, "llama"), MODELS["llama"]
         tensors = read(folder + "/model.safetensors")
         text, out, trained = (os.path.join(scratch, part) for part in ("text.txt", "after", "trained"))
-        with open(text, "w") as file:
-            file.write("In the beginning " * 20)
+        put(text, "In the beginning " * 20)
         gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--logits={out}",
             f"--run={scratch}/training", f"--export={trained}")  # fmt: skip
         again = gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--run={scratch}/training")
@@ -384,8 +378,7 @@ def compare(program):
         for option, kind in [("--qkv-bias", "qwen2"), ("--qk-norm", "qwen3")]:
             at = f"{scratch}/new-{kind}"
             gpt("--seq=20", "--steps=1", f"--data={text}", f"--run={at}", f"--export={at}-export", option, "--layers=1")
-            with open(at + "-export/config.json") as file:
-                back = json.load(file)
+            back = json_of(at + "-export/config.json")
             run = gpt("--seq=20", "--steps=0", f"--load={at}-export")
             check(back["model_type"] == kind and run.returncode == 0, f"a model with {option} is exported as {kind}")
         refused("frequencies the wrong way round", "config.json", "'rope_scaling.low_freq_factor' is 4.0", "high_freq_factor",

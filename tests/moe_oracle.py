@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 
-from checks import check, finish
+from checks import check, finish, json_of, put, records
 from gpt2_oracle import read
 from llama_oracle import BASE, PROMPT, QWEN, ROW, TOKENS, distance, dot, logits_of, loss, swiglu, w_of, weights, widened, write_folder
 
@@ -85,8 +85,7 @@ def compare(program):
 
     with tempfile.TemporaryDirectory() as scratch:
         text = os.path.join(scratch, "rows.txt")
-        with open(text, "wb") as file:
-            file.write(bytes(ROW) * 100)
+        put(text, bytes(ROW) * 100)
         for number, (name, config) in enumerate(MODELS.items()):
             folder, out, again = (os.path.join(scratch, name + part) for part in ("", "-logits", "-again"))
             tensors = weights(config, number, "BF16" if name == "mixtral" else "F32", moe_shapes)
@@ -99,8 +98,7 @@ def compare(program):
                 apart = distance(out, expected)
                 check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
                 check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
-            with open(again + "/config.json") as file:
-                back = json.load(file)
+            back = json_of(again + "/config.json")
             changed = {k: back[k] for k, v in config.items() if k in back and back[k] != v}
             check(not changed, f"{name}: config.json {changed}")
             moe("--steps=0", f"--load={again}", f"--logits={out}")
@@ -108,8 +106,7 @@ def compare(program):
             begin = config["bos_token_id"] or 0
             at = f"{scratch}/{name}-step"
             moe("--steps=1", "--mesh=e=2", f"--load={folder}", f"--data={text}", f"--run={at}")
-            with open(at + "/metrics.jsonl") as file:
-                losses = [line["loss"] for line in map(json.loads, file) if "loss" in line]
+            losses = [line["loss"] for line in records(at + "/metrics.jsonl") if "loss" in line]
             due = loss(config, w, begin, mixture)
             check(abs(losses[0] - due) < 1e-5 * due, f"{name}: the loss {losses[0]} is the reference's, {due}")
 

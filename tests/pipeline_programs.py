@@ -5,7 +5,6 @@ pipeline_programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
 
 Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
 """
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import time
 import xml.etree.ElementTree as xml
 
 import programs
-from checks import check
+from checks import check, contents, records, text_of, tree
 from programs import TIMEOUT, apart, floats, numbers, shown_histograms
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
@@ -35,11 +34,6 @@ def small(p):
 
 def run(p, *options, ranks=0, program="gpt_pipeline"):
     return p.run(program, [*small(p), *options], ranks)
-
-
-def records(path):
-    with open(path) as file:
-        return [json.loads(line) for line in file]
 
 
 def curve(p, *options, ranks=0, program="gpt_pipeline"):
@@ -233,13 +227,9 @@ def checkpoints(p):
 
 def leaves(folder):
     """The files of each array of the newest checkpoint."""
-    steps = programs.checkpoints(folder)
-    checkpoint = steps[max(steps)]
-    found = {}
-    for place, _, names in os.walk(checkpoint):
-        for name in sorted(names):
-            with open(os.path.join(place, name), "rb") as file:
-                found.setdefault(os.path.relpath(place, checkpoint).split("/")[0], []).append(file.read())
+    steps, found = programs.checkpoints(folder), {}
+    for path, data in tree(steps[max(steps)]).items():
+        found.setdefault(os.path.dirname(path).split("/")[0], []).append(data)
     return found
 
 
@@ -302,8 +292,7 @@ def pictures(p):
                "the last rank has the final norm")
     path = os.path.join(p.folder, "timeline.svg")
     run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--timeline={path}").succeeds()
-    with open(path) as file:
-        svg = file.read()
+    svg = text_of(path)
     xml.fromstring(svg)
     check("planned: " in svg and "measured: " in svg, "--timeline draws planned and measured")
     boxes = svg.count('<rect class="task') + svg.count('class="task ')
@@ -357,8 +346,7 @@ def processes(p, name):
     """The processes of gpt_pipeline with this --run folder."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read().split(b"\0")
+            command = contents(f"/proc/{pid}/cmdline").split(b"\0")
         except OSError:
             continue
         if command[0].endswith(b"/gpt_pipeline") and f"--run={p.folder}/{name}".encode() in command:
@@ -408,8 +396,7 @@ def stopped(p):
         check(job.returncode == 0 and "stopped by a signal" in text, f"SIGTERM stops the run ({job.returncode})", text[-800:])
         path = f"{p.folder}/{name}/timeline.svg"
         if check(os.path.exists(path), f"{name}: a run that is stopped has its timeline"):
-            with open(path) as file:
-                check(file.read().count('class="task ') == 2 * 2 * 2 * 8, f"{name}: all tasks, planned and measured")
+            check(text_of(path).count('class="task ') == 2 * 2 * 2 * 8, f"{name}: all tasks, planned and measured")
 
 
 def tutorial(p):

@@ -6,7 +6,6 @@ programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
 Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
 """
 import argparse
-import array
 import json
 import os
 import re
@@ -19,9 +18,11 @@ import tempfile
 import time
 
 import event_files
-from checks import check, failures
+import gpt2_oracle
+from checks import check, failures, put, records, text_of, tree
 
 TIMEOUT = 60  # seconds for one program, against hangs
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
 CURVE = 50  # steps over which the meshes' losses are compared
 
 runs = 0
@@ -66,8 +67,7 @@ class Programs:
     def __init__(self, examples, mpiexec, folder):
         self.examples, self.mpiexec, self.folder = examples, mpiexec, folder
         self.text = os.path.join(folder, "text.txt")
-        with open(self.text, "w") as file:
-            file.write(sample_text())
+        put(self.text, sample_text())
 
     def run(self, program, options, ranks=0, limits=()):
         command = [*limits, os.path.join(self.examples, program), *options]
@@ -101,11 +101,9 @@ class Programs:
         run = self.run(program, [*options, f"--metrics={path}"], ranks)
         if not run.succeeds():
             return run, []
-        with open(path) as file:
-            lines = file.read().splitlines()
         keys = ["step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_seconds"]
         try:
-            steps = [json.loads(line) for line in lines]
+            steps = records(path)
         except ValueError as error:
             run.check(False, f"--metrics holds JSON ({error})")
             return run, []
@@ -246,17 +244,6 @@ def simulated(p):
         gpu.fails(2, "--device gpu", "no driver for NVIDIA GPUs", "--device cpu")
 
 
-def tree(folder):
-    """All files below a folder with their contents."""
-    files = {}
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            with open(path, "rb") as file:
-                files[os.path.relpath(path, folder)] = file.read()
-    return files
-
-
 def checkpoints(folder):
     """The steps of a run's whole checkpoints, from the oldest on, and the paths of their folders."""
     path = os.path.join(folder, "checkpoints")
@@ -268,9 +255,8 @@ def resuming(p):
     """A run that is killed goes on with the same bits; one that is asked to stop keeps a checkpoint; meshes change."""
     common = ["--steps=60", "--warmup=5", "--save-every=7", "--mesh=d=2,t=2", "--keep=9"]
 
-    def records(name):
-        with open(os.path.join(p.folder, name, "metrics.jsonl")) as file:
-            return numbers([json.loads(line) for line in file])
+    def kept_by(name):
+        return numbers(records(p.folder, name, "metrics.jsonl"))
 
     def interrupted(name, signal, after):
         """Starts the run, and signals it once `after` checkpoints are there."""
@@ -287,12 +273,10 @@ def resuming(p):
 
     run = p.gpt(*common, f"--run={p.folder}/whole", "--step-graph")
     run.succeeds()
-    with open(f"{p.folder}/whole/step.svg") as file:
-        drawn = file.read()
+    drawn = text_of(f"{p.folder}/whole/step.svg")
     run.check("layers/0/w_q" in drawn and "layers/1/w_q" in drawn, "--step-graph draws all layers")
     run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
-    with open(f"{p.folder}/whole/config.toml") as file:
-        check('mesh = "d=2,s=1,t=2"' in file.read(), "the run's configuration names the mesh")
+    check('mesh = "d=2,s=1,t=2"' in text_of(f"{p.folder}/whole/config.toml"), "the run's configuration names the mesh")
     sampling_is_stopped(p)
     sample_of_the_stop(p)
     status = interrupted("killed", 9, 3)
@@ -301,13 +285,13 @@ def resuming(p):
     check(done < 60, f"killed in the middle, after step {done}")
     status = interrupted("other", 15, 3)
     check(status == 0, f"SIGTERM ends the run with status 0 ({status})")
-    kept = records("other")
+    kept = kept_by("other")
     saved = max(checkpoints(f"{p.folder}/other"))
     check(saved == len(kept), f"SIGTERM: a checkpoint after the last step ({saved}, {len(kept)} records)")
     status = interrupted("killed", 15, 8)
     check(status == 0, f"the killed run goes on ({status})")
-    both = min(len(kept), len(records("killed")))
-    check(both > done and records("killed")[:both] == kept[:both], f"the same bits as the uninterrupted run ({both} steps)")
+    both = min(len(kept), len(kept_by("killed")))
+    check(both > done and kept_by("killed")[:both] == kept[:both], f"the same bits as the uninterrupted run ({both} steps)")
     common_step = f"step-{7 * (min(both, saved) // 7):08d}"
     check(tree(f"{p.folder}/killed/checkpoints/{common_step}") == tree(f"{p.folder}/other/checkpoints/{common_step}"),
           f"{common_step}: the same files")
@@ -315,7 +299,7 @@ def resuming(p):
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole")
     run.succeeds()
     run.check("going on from step 60 of 70" in run.out, "another mesh takes the checkpoint")
-    run.check(len(records("whole")) == 70, "one record a step")
+    run.check(len(kept_by("whole")) == 70, "one record a step")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--max-tokens=5")
     run.check("all 70 steps are done" in run.out and "And God said" in run.out, "a finished run samples")
     for changed, name in [("--learning-rate=0.5", "learning_rate"), ("--seed=3", "seed"), ("--batch=16", "batch")]:
@@ -333,14 +317,12 @@ def resuming(p):
     run = p.gpt(*wider, "--allow-change=d_model")
     run.check(run.status == 2 and "[256, 16] in the checkpoint" in run.err and "--allow-change makes no checkpoint fit: d_model is 16" in run.err,
               "a change that decides the leaves fits nothing")
-    with open(f"{p.folder}/whole/config.toml") as file:
-        kept = file.read()
+    kept = text_of(f"{p.folder}/whole/config.toml")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-best=3")
     run.succeeds()
     run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "going on" not in run.out,
               "a run of more steps is not cut")
-    with open(f"{p.folder}/whole/config.toml") as file:
-        run.check(file.read() == kept, "config.toml stays that of the steps that were trained")
+    run.check(text_of(f"{p.folder}/whole/config.toml") == kept, "config.toml stays that of the steps that were trained")
 
 
 def sampling_is_stopped(p):
@@ -561,8 +543,7 @@ def shown_histograms(run, folder, steps):
         return set()
     parameters = int(re.search(r"^(\d+) parameters", run.out, re.M)[1])
     found = event_files.histograms(f"{folder}/tensorboard")
-    with open(f"{folder}/metrics.jsonl") as file:
-        norms = {record["step"]: record["grad_norm"] for record in map(json.loads, file)}
+    norms = {record["step"]: record["grad_norm"] for record in records(f"{folder}/metrics.jsonl")}
     run.check(sorted({step for _, step in found}) == steps, f"histograms of the steps {steps}")
     names = {}
     for step in steps:
@@ -607,8 +588,7 @@ def data_and_runs(p):
     own, named, train = (p.metrics(*validated, *more)[1][-1]["validation_loss"]
                          for more in ([], [f"--validation-data={tokens}"], [f"--validation-data={tokens}/train"]))  # fmt: skip
     check(own == named != train, f"--validation-data reads the validation split ({own}, {named}, {train})")
-    with open(lines, "w") as file:
-        file.write(json.dumps({"text": sample_text()}) + "\n")
+    put(lines, json.dumps({"text": sample_text()}) + "\n")
     p.gpt(f"--data={lines}").fails(2, "lines.jsonl", "tokenize --field")
     texts = os.path.join(p.folder, "texts")
     os.mkdir(texts)
@@ -624,13 +604,13 @@ def data_and_runs(p):
         p.run(program, options).fails(2, "gone.txt", "symbolic link to nothing")
     os.mkdir(os.path.join(p.folder, "bins"))
     wide, bare = (os.path.join(p.folder, "bins", name) for name in ("llama.bin", "bare.bin"))
-    with open(wide, "wb") as file:  # llm.c's header for ids of 4 bytes
-        file.write(b"".join(number.to_bytes(4, "little") for number in [20240801, 7, 400] + 253 * [0] + 400 * [1]))
+    # llm.c's header for ids of 4 bytes
+    put(wide, b"".join(number.to_bytes(4, "little") for number in [20240801, 7, 400] + 253 * [0] + 400 * [1]))
     p.gpt(f"--data={wide}").fails(2, "llama.bin", "4 bytes")
     odd = os.path.join(p.folder, "odd")
     os.mkdir(odd)
-    with open(os.fsencode(odd) + b"/medieval-b\xfccher_train.bin", "wb") as file:  # no UTF-8, and "val" inside a word
-        file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, 0)))
+    # no UTF-8, and "val" inside a word
+    put(os.fsencode(odd) + b"/medieval-b\xfccher_train.bin", bytes(byte for i in range(4000) for byte in (i * 7 % 256, 0)))
     p.gpt(f"--data={odd}", f"--run={p.folder}/odd-run").succeeds()
     p.gpt(f"--data={odd}", "--validate-every=1").fails(2, "*val*.bin")
 
@@ -647,8 +627,7 @@ def data_and_runs(p):
     p.run("shardlib-sample", [f"{p.folder}/converted", "--max-tokens=3"]).succeeds()
 
     named = [f"--tokenizer={os.path.dirname(os.path.abspath(__file__))}/data/tokenizers/gpt2.json", "--vocabulary=512"]
-    with open(bare, "wb") as file:  # 2-byte ids of an unknown tokenizer
-        file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, i % 2)))
+    put(bare, bytes(byte for i in range(4000) for byte in (i * 7 % 256, i % 2)))  # 2-byte ids of an unknown tokenizer
     prepared = [f"--data={bare}", "--vocabulary=512", f"--run={p.folder}/prepared"]
     p.gpt(*prepared, *named).succeeds()
     p.gpt(*prepared, "--steps=4").fails(2, "tokenizer is", "bytes now", "--allow-change tokenizer")
@@ -735,8 +714,7 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     for text in ["{", "[]", "{}", '[{"command": []}]']:
-        with open(f"{moved}/run.json", "w") as file:
-            file.write(text)
+        put(f"{moved}/run.json", text)
         p.run("shardlib-sample", [moved]).fails(2, "run.json", "names no command", "--sample-only")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
@@ -777,15 +755,6 @@ def files(model):
     return [os.path.join(model, name) for name in sorted(os.listdir(model)) if name.endswith(".safetensors")] if os.path.isdir(model) else []
 
 
-def tensors(path):
-    """The bytes of each tensor of a safetensors file."""
-    with open(path, "rb") as file:
-        data = file.read()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:begin])
-    return {name: data[begin + of["data_offsets"][0]:begin + of["data_offsets"][1]] for name, of in header.items() if name != "__metadata__"}
-
-
 def leaf_groups(p):
     """--freeze, --lr-mult and --decay-mult: by patterns of leaves; the tests of optimizers freeze leaves with each."""
     train = [*GPT2_SMALL, "--layers=2", "--steps=3", f"--data={p.text}", "--mesh=d=2,t=1"]
@@ -795,7 +764,7 @@ def leaf_groups(p):
     for options in [groups, ["--steps=0"]]:
         models.append(f"{folder}-model-{len(models)}")
         p.run("gpt2", [*train, *options, f"--run={folder}{len(models)}", f"--export={models[-1]}"]).succeeds()
-    last, first = ({name: data for file in files(model) for name, data in tensors(file).items()} for model in models)
+    last, first = ({name: data for file in files(model) for name, data in gpt2_oracle.read(file).items()} for model in models)
     for name, still in [("wte.weight", True), ("h.0.mlp.c_fc.weight", True), ("h.1.mlp.c_fc.weight", False), ("wpe.weight", False)]:
         found = [one for one in first if one.endswith(name)]
         check(len(found) == 1 and (first[found[0]] == last[found[0]]) == still, f"{name} {'stays' if still else 'changes'}", found)
@@ -847,13 +816,8 @@ def optimizers(p):
 
 
 def floats(path):
-    """The numbers of the one tensor of f32 in a safetensors file."""
-    if not os.path.exists(path):
-        return []
-    with open(path, "rb") as file:
-        data = file.read()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    return list(array.array("f", data[begin:]))
+    """What --logits has written."""
+    return gpt2_oracle.floats(gpt2_oracle.read(path)["logits"]) if os.path.exists(path) else []
 
 
 def dtypes(p):
@@ -898,8 +862,7 @@ def sharded_lengths(p):
                     "--validate-every=4", ranks=ranks if p.mpiexec else 0)
         run.succeeds()
         run.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in run.out, "goes on from another mesh's checkpoint")
-    with open(f"{folder}/metrics.jsonl") as file:
-        moved = [json.loads(line) for line in file]
+    moved = records(f"{folder}/metrics.jsonl")
     if check(len(moved) == len(whole) == 20, "a record for each step"):
         check(apart(moved, whole) < 1e-5, f"moving between meshes changes nothing ({apart(moved, whole):.1e})")
         losses = [[s["validation_loss"] for s in steps if "validation_loss" in s] for steps in (moved, whole)]
@@ -1189,8 +1152,7 @@ def moe(p):
 def tutorial(p):
     """The program of docs/tutorial.md: the same losses on each mesh, and those that the page shows."""
     line = r"^step +(\d+)  loss (\d+\.\d+)  accuracy +\d+ %$"
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "tutorial.md")) as file:
-        page = [float(x) for _, x in re.findall(line, file.read(), re.M)]
+    page = [float(x) for _, x in re.findall(line, text_of(DOCS, "tutorial.md"), re.M)]
     one = None
     for mesh in ["d=1,t=1", "d=2,t=2", "d=4,t=2"]:
         run = p.run("tutorial", [mesh])
@@ -1227,8 +1189,7 @@ def output_errors(p):
     metrics = os.path.join(p.folder, "closed.jsonl")
     run = p.gpt(f"--metrics={metrics}", limits=through("<&- >&- 2>&-"))
     run.check(run.status == 1, "closed streams: output is lost, status 1")
-    with open(metrics) as file:
-        lines = file.read().splitlines()
+    lines = text_of(metrics).splitlines()
     run.check(len(lines) == 2 and all(line.startswith("{") for line in lines), "--metrics holds JSON alone")
 
 
@@ -1250,8 +1211,7 @@ def full_disk(p):
                 file.truncate(file.tell() - spare)
 
     def steps(folder):
-        with open(f"{folder}/metrics.jsonl") as file:
-            return [json.loads(line)["step"] for line in file]
+        return [record["step"] for record in records(folder, "metrics.jsonl")]
 
     def room_again(folder, ranks):
         """The disk is full for a while in the middle of a run. Its status, and what it has printed."""
@@ -1270,8 +1230,7 @@ def full_disk(p):
                 said.append(line)
                 if checkpoints(folder):
                     break
-            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-                os.kill(int(file.read().split()[0]) if ranks else process.pid, signal.SIGTERM)
+            os.kill(int(text_of(f"/proc/{process.pid}/task/{process.pid}/children").split()[0]) if ranks else process.pid, signal.SIGTERM)
             said.append(process.stdout.read())
             return process.wait(timeout=TIMEOUT), "".join(said)[-2000:]
 
@@ -1307,8 +1266,7 @@ def options_of_others(p):
     trainers = ["gpt2", "gpt_fsdp", "gpt_pipeline", "moe"]
     has = {t: options_in(t) for t in trainers}
     tools = [options_in("shardlib-checkpoint", command) for command in ("to-safetensors", "average", "prune")]
-    docs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
-    pages = "".join(open(os.path.join(docs, page)).read() for page in os.listdir(docs))
+    pages = "".join(text_of(DOCS, page) for page in os.listdir(DOCS))
     for option in sorted(set.union(*has.values(), *tools, options_in("tokenize"), options_in("shardlib-report"))):
         check(re.search(rf"--(no-)?{option}(?![\w-])", pages), f"no page of docs/ has the option --{option}")
     for option in sorted(set.union(*has.values())):
@@ -1419,11 +1377,10 @@ def mistakes(p):
     blocked = os.path.join(p.folder, "blocked")
     p.gpt(f"--run={blocked}").succeeds()
     os.mkdir(os.path.join(blocked, "trace.json"))
-    kept, records = os.path.join(p.folder, "kept"), os.path.join(p.folder, "kept.jsonl")
+    kept, metrics = os.path.join(p.folder, "kept"), os.path.join(p.folder, "kept.jsonl")
     for steps in (2, 4):
-        p.gpt(f"--run={kept}", f"--metrics={records}", f"--steps={steps}").succeeds()
-    with open(records) as file:
-        check([json.loads(line)["step"] for line in file] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
+        p.gpt(f"--run={kept}", f"--metrics={metrics}", f"--steps={steps}").succeeds()
+    check([record["step"] for record in records(metrics)] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
     p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "not a regular file")

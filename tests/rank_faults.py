@@ -7,7 +7,6 @@ ranks are of a trainer. And ranks that are not allowed to share memory.
 """
 import argparse
 import glob
-import json
 import os
 import re
 import shlex
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from checks import json_of, put, text_of
+
 
 def shared_memory():
     return set(os.listdir("/dev/shm"))
@@ -25,8 +26,7 @@ def shared_memory():
 def fields(pid):
     """The process's /proc/PID/stat from the state on; nothing if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()
+        return text_of(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except OSError:
         return []
 
@@ -104,8 +104,7 @@ def rank_processes(job):
     for stat in glob.glob("/proc/[0-9]*/stat"):
         pid = int(stat.split("/")[2])
         try:
-            with open(f"/proc/{pid}/environ") as environ:
-                rank = re.search(r"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", environ.read())
+            rank = re.search(r"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", text_of(f"/proc/{pid}/environ"))
         except OSError:
             continue
         if rank and fields(pid)[1:2] == [str(job.process.pid)]:
@@ -118,8 +117,7 @@ def stop_one(mpiexec, trainer, ranks, variables):
     timeout = 2
     with tempfile.TemporaryDirectory() as folder:
         run, text = os.path.join(folder, "run"), os.path.join(folder, "text.txt")
-        with open(text, "w") as file:
-            file.write("In the beginning was the word. " * 400)
+        put(text, "In the beginning was the word. " * 400)
         options = ["--batch=8", "--seq=16", "--layers=2", "--d-model=16", "--n-kv=2", "--d-head=4", "--d-ff=16",
                    "--steps=10000000", "--max-tokens=0", f"--data={text}", f"--run={run}", f"--mesh=d={ranks},t=1",
                    f"--collective-timeout={timeout}"]
@@ -148,8 +146,7 @@ def stop_one(mpiexec, trainer, ranks, variables):
         written = {0, *range(1 if last else 2, ranks)}
         for rank in written:
             try:
-                with open(os.path.join(run, "flight_recorder", f"rank_{rank}.json")) as file:
-                    recording = json.load(file)
+                recording = json_of(run, "flight_recorder", f"rank_{rank}.json")
                 if recording["device"] != rank or len(recording["last"]) < 10:
                     job.fails(f"the recording of rank {rank} is {recording}")
             except (OSError, ValueError, KeyError) as error:

@@ -5,7 +5,6 @@ The same mesh has the same bits; fewer ranks have the same losses to rounding. A
 up, and that a signal makes the run save and stop.
 """
 import argparse
-import json
 import os
 import random
 import shlex
@@ -14,15 +13,14 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, finish
+from checks import check, contents, finish, put, records, text_of
 
 
 class Trainer:
     def __init__(self, trainer, mpiexec, folder):
         self.trainer, self.mpiexec, self.folder = trainer, mpiexec, folder
         self.text = os.path.join(folder, "text.txt")
-        with open(self.text, "w") as file:
-            file.write("".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
+        put(self.text, "".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
 
     def command(self, run, *options):
         return [self.trainer, "--batch=8", "--seq=16", "--layers=2", "--d-model=16", "--n-kv=2", "--d-head=4",
@@ -37,20 +35,17 @@ class Trainer:
     def newest_checkpoint(self, run):
         """What its LATEST says; "" before there is one."""
         try:
-            with open(f"{self.folder}/{run}/checkpoints/LATEST") as file:
-                return file.read()
+            return text_of(f"{self.folder}/{run}/checkpoints/LATEST")
         except OSError:
             return ""
 
     def curve(self, run):
-        with open(f"{self.folder}/{run}/metrics.jsonl") as file:
-            return [(s["step"], s["loss"], s["grad_norm"]) for s in map(json.loads, file)]
+        return [(s["step"], s["loss"], s["grad_norm"]) for s in records(f"{self.folder}/{run}/metrics.jsonl")]
 
 
 def is_rank(pid):
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return b"OMPI_COMM_WORLD_RANK=" in file.read()
+        return b"OMPI_COMM_WORLD_RANK=" in contents(f"/proc/{pid}/environ")
     except OSError:
         return False
 
@@ -62,8 +57,7 @@ def ranks_of(script):
         children = []
         for pid in found:
             try:
-                with open(f"/proc/{pid}/task/{pid}/children") as file:
-                    children += map(int, file.read().split())
+                children += map(int, text_of(f"/proc/{pid}/task/{pid}/children").split())
             except OSError:
                 pass
         found = children
@@ -108,8 +102,7 @@ def disturbed(trainer, name, kills, shared, undisturbed):
 def fewer_ranks(trainer, undisturbed):
     """A host that goes away for good: the run goes on with one rank."""
     down, probe = os.path.join(trainer.folder, "down"), os.path.join(trainer.folder, "probe.sh")
-    with open(probe, "w") as file:
-        file.write(f'test "$1" = localhost || test ! -e {down}\n')
+    put(probe, f'test "$1" = localhost || test ! -e {down}\n')
     log = open(os.path.join(trainer.folder, "fewer.log"), "w+")
     process = subprocess.Popen(
         [*trainer.script("--ranks", "2,1", "--hosts", "localhost:1,127.0.0.1:1"),
@@ -157,20 +150,17 @@ def slurm(folder):
     here, tools = os.path.dirname(os.path.abspath(__file__)), os.path.join(folder, "tools")
     os.makedirs(tools)
     for name, body in [("srun", 'shift; exec "$@"'), ("scontrol", f'echo "$@" >> {folder}/requeued')]:
-        with open(os.path.join(tools, name), "w") as file:
-            file.write(f"#!/bin/sh\n{body}\n")
-        os.chmod(file.name, 0o755)
+        put(os.path.join(tools, name), f"#!/bin/sh\n{body}\n")
+        os.chmod(os.path.join(tools, name), 0o755)
 
     count = f"{folder}/train-7.failures"
 
     slowly = os.path.join(folder, "slowly")  # sourced by bash: the signal comes before the job knows srun's number
-    with open(slowly, "w") as file:
-        file.write("""trap 'case $BASH_COMMAND in child=?*) sleep 0.5 ;; esac' DEBUG\n""")
+    put(slowly, """trap 'case $BASH_COMMAND in child=?*) sleep 0.5 ;; esac' DEBUG\n""")
 
     def job(program, failures=0, usr1=False, env=None):
         if failures:
-            with open(count, "w") as file:
-                file.write(f"{failures}\n")
+            put(count, f"{failures}\n")
         process = subprocess.Popen(["bash", os.path.join(here, "..", "scripts", "train.sbatch"), "sh", "-c", program],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
@@ -181,8 +171,7 @@ def slurm(folder):
         text = process.communicate(timeout=30)[0]
         queued = os.path.exists(f"{folder}/requeued")
         if queued:
-            with open(f"{folder}/requeued") as file:
-                check(file.read() == "requeue 7\n", "slurm: scontrol requeue 7")
+            check(text_of(f"{folder}/requeued") == "requeue 7\n", "slurm: scontrol requeue 7")
             os.remove(f"{folder}/requeued")
         return process.returncode, queued, text
 

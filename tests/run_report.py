@@ -21,8 +21,8 @@ import shutil
 import subprocess
 import tempfile
 
-from checks import check, failures, finish
-from event_files import bars, crc32c, events, fields
+from checks import check, crc32c, failures, finish, json_of, records, text_of
+from event_files import bars, events, fields
 
 
 # ---- HTML ----------------------------------------------------------------------------------------------------------
@@ -72,8 +72,7 @@ class Page(html.parser.HTMLParser):
 
 
 def read_page(path):
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+    text = text_of(path)
     page = Page(text)
     name = os.path.basename(path)
     check(not page.problems, f"{name} is well formed: {page.problems[:3]}")
@@ -166,8 +165,7 @@ def oklab(color, seen):
 
 
 def colors(path):
-    with open(path, encoding="utf-8") as file:
-        style = file.read().split("<style>")[1].split("</style>")[0]
+    style = text_of(path).split("<style>")[1].split("</style>")[0]
     light, dark = (dict(re.findall(r"--(\w+):(#\w+)", rules)) for rules in re.findall(r":root\{([^}]*)\}", style)[:2])
     check(set(light) == set(dark) and len(light) == 22, "both themes have all colors")
     same = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -190,8 +188,7 @@ def colors(path):
 
 
 def trace(path):
-    with open(path, encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
+    events = json_of(path)["traceEvents"]
     rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     check(rows == {0: "rank 0  d=0,t=0", 1: "rank 1  d=1,t=0"}, f"the trace's rows are {rows}")
     spans = [e for e in events if e["ph"] == "X"]
@@ -262,8 +259,7 @@ def follows(program, folder):
     page = f"{folder}/followed.html"
 
     def every():
-        with open(page, encoding="utf-8") as file:
-            return int(re.search(r'"every":(\d+)', file.read())[1])
+        return int(re.search(r'"every":(\d+)', text_of(page))[1])
 
     with open(f"{folder}/first/metrics.jsonl", "rb") as run:
         fcntl.flock(run, fcntl.LOCK_EX)
@@ -285,11 +281,9 @@ def exports(run, folder):
     check(done.returncode == 0 and done.stdout == "wrote runs.csv\n", f"shardlib-report writes a table: {done}")
     with open(f"{folder}/runs.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    with open(f"{folder}/first/metrics.jsonl", encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
     steps = [(row["run"], int(row["step"])) for row in rows]
     check(steps[:300] == [("first", i) for i in range(300)] and steps[300][0] == "second", "a row for each step of a run")
-    for row, record in zip(rows, records):
+    for row, record in zip(rows, records(folder, "first", "metrics.jsonl")):
         same = {
             "train/loss": record["loss"],
             "speed/mfu": record["mfu"],
@@ -315,8 +309,7 @@ def tool(program, folder):
 
     done = run("first", "second/", "-o", "by_tool.html")
     check(done.returncode == 0 and done.stdout == "wrote by_tool.html\n", f"shardlib-report compares: {done}")
-    with open(f"{folder}/by_tool.html", encoding="utf-8") as a, open(f"{folder}/compared.html", encoding="utf-8") as b:
-        check(a.read() == b.read(), "the tool writes the same report")
+    check(text_of(folder, "by_tool.html") == text_of(folder, "compared.html"), "the tool writes the same report")
     done = run("second")
     check(done.returncode == 0 and os.path.exists(f"{folder}/second/report.html"), "a run's report goes into its folder")
     follows(program, folder)

@@ -7,13 +7,12 @@ seqax_oracle.py --gpt PROGRAM --checkpoint SHARDLIB_CHECKPOINT [--dataset DIR]
 The data are made here. DIR is seqax's sample data set, used where it exists. Needs python3-zarr.
 """
 import argparse
-import json
 import os
-import struct
 import subprocess
 import tempfile
 
-from checks import check, finish, require_zarr
+from checks import check, finish, records, require_zarr
+from gpt2_oracle import read
 
 require_zarr()
 import numpy  # noqa: E402
@@ -146,13 +145,10 @@ def trained(w, rows):
 
 
 def read_safetensors(path):
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header, data = json.loads(file.read(size)), file.read()
     return {
-        name: numpy.frombuffer(data[slice(*x["data_offsets"])], "<f4").reshape(x["shape"]).astype(numpy.float64)
-        for name, x in header.items() if name != "__metadata__"
-    }  # fmt: skip
+        name: numpy.frombuffer(data, "<f4").reshape(shape).astype(numpy.float64)
+        for name, (_, shape, data) in read(path).items()
+    }
 
 
 def check_first_values(w):
@@ -201,8 +197,7 @@ def main():
                                stdout=subprocess.DEVNULL)  # fmt: skip
                 return read_safetensors(file)
 
-            with open(os.path.join(run, "metrics.jsonl")) as lines:
-                metrics = [json.loads(line) for line in lines]
+            metrics = records(run, "metrics.jsonl")
             if expected is None:
                 # The learning rate of step 0 is 0: what it leaves are the first values.
                 final = weights(1)

@@ -26,6 +26,8 @@ import tempfile
 import unicodedata
 import zlib
 
+from checks import contents, json_of, put
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXPECTED = os.path.join(HERE, "tokenizer_expected.json")
 STYLES = os.path.join(HERE, "data", "tokenizers")
@@ -70,8 +72,7 @@ def novel(xdr):
 
 def austen(data):
     """The six novels: each is a length and, behind zlib, R's serialization."""
-    with open(os.path.join(data, "r-cran-janeaustenr.deb"), "rb") as file:
-        rdb = member(file.read(), "/janeaustenr/data/Rdata.rdb")
+    rdb = member(contents(data, "r-cran-janeaustenr.deb"), "/janeaustenr/data/Rdata.rdb")
     novels, at = [], 4
     while at < len(rdb):
         stream = zlib.decompressobj()
@@ -185,12 +186,10 @@ def encode(encoder, vocabulary, texts, *mode):
 def answer(oracle, modules, given, *mode):
     with tempfile.TemporaryDirectory() as folder:
         asked, found = os.path.join(folder, "given"), os.path.join(folder, "found")
-        with open(asked, "wb") as file:
-            file.write(given)
+        put(asked, given)
         script = os.path.join(HERE, "tokenizer_oracle.mjs")
         subprocess.run(["node", script, modules, oracle, asked, found, *mode], check=True, timeout=TIMEOUT)
-        with open(found, "rb") as file:
-            return file.read()
+        return contents(found)
 
 
 def ask(oracle, modules, texts, *mode):
@@ -219,8 +218,7 @@ def styles():
         path = os.path.join(STYLES, name)
         if name == "expected.json":
             continue
-        with open(path, encoding="utf-8") as file:
-            words = WORDS + STYLE_WORDS + 2 * [token["content"] for token in json.load(file)["added_tokens"]]
+        words = WORDS + STYLE_WORDS + 2 * [token["content"] for token in json_of(path)["added_tokens"]]
         fuzzed = [t.encode() for t in fuzz(2, 2500, words)]
         yield name[:-5], path, fuzzed, STYLE_TEXTS + [t.decode() for t in fuzzed[:6]]
 
@@ -255,8 +253,7 @@ def main():
     options = parser.parse_args()
     expected, failed = {}, 0
     if not options.update:
-        with open(EXPECTED) as file:
-            expected = json.load(file)
+        expected = json_of(EXPECTED)
     tiktoken_file, folder = os.path.join(options.data, "r50k_base.tiktoken"), os.path.join(options.data, "gpt2")
     modules = os.path.join(options.data, "oracles", "node_modules")
     seen = {}

@@ -13,6 +13,7 @@ import json
 import os
 import re
 
+from checks import put
 from tokenizer_oracle import bible
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -197,8 +198,7 @@ def main():
     os.makedirs(out, exist_ok=True)
     for name, made in styles():
         parts = ",\n".join(f"{json.dumps(k)}:{json.dumps(v, ensure_ascii=False, separators=(',', ':'))}" for k, v in made.items())
-        with open(os.path.join(out, name + ".json"), "w", encoding="utf-8") as file:
-            file.write("{" + parts + "}\n")
+        put(os.path.join(out, name + ".json"), "{" + parts + "}\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, finish, require_zarr
+from checks import check, contents, finish, json_of, printed, put, require_zarr, tree
 
 require_zarr()
 import zarr  # noqa: E402
@@ -35,15 +35,12 @@ def run(*options):
 
 
 def succeeds(*options):
-    done = run(*options)
-    check(done.returncode == 0 and not done.stderr, f"{options} succeeds", done.stdout + done.stderr)
-    return done.stdout
+    return printed(0, tool, *options)
 
 
 def fails(words, *options):
-    done = run(*options)
-    ok = done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    check(ok and words in done.stderr, f"{options} ends with status 2 and {words!r}", done.stdout + done.stderr)
+    said = printed(2, tool, *options)
+    check(words in said, f"{options} ends with {words!r}", said)
 
 
 def flat_tokens(path):
@@ -61,8 +58,7 @@ def flat_tokens(path):
 
 
 def bin_documents(path):
-    with open(path, "rb") as file:
-        data = file.read()
+    data = contents(path)
     magic, version, count = struct.unpack_from("<3i", data)
     check((magic, version, len(data)) == (20240520, 1, 1024 + 2 * count), f"{path}: header")
     documents = []
@@ -86,16 +82,6 @@ def expected(documents, fraction, end):
     return splits
 
 
-def tree(path):
-    files = {}
-    for folder, _, names in os.walk(path):
-        for name in names:
-            full = os.path.join(folder, name)
-            with open(full, "rb") as file:
-                files[os.path.relpath(full, path)] = hashlib.sha256(file.read()).hexdigest()
-    return files
-
-
 def some_documents(count, longest):
     """Documents of words and other bytes, from a generator of our own."""
     state, documents = 7, []
@@ -112,11 +98,10 @@ def some_documents(count, longest):
 
 def write(path, data):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(data)
+    put(path, data)
 
 
-def contents(folder):
+def what_is_written(folder):
     """What is written is what an independent reader finds."""
     documents = some_documents(400, 3000)
     texts = os.path.join(folder, "texts")
@@ -133,8 +118,7 @@ def contents(folder):
     check(len(train) > 250 and len(validation) > 40, "both splits have documents")
     check(flat_tokens(out) == wanted, "flat-tokens has the documents")
     check(f"train {len(train)} documents, {sum(map(len, train))} tokens" in printed, "the summary counts", printed)
-    with open(out + "/.zattrs") as file:
-        check(json.load(file) == {"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"}, "it names its tokenizer")
+    check(json_of(out + "/.zattrs") == {"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"}, "it names its tokenizer")
     succeeds(texts, "--out", out + "1", "--validation-fraction", 0.2, "--jobs", 1)
     succeeds(texts, "--out", out + "7/", "--validation-fraction", 0.2, "--jobs", 7)
     check(tree(out) == tree(out + "1") == tree(out + "7"), "any number of threads writes the same bytes")
@@ -154,8 +138,7 @@ def contents(folder):
     succeeds(texts, "--out", out + "f", "--validation-fraction", 0, "--document-per-file")
     per_file = []
     for name in ("a.txt", "b/c.txt", "d.txt"):
-        with open(f"{texts}/{name}", "rb") as file:
-            per_file.append(tuple(file.read()) + (0,))
+        per_file.append(tuple(contents(f"{texts}/{name}")) + (0,))
     check(flat_tokens(out + "f") == [per_file, []], "a document a file")
 
     # A mark across the blocks in which a file is read, and a document of several blocks.
@@ -250,20 +233,17 @@ def other_inputs(folder):
 def tokenizers(folder):
     """A tokenizer.json, and what the data remembers of it."""
     style = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers", "llama2.json")
-    with open(os.path.join(os.path.dirname(style), "expected.json"), encoding="utf-8") as file:
-        cases = json.load(file)["llama2"]
+    cases = json_of(os.path.dirname(style), "expected.json")["llama2"]
     picked = [i for i, t in enumerate(cases["texts"]) if t.strip() and "\0" not in t and MARK.decode() not in t]
     write(folder + "/t.txt", MARK.join(cases["texts"][i].encode() for i in picked))
     out = folder + "/out"
     printed = succeeds(folder + "/t.txt", "--out", out, "--tokenizer", style, "--validation-fraction", 0)
     check(flat_tokens(out)[0] == [(*cases["as_text"][i], 2) for i in picked], "a tokenizer.json's ids, and its end of text")
-    with open(out + "/.zattrs") as file:
-        attributes = json.load(file)
+    attributes = json_of(out + "/.zattrs")
     check(attributes["tokenizer"].startswith("bpe-") and attributes["tokenizer"] in printed, "its name is recorded")
     check(attributes["tokenizer"][4:] == attributes["tokenizer_fingerprint"][:12], "and its fingerprint")
     succeeds(folder + "/t.txt", "--out", out + "b", "--to", "llmc", "--tokenizer", style, "--validation-fraction", 0)
-    with open(out + "b/tokens.json") as file:
-        note = json.load(file)
+    note = json_of(out + "b/tokens.json")
     check((note["tokenizer_fingerprint"], note["end_of_text"]) == (attributes["tokenizer_fingerprint"], 2), "beside .bin too")
 
 
@@ -309,8 +289,7 @@ def interrupted(folder):
 
     def note(path=out):
         try:
-            with open(path + ".partial/.progress") as file:
-                return json.load(file)["note"]
+            return json_of(path + ".partial/.progress")["note"]
         except FileNotFoundError:
             return ""
 
@@ -334,8 +313,8 @@ def interrupted(folder):
     check(not os.path.exists(out + ".partial"), "nothing unfinished is left")
 
     # A compressed file goes on from a place of its contents.
-    with open(text, "rb") as file, gzip.open(folder + "/long.gz", "wb", compresslevel=1) as packed:
-        packed.write(file.read())
+    with gzip.open(folder + "/long.gz", "wb", compresslevel=1) as packed:
+        packed.write(contents(text))
     options = ["--out", out + "gz", "--validation-fraction", "0.1"]
     with subprocess.Popen([tool, folder + "/long.gz", *options, "--commit-seconds", "0"]) as process:
         while process.poll() is None and not note(out + "gz"):
@@ -361,7 +340,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", required=True)
     tool = os.path.abspath(parser.parse_args().tool)
-    for part in (contents, other_inputs, tokenizers, errors, interrupted):
+    for part in (what_is_written, other_inputs, tokenizers, errors, interrupted):
         with tempfile.TemporaryDirectory() as folder:
             part(folder)
     finish()

@@ -15,7 +15,8 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, finish, require_zarr
+from checks import check, contents, crc32c, finish, printed, put, require_zarr, tree
+from gpt2_oracle import read, read_all, write
 
 require_zarr()
 import numcodecs  # noqa: E402
@@ -87,7 +88,7 @@ def write_v3(path, values, chunk, codec="none", shard=None, at_start=False, sums
     codecs = [{"name": "bytes", **order}, *compressors[codec], *sum_codecs]
 
     def sealed(data):
-        return data + bytes.fromhex(crc32c(data))[::-1] if sums else data
+        return data + struct.pack("<I", crc32c(data)) if sums else data
 
     def encoded(place):
         block = numpy.full(chunk, values.dtype.type(7), values.dtype)
@@ -128,8 +129,7 @@ def write_v3(path, values, chunk, codec="none", shard=None, at_start=False, sums
             continue
         else:
             data = chunks[0]
-        with open(file, "wb") as out:
-            out.write(data)
+        put(file, data)
     if shard:
         codecs = [{"name": "sharding_indexed",
                    "configuration": {"chunk_shape": list(chunk), "codecs": codecs,
@@ -179,30 +179,12 @@ def read_ours(root):
         path = os.path.join(root, name, "1.1")
         damaged = bytearray(contents(path))
         damaged[-1] ^= 1
-        with open(path, "wb") as out:
-            out.write(damaged)
+        put(path, damaged)
         try:
             group[name][:]
             check(False, f"{name}: a flipped bit is read")
         except RuntimeError:
             pass
-
-
-def crc32c(data):
-    table = []
-    for i in range(256):
-        for _ in range(8):
-            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
-        table.append(i)
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    return f"{crc ^ 0xFFFFFFFF:08x}"
-
-
-def contents(*path):
-    with open(os.path.join(*path), "rb") as file:
-        return file.read()
 
 
 def read_checkpoint(root):
@@ -212,13 +194,13 @@ def read_checkpoint(root):
     manifest = contents(folder, "manifest.json")
     first, rest = manifest.split(b"\n", 1)
     parsed = json.loads(manifest)
-    check(first == b'{"crc32c": "' + crc32c(rest).encode() + b'",', "the manifest's own checksum")
+    check(first == f'{{"crc32c": "{crc32c(rest):08x}",'.encode(), "the manifest's own checksum")
     check(parsed["format"] == "shardlib-checkpoint" and parsed["version"] == 2, "the manifest's format and version")
-    found = {os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder) for name in names}
-    check(found == {*parsed["files"], "manifest.json"}, "the manifest lists every file")
+    found = tree(folder)
+    check(set(found) == {*parsed["files"], "manifest.json"}, "the manifest lists every file")
     for name, expected in parsed["files"].items():
-        data = contents(folder, name)
-        check(expected == {"bytes": len(data), "crc32c": crc32c(data)}, f"the manifest's entry for {name}")
+        data = found[name]
+        check(expected == {"bytes": len(data), "crc32c": f"{crc32c(data):08x}"}, f"the manifest's entry for {name}")
     group = zarr.open_group(folder, mode="r")
     attributes = dict(group.attrs)
     check(attributes["step"] == 12 and attributes["data_hash"] == "abc", "step and data hash")
@@ -246,23 +228,11 @@ def read_checkpoint(root):
     return folder
 
 
-def parse_safetensors(path):
-    data = contents(path)
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    return header.pop("__metadata__", {}), {
-        name: (t["dtype"], t["shape"], data[8 + length :][slice(*t["data_offsets"])]) for name, t in header.items()
-    }
-
-
 def not_finite(run, root):
     """Weights that are not finite are named when they are imported, and verify does not call them whole."""
     weights = {"a": struct.pack("<4f", 1, float("inf"), float("nan"), 2), "b": struct.pack("<4f", 1, 2, 3, 4)}
-    header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * i, 16 * i + 16]}
-                         for i, name in enumerate(weights)}).encode()
     file, made = os.path.join(root, "diverged.safetensors"), os.path.join(root, "diverged")
-    with open(file, "wb") as out:
-        out.write(struct.pack("<Q", len(header)) + header + b"".join(weights.values()))
+    write(file, {name: ("F32", [2, 2], data) for name, data in weights.items()})
     warned = f"warning: the leaf 'a' has 2 values that are not finite in '{file}'\n"
     run(0, "from-safetensors", file, made, stderr=warned)
     shown = run(1, "verify", os.path.join(made, "step-00000000"))
@@ -272,12 +242,7 @@ def not_finite(run, root):
 
 def run_tool(tool, root, folder):
     def run(status, *arguments, stderr=""):
-        done = subprocess.run([tool, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        what = "shardlib-checkpoint " + " ".join(arguments)
-        check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}\n{done.stderr}")
-        check((done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")) if status else done.stderr == stderr,
-              f"{what}: stderr {done.stderr!r}")
-        return done.stdout if status == 0 else done.stdout + done.stderr
+        return printed(status, tool, *arguments, stderr=stderr)
 
     help_text = run(0, "--help")
     for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
@@ -291,26 +256,19 @@ def run_tool(tool, root, folder):
 
     file = os.path.join(root, "out.safetensors")
     run(0, "to-safetensors", folder, file)
-    metadata, tensors = parse_safetensors(file)
+    metadata, tensors = read_all(file)
     check(metadata["step"] == "12" and len(tensors) == 13, "to-safetensors: metadata and number of tensors")
     for name, (_, _, data) in tensors.items():
         check(data == contents(root, name + ".raw"), f"to-safetensors: {name}")
     check(tensors["layers.1.bias"][:2] == ("BF16", [7]) and tensors["mask"][0] == "BOOL", "to-safetensors: dtypes")
     run(0, "to-safetensors", folder, file, "--prefix", "layers.0.")
-    check(set(parse_safetensors(file)[1]) == {"w", "bias"}, "to-safetensors --prefix")
+    check(set(read(file)) == {"w", "bias"}, "to-safetensors --prefix")
 
     # A file of Python's making, back through a checkpoint.
     values = {"a": numpy.arange(6, dtype="<f4").reshape(2, 3), "h": numpy.array([1, -2, 0.5], "<f2"),
               "i": numpy.array(7, "<i4")}
     codes = {"a": "F32", "h": "F16", "i": "I32"}
-    header, data = {"__metadata__": {"who": "python"}}, b""
-    for name, value in values.items():
-        header[name] = {"dtype": codes[name], "shape": list(value.shape),
-                        "data_offsets": [len(data), len(data) + value.nbytes]}
-        data += value.tobytes()
-    text = json.dumps(header).encode()
-    with open(file, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text + data)
+    write(file, {name: (codes[name], list(value.shape), value.tobytes()) for name, value in values.items()}, {"who": "python"})
     target = os.path.join(root, "imported")
     run(0, "from-safetensors", file, target, "--step", "5")
     group = zarr.open_group(os.path.join(target, "step-00000005"), mode="r")
@@ -329,8 +287,7 @@ def run_tool(tool, root, folder):
     chunk = os.path.join(folder, "embed", "0.0")
     damaged = bytearray(contents(chunk))
     damaged[3] ^= 1
-    with open(chunk, "wb") as out:
-        out.write(damaged)
+    put(chunk, damaged)
     check("embed/0.0" in run(1, "verify", folder), "verify names the damaged file")
     run(1, "to-safetensors", folder, file)
     with open(file, "ab") as out:
