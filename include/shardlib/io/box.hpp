@@ -1,6 +1,7 @@
 // Hyper-rectangles (boxes) of row-major arrays, and their contiguous runs in two arrays.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -79,6 +80,28 @@ inline void copy_box(std::span<const std::int64_t> box, std::size_t item, const 
     std::memcpy(to + static_cast<std::size_t>(b) * item, from + static_cast<std::size_t>(a) * item,
                 static_cast<std::size_t>(n) * item);
   });
+}
+/// Copies a box of a file into an array. `read(place, out)` fills `out` from a place in bytes, which counts from the
+/// box's first element. Short runs are cut from one read of all that lies between, which is faster than many.
+/// `read_box(box, 4, row_major_strides(stored), read, out, row_major_strides(box))`
+template <class Read>
+void read_box(std::span<const std::int64_t> box, std::size_t item, const Index& from_strides, Read&& read,
+              std::byte* to, const Index& to_strides) {
+  const auto bytes = [item](std::int64_t elements) { return static_cast<std::size_t>(elements) * item; };
+  std::int64_t span = 0, shortest = volume(box);
+  for_each_run(box, from_strides, to_strides, [&](std::int64_t a, std::int64_t, std::int64_t n) {
+    span = a + n;
+    shortest = std::min(shortest, n);
+  });
+  if (shortest == span || bytes(shortest) >= 65536) {
+    for_each_run(box, from_strides, to_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+      read(bytes(a), std::span(to + bytes(b), bytes(n)));
+    });
+    return;
+  }
+  std::vector<std::byte> all(bytes(span));
+  read(std::size_t{0}, std::span(all));
+  copy_box(box, item, all.data(), from_strides, to, to_strides);
 }
 
 }  // namespace shardlib::io

@@ -110,26 +110,12 @@ SHARDLIB_INLINE void to_f32(const std::string& dtype, std::span<const std::byte>
 SHARDLIB_INLINE Bytes read_strided(const SafetensorsFile& file, const SafetensorsEntry& entry, std::int64_t first,
                                    const Index& strides, const Index& box) {
   const std::size_t item = safetensors_item(entry.dtype);
-  const auto bytes = [item](std::int64_t elements) { return static_cast<std::size_t>(elements) * item; };
-  Bytes out(bytes(volume(box)));
-  if (out.empty()) return out;
-  const Index dense = row_major_strides(box);
-  std::int64_t span = 1, shortest = volume(box);
-  for (std::size_t i = 0; i < box.size(); ++i) span += (box[i] - 1) * strides[i];
-  for_each_run(box, strides, dense,
-               [&](std::int64_t, std::int64_t, std::int64_t n) { shortest = std::min(shortest, n); });
-  if (shortest == span || bytes(shortest) >= 65536) {
-    for_each_run(box, strides, dense, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-      file.read_bytes(entry, bytes(first + from), {out.data() + bytes(to), bytes(n)});
-    });
-    return out;
-  }
-  // Short runs: one read of all that lies between is faster than many.
-  Bytes all(bytes(span));
-  file.read_bytes(entry, bytes(first), all);
-  for_each_run(box, strides, dense, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(out.data() + bytes(to), all.data() + bytes(from), bytes(n));
-  });
+  Bytes out(static_cast<std::size_t>(volume(box)) * item);
+  const std::size_t begin = static_cast<std::size_t>(first) * item;
+  const auto read = [&](std::size_t place, std::span<std::byte> bytes) {
+    file.read_bytes(entry, begin + place, bytes);
+  };
+  read_box(box, item, strides, read, out.data(), row_major_strides(box));
   return out;
 }
 

@@ -131,11 +131,7 @@ inline void load_stored_tensor(const SafetensorsFiles& files, const std::string&
     to_f32(entry.dtype, values, {reinterpret_cast<float*>(wide.data()), wide.size() / sizeof(float)}, name);
     values = std::move(wide);
   }
-  const std::size_t item = size_of(like.dtype);
-  for_each_run(box, row_major_strides(box), to_strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(out + static_cast<std::size_t>(to) * item, values.data() + static_cast<std::size_t>(from) * item,
-                static_cast<std::size_t>(n) * item);
-  });
+  copy_box(box, size_of(like.dtype), values.data(), row_major_strides(box), out, to_strides);
 }
 
 /// This device's shard of a leaf; padding becomes zeros.
@@ -235,10 +231,8 @@ inline void read_piece(const Checkpoint& checkpoint, const StoredPiece& piece, s
   const std::size_t item = size_of(piece.array->dtype);
   Bytes values(static_cast<std::size_t>(volume(shape)) * item);
   checkpoint.read(piece.array->name, first, shape, values);
-  for_each_run(shape, row_major_strides(shape), strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(whole.data() + static_cast<std::size_t>(piece.place.first + to) * item,
-                values.data() + static_cast<std::size_t>(from) * item, static_cast<std::size_t>(n) * item);
-  });
+  copy_box(shape, item, values.data(), row_major_strides(shape),
+           whole.data() + static_cast<std::size_t>(piece.place.first) * item, strides);
 }
 
 /// The stored tensors of a checkpoint, which must outlive the result.

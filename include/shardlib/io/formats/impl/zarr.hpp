@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <string_view>
 #include <system_error>
@@ -178,19 +177,13 @@ SHARDLIB_INLINE void ZarrArray::read_bytes(const Index& offset, const Index& sha
 SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides,
                                                 std::size_t from, const Index& out_strides, std::byte* to) const {
   const std::size_t item = item_bytes();
-  const auto copy = [&](const std::byte* source) {
-    for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
-      std::memcpy(to + static_cast<std::size_t>(b) * item, source + static_cast<std::size_t>(a) * item,
-                  static_cast<std::size_t>(n) * item);
-    });
-  };
   if (!detail::is_raw(info())) {
     // One block after the other, where the box is a part of a chunk of one dim: else all of the chunk.
     const auto all = static_cast<std::size_t>(chunk_size());
     const std::size_t begin = from / item, end = begin + static_cast<std::size_t>(volume(box));
     const bool whole = box.size() != 1 || 2 * (end - begin) >= all;
     Piece piece = cached(chunk, whole, begin);
-    if (whole && piece.values) return copy(piece.values->data() + from);
+    if (whole && piece.values) return copy_box(box, item, piece.values->data() + from, chunk_strides, to, out_strides);
     for (std::size_t done = begin; piece.values;) {
       const std::size_t last = std::min(end, piece.first + piece.values->size() / item);
       std::memcpy(to + (done - begin) * item, piece.values->data() + (done - piece.first) * item, (last - done) * item);
@@ -198,27 +191,14 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
       piece = cached(chunk, false, done = last);
     }
   } else if (const auto stored = impl_->stored(*this, chunk)) {
-    // There is nothing to decode, so only the requested bytes are read, in one read if the runs are short.
+    // There is nothing to decode, so only the requested bytes are read.
     const detail::FilePart& input = stored->part;
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
     if (input.size() != expected)
       throw Error(impl_->where(*this, chunk) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
                   std::to_string(expected) + ": it is damaged");
-    std::int64_t span = 0, shortest = std::numeric_limits<std::int64_t>::max();
-    for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t, std::int64_t n) {
-      span = a + n;
-      shortest = std::min(shortest, n);
-    });
-    if (shortest == span || static_cast<std::size_t>(shortest) * item >= 65536) {
-      for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
-        input.read(from + static_cast<std::size_t>(a) * item,
-                   {to + static_cast<std::size_t>(b) * item, static_cast<std::size_t>(n) * item});
-      });
-      return;
-    }
-    Bytes piece(static_cast<std::size_t>(span) * item);
-    input.read(from, piece);
-    return copy(piece.data());
+    const auto read = [&](std::size_t place, std::span<std::byte> bytes) { input.read(from + place, bytes); };
+    return read_box(box, item, chunk_strides, read, to, out_strides);
   }
   const Bytes& fill = fill_of(chunk);
   for_each_run(box, chunk_strides, out_strides, [&](std::int64_t, std::int64_t b, std::int64_t n) {
@@ -245,11 +225,7 @@ SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<
                   std::to_string(values.size()) + " were given");
     padded.resize(whole);
     for (std::size_t i = 0; !impl_->fill.empty() && i < whole; ++i) padded[i] = impl_->fill[i % item];
-    for_each_run(inside, row_major_strides(info().chunks), row_major_strides(inside),
-                 [&](std::int64_t a, std::int64_t b, std::int64_t n) {
-                   std::memcpy(padded.data() + static_cast<std::size_t>(a) * item,
-                               values.data() + static_cast<std::size_t>(b) * item, static_cast<std::size_t>(n) * item);
-                 });
+    copy_box(inside, item, values.data(), row_major_strides(inside), padded.data(), row_major_strides(info().chunks));
     values = padded;
   }
   const std::string file = path() + "/" + key;
@@ -274,10 +250,8 @@ SHARDLIB_INLINE void ZarrArray::write_all_bytes(std::span<const std::byte> value
       from += chunk[i] * info().chunks[i] * strides[i];
     }
     Bytes piece(static_cast<std::size_t>(volume(box)) * item);
-    for_each_run(box, strides, row_major_strides(box), [&](std::int64_t a, std::int64_t b, std::int64_t n) {
-      std::memcpy(piece.data() + static_cast<std::size_t>(b) * item,
-                  values.data() + static_cast<std::size_t>(from + a) * item, static_cast<std::size_t>(n) * item);
-    });
+    copy_box(box, item, values.data() + static_cast<std::size_t>(from) * item, strides, piece.data(),
+             row_major_strides(box));
     write_chunk_bytes(chunk, piece);
   } while (next_place(chunk, last));
 }
