@@ -3,9 +3,16 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
+#include <exception>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 
 namespace shardlib::io::detail {
 
@@ -26,6 +33,43 @@ Json parse_json(std::string_view text, const typename Json::parser_callback_t& w
     return watch ? watch(depth, event, value) : true;
   };
   return Json::parse(text, limited);
+}
+
+/// Parses a JSON text as above. `twice` becomes the first key that the object, or an object in it, has twice: a parser
+/// keeps one of the two. Of the objects in it only the one named `within` counts, if that is given.
+inline nlohmann::json parse_json(std::string_view text, std::string& twice, std::string_view within = {}) {
+  using nlohmann::json;
+  std::set<std::string> outer, inner;
+  bool counts = true;
+  return parse_json(text, [&](int depth, json::parse_event_t event, json& parsed) {
+    if (event != json::parse_event_t::key || depth > 2) return true;
+    const auto key = parsed.get<std::string>();
+    if (depth == 1) inner.clear();
+    if (depth == 1) counts = within.empty() || key == within;
+    const bool is_new = (depth == 1 ? outer : inner).insert(key).second;
+    if (!is_new && (depth == 1 || counts) && twice.empty()) twice = key;
+    return true;
+  });
+}
+
+/// The JSON of a file that others write, of up to `largest` megabytes, where no key may be twice. `kind` is what the
+/// file must be: "a model's config.json". Throws Error.
+inline nlohmann::json read_foreign_json(const std::string& path, std::uint64_t largest, const std::string& kind,
+                                        std::string_view within = {}) {
+  const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
+  const InputFile file(path);
+  if (file.size() > largest * 1'000'000) fail("it has more than " + std::to_string(largest) + " MB: it is not " + kind);
+  Bytes text(file.size());
+  file.read(0, text);
+  std::string twice;
+  nlohmann::json value;
+  try {
+    value = parse_json(as_text(text), twice, within);
+  } catch (const std::exception&) {
+    fail("it is not JSON: it is not " + kind + ", or it is damaged");
+  }
+  if (!twice.empty()) fail("it has '" + shardlib::detail::excerpt(twice) + "' twice");
+  return value;
 }
 
 }  // namespace shardlib::io::detail

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
-#include <exception>
 #include <filesystem>
 #include <system_error>
 
@@ -27,33 +26,12 @@ namespace shardlib::run {
 
 SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) : path_(folder + "/config.json") {
   using nlohmann::json;
-  constexpr std::uint64_t largest = 10'000'000;
-  const auto fail = [&](const std::string& why) { throw Error("'" + path_ + "': " + why); };
   if (!io::file_exists(path_) && io::file_exists(folder + "/manifest.json"))
     throw UsageError("'" + folder +
                      "' is a checkpoint of a run, not a model of Hugging Face: a run goes on from its checkpoints with "
                      "--run; only --export writes such a model");
-  const io::InputFile file(path_);
-  if (file.size() > largest) fail("it has more than 10 MB: it is not a model's config.json");
-  io::Bytes text(file.size());
-  file.read(0, text);
-  std::string object, twice;  // the object that is read, and a key that it has twice
-  std::set<std::string> keys;
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event != json::parse_event_t::key || depth > 2) return true;
-    const auto key = parsed.get<std::string>();
-    if (depth == 1) object = key;
-    if (!keys.insert(depth == 1 ? key : object + "." + key).second) twice = key;
-    return true;
-  };
-  json config;
-  try {
-    config = io::detail::parse_json(io::as_text(text), watch);
-  } catch (const std::exception&) {
-    fail("it is not JSON: it is not a model's config.json, or it is damaged");
-  }
-  if (!config.is_object()) fail("it must be a JSON object");
-  if (!twice.empty()) fail("it has '" + shardlib::detail::excerpt(twice) + "' twice");
+  const json config = io::detail::read_foreign_json(path_, 10, "a model's config.json");
+  if (!config.is_object()) throw Error("'" + path_ + "': it must be a JSON object");
   const auto keep = [&](const std::string& key, const json& one) {
     if (one.is_null()) nulls_.insert(key);
     if (!one.is_null()) values_[key] = one.dump(-1, ' ', true);

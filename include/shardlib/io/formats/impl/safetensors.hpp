@@ -10,7 +10,6 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -37,18 +36,10 @@ SHARDLIB_INLINE std::size_t safetensors_item(const std::string& dtype) {
 
 /// Parses the header's JSON. It refuses duplicate names, of which a parser would keep one.
 inline json parse_header(const Bytes& text, const std::string& path) {
-  std::set<std::string> names, keys;
   std::string twice;
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event != json::parse_event_t::key) return true;
-    if (depth == 1) keys.clear();
-    const auto name = parsed.get<std::string>();
-    if ((depth == 1 && !names.insert(name).second) || (depth == 2 && !keys.insert(name).second)) twice = name;
-    return true;
-  };
   json header;
   try {
-    header = parse_json(as_text(text), watch);
+    header = parse_json(as_text(text), twice);
   } catch (const std::exception&) {
     throw Error("'" + path + "': its header is not JSON: it is not a safetensors file, or it is damaged");
   }

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -28,7 +27,6 @@ using shardlib::detail::excerpt;
 
 inline constexpr const char* safetensors_single = "model.safetensors";
 inline constexpr const char* safetensors_index = "model.safetensors.index.json";
-inline constexpr std::uint64_t largest_safetensors_index = 100'000'000;
 
 /// A name in the folder itself, which no index may leave.
 inline bool is_safetensors_name(std::string_view name) {
@@ -46,27 +44,7 @@ inline bool is_shard_name(std::string_view name) {
 /// Maps tensors to the names of their shards. Duplicate tensors, of which a parser would keep one, are refused.
 inline std::map<std::string, std::string> parse_index(const std::string& path) {
   const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
-  const InputFile file(path);
-  if (file.size() > largest_safetensors_index) fail("it has more than 100 MB: it is not an index of safetensors files");
-  Bytes text(file.size());
-  file.read(0, text);
-  std::set<std::string> names;
-  std::string twice, section;
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event != json::parse_event_t::key) return true;
-    const auto name = parsed.get<std::string>();
-    if (depth == 1) section = name;
-    if (depth == 1 || section == "weight_map")
-      if (!names.insert(fmt::format("{} {}", depth, name)).second) twice = name;
-    return true;
-  };
-  json index;
-  try {
-    index = parse_json(as_text(text), watch);
-  } catch (const std::exception&) {
-    fail("it is not JSON: it is not an index of safetensors files, or it is damaged");
-  }
-  if (!twice.empty()) fail("it has '" + excerpt(twice) + "' twice");
+  const json index = read_foreign_json(path, 100, "an index of safetensors files", "weight_map");
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     fail("it must be a JSON object with the object 'weight_map', from tensors to files");
   std::map<std::string, std::string> weight_map;
