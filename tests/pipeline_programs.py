@@ -149,8 +149,7 @@ def gathers(p):
             done.check(numbers(ranks) == numbers(once), "the same bits on threads and ranks")
 
     def planned(*options):
-        done = run(p, *cases[0], "--plan", *options)
-        done.succeeds()
+        done = run(p, *cases[0], "--plan", *options).succeeded()
         return done.out
 
     def moved(text):
@@ -190,8 +189,7 @@ def checkpoints(p):
         (20, "gpt_pipeline", ["--mesh=p=1"], 0),
     ]
     for steps, program, options, ranks in legs:
-        done = run(p, f"--run={folder}", f"--steps={steps}", *options, ranks=ranks if p.mpiexec else 0, program=program)
-        done.succeeds()
+        done = run(p, f"--run={folder}", f"--steps={steps}", *options, ranks=ranks if p.mpiexec else 0, program=program).succeeded()
         done.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in done.out, "goes on from the checkpoint")
     steps = records(f"{folder}/metrics.jsonl")
     if check(len(steps) == len(whole) == 20, "moving between layouts: a record for each step"):
@@ -214,8 +212,7 @@ def checkpoints(p):
             continue
         drawn = records(f"{folder}/samples.jsonl")
         done.check([s["step"] for s in drawn] == [-1, 1, 3], f"samples before and after each two steps ({drawn})")
-        again = p.run("shardlib-sample", [folder, "--max-tokens=8"])
-        again.succeeds()
+        again = p.run("shardlib-sample", [folder, "--max-tokens=8"]).succeeded()
         again.check(drawn[-1]["text"] in again.out, f"gpt_fsdp draws the last one, too: {drawn[-1]['text']!r}")
 
     run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()
@@ -261,28 +258,24 @@ def optimizers(p):
         exports = [f"--export={folder}-model", "--prompt=And", "--max-tokens=0", f"--logits={folder}-a"]
         done, rest = run(p, "--mesh=d=2,t=1", *options, f"--run={folder}", "--steps=5", *exports, program="gpt_fsdp"), records(f"{folder}/metrics.jsonl")
         done.check("going on from step 4 of 5" in done.out and len(rest) == 5, "gpt_fsdp goes on")
-        loaded = p.run("gpt_fsdp", [f"--load={folder}-model", "--steps=0", "--prompt=And", "--max-tokens=0", f"--logits={folder}-b"])
-        loaded.succeeds()
+        loaded = p.run("gpt_fsdp", [f"--load={folder}-model", "--steps=0", "--prompt=And", "--max-tokens=0", f"--logits={folder}-b"]).succeeded()
         a, b = (floats(f"{folder}-{end}") for end in "ab")
         done.check(len(a) == len(b) > 0 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, "the export has what the run samples from")
     run(p, "--mesh=p=2", "--freeze=layers/8/*").fails(2, "--freeze 'layers/8/*' is the name of no leaf", "layers/*/w_up", "final_norm")
 
 
 def pictures(p):
-    shown = run(p, "--mesh=p=2", "--microbatches=4", "--schedule=interleaved-1f1b", "--stages=4", "--show-schedule")
-    shown.succeeds()
+    shown = run(p, "--mesh=p=2", "--microbatches=4", "--schedule=interleaved-1f1b", "--stages=4", "--show-schedule").succeeded()
     shown.check(shown.out.startswith("rank 0: fwd_0__0 fwd_0__1 fwd_2__0 "), "--show-schedule prints the tasks")
     shown.check("makespan 13.5, bubble 11.11 %" in shown.out, "and what the simulator says")
     # A microbatch is 4 rows of 16 tokens of 16 numbers of 4 bytes; 3 of the 4 stages send forward, and 3 backward.
     shown.check(re.search(r"transfers of a step: 4.096 kB a message of one device\n.*\n +0 +1 +8 +4 +49.15 kB\n +1 +0 +4 +8 +49.15 kB\n", shown.out),
                 "--show-schedule counts the transfers")
-    uneven = run(p, "--mesh=p=2", "--stage-layers=2,6", "--schedule=gpipe", "--show-schedule")
-    uneven.succeeds()
+    uneven = run(p, "--mesh=p=2", "--stage-layers=2,6", "--schedule=gpipe", "--show-schedule").succeeded()
     uneven.check("layers of each stage: 2 6\n" in uneven.out, "--show-schedule has the layers of each stage")
     # The first stage takes 0.5 and 1, the last one 1.5 and 3: 0.5 + 8 * 1.5 + 8 * 3 + 1.
     uneven.check("makespan 37.5, " in uneven.out, "and stages take as long as their layers")
-    held = run(p, "--mesh=p=2,d=2", "--show-placement", "--tied", "--schedule=interleaved-1f1b")
-    held.succeeds()
+    held = run(p, "--mesh=p=2,d=2", "--show-placement", "--tied", "--schedule=interleaved-1f1b").succeeded()
     held.check("rank 0: stages 0 2, layers 0 1 4 5\n" in held.out and "rank 1: stages 1 3, layers 2 3 6 7\n" in held.out,
                "--show-placement has the stages and layers of each rank")
     held.check(len(re.findall(r"^  embed +f32\[V/t M/d/s\] +256 16 +8.192 kB$", held.out, re.M)) == 2, "a tied embedding lies on both")
@@ -298,8 +291,7 @@ def pictures(p):
     boxes = svg.count('<rect class="task') + svg.count('class="task ')
     check(boxes == 2 * 2 * 3 * 8, f"a box for each of 48 tasks, planned and measured ({boxes})")
     check(os.path.exists(f"{p.folder}/moving/timeline.svg"), "a run has its timeline in its folder")
-    plan = run(p, "--mesh=p=4,d=2", "--plan")
-    plan.succeeds()
+    plan = run(p, "--mesh=p=4,d=2", "--plan").succeeded()
     plan.check(re.search(r"^  send +p +8 ", plan.out, re.M), "--plan counts the sends of 8 microbatches")
     rows = re.findall(r"^ +(\d)((?: +[\d.]+ k?B){7}) +[\d.]+ [kMG]FLOP$", plan.out, re.M)
     plan.check([rank for rank, _ in rows] == ["0", "1", "2", "3"], "--plan has the memory of each rank")
@@ -309,8 +301,7 @@ def pictures(p):
 
 
 def mistakes(p):
-    shown = p.run("gpt_pipeline", ["--help"])
-    shown.succeeds()
+    shown = p.run("gpt_pipeline", ["--help"]).succeeded()
     for word in "--model --schedule --stages --show-schedule --show-placement --dropout --timeline --microbatches --mesh --tied --run".split():
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
@@ -434,8 +425,7 @@ def tutorial(p):
     done.check("--gather auto is per-step: " in done.out and numbers(default) == numbers(once), "auto is per-step, on ranks too")
 
     def sent(*options):
-        done = p.run("gpt_pipeline", [*sizes, *spread, "--plan", *options])
-        done.succeeds()
+        done = p.run("gpt_pipeline", [*sizes, *spread, "--plan", *options]).succeeded()
         return re.findall(r"^  (?:all_gather|reduce_scatter) .* d +\d+ .*$", done.out, re.M)
 
     plans = [sent("--gather=per-step", f"--microbatches={count}") for count in (4, 8)]

@@ -54,6 +54,11 @@ class Run:
     def succeeds(self):
         return self.check(self.status == 0 and not self.errors, "succeeds")
 
+    def succeeded(self):
+        """The run itself, which must succeed."""
+        self.succeeds()
+        return self
+
     def fails(self, status, *words):
         """Ends with the status and one line that begins with "error:" and has the words."""
         if self.check(self.status == status, f"ends with status {status}") and self.check(
@@ -271,8 +276,7 @@ def resuming(p):
         process.send_signal(signal)
         return process.wait(timeout=TIMEOUT)
 
-    run = p.gpt(*common, f"--run={p.folder}/whole", "--step-graph")
-    run.succeeds()
+    run = p.gpt(*common, f"--run={p.folder}/whole", "--step-graph").succeeded()
     drawn = text_of(f"{p.folder}/whole/step.svg")
     run.check("layers/0/w_q" in drawn and "layers/1/w_q" in drawn, "--step-graph draws all layers")
     run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
@@ -296,8 +300,7 @@ def resuming(p):
     check(tree(f"{p.folder}/killed/checkpoints/{common_step}") == tree(f"{p.folder}/other/checkpoints/{common_step}"),
           f"{common_step}: the same files")
 
-    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole")
-    run.succeeds()
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole").succeeded()
     run.check("going on from step 60 of 70" in run.out, "another mesh takes the checkpoint")
     run.check(len(kept_by("whole")) == 70, "one record a step")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--max-tokens=5")
@@ -305,8 +308,7 @@ def resuming(p):
     for changed, name in [("--learning-rate=0.5", "learning_rate"), ("--seed=3", "seed"), ("--batch=16", "batch")]:
         run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", changed)
         run.fails(2, f"{name} is", "in the checkpoint", f"--allow-change {name}")
-    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=71", f"--run={p.folder}/whole", "--seed=3", "--allow-change=seed")
-    run.succeeds()
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=71", f"--run={p.folder}/whole", "--seed=3", "--allow-change=seed").succeeded()
     run.check("allowed by --allow-change: seed is 0 in the checkpoint, but 3 now" in run.out, "an allowed change is said")
     p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
@@ -318,8 +320,7 @@ def resuming(p):
     run.check(run.status == 2 and "[256, 16] in the checkpoint" in run.err and "--allow-change makes no checkpoint fit: d_model is 16" in run.err,
               "a change that decides the leaves fits nothing")
     kept = text_of(f"{p.folder}/whole/config.toml")
-    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-best=3")
-    run.succeeds()
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-best=3").succeeded()
     run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "going on" not in run.out,
               "a run of more steps is not cut")
     run.check(text_of(f"{p.folder}/whole/config.toml") == kept, "config.toml stays that of the steps that were trained")
@@ -389,8 +390,7 @@ def other_options(p):
         ),
     ]:
         for ranks in [0, 2] if p.mpiexec else [0]:
-            run = p.run(program, options, ranks)
-            run.succeeds()
+            run = p.run(program, options, ranks).succeeded()
             run.check(program in run.out.split("\n")[0], "--help begins with the program, not with Kokkos' options")
             for word in words.split():
                 run.check(len(re.findall(rf"^ +--(?:\[no-\])?{word[2:]} ", run.out, re.M)) == 1, f"--help explains {word} once")
@@ -398,13 +398,11 @@ def other_options(p):
     # What is sampled: one character per byte, since bytes that are not UTF-8 are replaced one by one or in runs.
     for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
         for mesh in ["d=1,t=1", "d=2,t=2"]:
-            run = p.gpt("--max-tokens=20", f"--mesh={mesh}", *options)
-            run.succeeds()
+            run = p.gpt("--max-tokens=20", f"--mesh={mesh}", *options).succeeded()
             prompt = options[0][9:] if options[0].startswith("--prompt=") else "And God said"
             run.check(f"\n\n{prompt}" in run.out, "the sample begins with the prompt")
     # The model has more ids than the tokenizer, and an untrained one draws them all alike.
-    run = p.gpt("--steps=0", "--max-tokens=60", "--vocabulary=1280", "--temperature=5")
-    run.succeeds()
+    run = p.gpt("--steps=0", "--max-tokens=60", "--vocabulary=1280", "--temperature=5").succeeded()
     one, four = (p.gpt("--max-tokens=20", f"--mesh={mesh}").out.split("A sample")[-1] for mesh in ["d=1,t=1", "d=2,t=2"])
     check(one == four, "the sample is the same on every mesh", one + four)
 
@@ -416,10 +414,8 @@ def gpt2(p):
     """Sampling needs no data; loaded weights need a prompt, since nothing stands before the first token there."""
     small = "--batch=2 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --context=16 --steps=0 --max-tokens=5".split()
     weights = os.path.join(p.folder, "gpt2-exported")
-    run = p.run("gpt2", [*small, f"--run={p.folder}/gpt2", f"--export={weights}", "--prompt="])
-    run.succeeds()
-    run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"])
-    run.succeeds()
+    run = p.run("gpt2", [*small, f"--run={p.folder}/gpt2", f"--export={weights}", "--prompt="]).succeeded()
+    run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"]).succeeded()
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
     for option, path in [("--export", f"{p.text}/model"), ("--logits", f"{p.folder}/nowhere/file")]:
@@ -444,8 +440,7 @@ def gpt2(p):
         (["--dtype=bf16"], {"weights": 497.9, "their copies for computation": 249.0, "gradients": 249.0}),
         (["--dtype=bf16", "--microbatches=2"], {"their copies for computation": 249.0, "gradients": 497.9}),
     ]:
-        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options])
-        run.succeeds()
+        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options]).succeeded()
         found = {what: float(mb) for what, mb in re.findall(r"^  (\S.*?) +(\S+) MB$", run.out, re.M)}
         run.check(all(found.get(what) == mb for what, mb in planned.items()), f"the plan has {planned}")
         run.check(("their copies for computation" in found) == ("--dtype=bf16" in options), "copies where there are some")
@@ -487,8 +482,7 @@ def lora(p):
             run.check(other and apart(other, same) < tolerance, f"as on one device ({apart(other, same):.1e})")
     logits = [os.path.join(p.folder, name) for name in ["adapted.safetensors", "merged.safetensors"]]
     run = p.run("gpt2", [*train, f"--run={run_folder}", f"--export={tuned}", f"--logits={logits[0]}", "--prompt=And",
-                         "--tensorboard", "--histogram-every=6"])  # fmt: skip
-    run.succeeds()
+                         "--tensorboard", "--histogram-every=6"]).succeeded()  # fmt: skip
     shown = {tag for tag, _ in event_files.histograms(f"{run_folder}/tensorboard")}
     adapters = {f"{kind}/layers/{i}/{w}" for kind in ("weights", "gradients") for i in (0, 1) for w in ("a", "b_q", "b_k", "b_v")}
     run.check(shown == adapters, f"histograms of the adapters alone: {shown}")
@@ -640,15 +634,13 @@ def sampling_from_a_run(p):
     for program, sizes in [("gpt_fsdp", p.small()), ("gpt2", [*GPT2_SMALL, "--context=32", f"--data={p.text}"])]:
         shutil.rmtree(folder, ignore_errors=True)
         run = p.run(program, [*sizes, "--mesh=d=2,t=2", "--steps=3", f"--run={folder}", "--find-nan", "--max-tokens=12",
-                              "--prompt=And God", "--temperature=0"])
-        run.succeeds()
+                              "--prompt=And God", "--temperature=0"]).succeeded()
         text = run.out.split("A sample")[-1]
         with open(f"{folder}/console.log", errors="replace", newline="") as file:
             mark, log = file.readline(), file.read()
         run.check(re.fullmatch(r"==== \S{20}, from step 0\n", mark) and log == run.out, "console.log is what it prints")
         before = tree(folder)
-        run = p.run("shardlib-sample", [folder, "--samples=2"])
-        run.succeeds()
+        run = p.run("shardlib-sample", [folder, "--samples=2"]).succeeded()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
         run.check(run.out.count("A sample after 3 steps") == 2, "two samples")
         launchers = [[]] + ([[*p.mpiexec, "-n", "2"]] if p.mpiexec and program == "gpt2" else [])
@@ -678,8 +670,7 @@ def sampling_from_a_run(p):
     scores = []
     for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=2", 0)] + ([("d=2,t=1", 2)] if p.mpiexec else []):
         run = p.run("gpt2", [*GPT2_SMALL, "--context=32", "--seq=24", f"--data={p.text}", "--steps=30", f"--mesh={mesh}",
-                             "--learning-rate=0.01", f"--evaluate={questions}"], ranks)
-        run.succeeds()
+                             "--learning-rate=0.01", f"--evaluate={questions}"], ranks).succeeded()
         scores.append(re.findall(r"^evaluated 4 questions of \S+: acc (\S+), acc_norm (\S+) \(chance 0.5000\)$", run.out, re.M))
     check(scores[0] == [("1.0000", "1.0000")] and scores.count(scores[0]) == len(scores), f"the questions are answered {scores}")
     run = p.run("shardlib-sample", [folder, f"--evaluate={questions}", "--max-tokens=0", "--seq=24"])
@@ -740,8 +731,7 @@ def averaged(p):
             run.check(numbers(steps) == numbers(plain), "the steps are those without averages")
             gap = steps[-1]["validation_loss"] - plain[-1]["validation_loss"]
             run.check(gap > 0.01, f"the average is behind ({gap})")
-    run = p.run("gpt2", [*train, "--ema=0.9", f"--run={folder}", f"--export={folder}-model", f"--logits={logits[0]}"])
-    run.succeeds()
+    run = p.run("gpt2", [*train, "--ema=0.9", f"--run={folder}", f"--export={folder}-model", f"--logits={logits[0]}"]).succeeded()
     p.run("gpt2", [f"--load={folder}-model", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And",
                    f"--logits={logits[1]}"]).succeeds()
     a, b = (floats(path) for path in logits)
@@ -859,8 +849,7 @@ def sharded_lengths(p):
     folder = os.path.join(p.folder, "lengths")
     for steps, mesh, ranks in [(4, "d=2,t=2", 0), (8, "s=4", 0), (12, "r=2,s=2", 4), (16, "d=1", 0), (20, "s=2,t=2", 0)]:
         run = p.gpt(*train, f"--steps={steps}", f"--mesh={mesh}", f"--run={folder}", f"--validation-data={p.text}",
-                    "--validate-every=4", ranks=ranks if p.mpiexec else 0)
-        run.succeeds()
+                    "--validate-every=4", ranks=ranks if p.mpiexec else 0).succeeded()
         run.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in run.out, "goes on from another mesh's checkpoint")
     moved = records(f"{folder}/metrics.jsonl")
     if check(len(moved) == len(whole) == 20, "a record for each step"):
@@ -875,8 +864,7 @@ def sharded_lengths(p):
 
     peaks = []
     for parts in (1, 2, 4):
-        run = p.run("gpt_fsdp", ["--preset=84m", f"--mesh=s={parts}", "--batch=1", "--seq=32768", "--plan"])
-        run.succeeds()
+        run = p.run("gpt_fsdp", ["--preset=84m", f"--mesh=s={parts}", "--batch=1", "--seq=32768", "--plan"]).succeeded()
         peaks += [int(n) for n in re.findall(r"most at once, with buffers .* (\d+) bytes", run.out)]
         attention = re.findall(r"^  causal_attention(?:_backward)? +\S+ +(\S+) ", run.out, re.M)
         run.check(attention == (["s", "s"] if parts > 1 else []), "keys and values move over s, where it has several devices")
@@ -919,8 +907,7 @@ def gathers(p):
             run.check(numbers(ranks) == numbers(default), "the same bits on threads and ranks")
 
     def planned(*options):
-        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=8,t=1", "--batch=64", "--plan", *options])
-        run.succeeds()
+        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=8,t=1", "--batch=64", "--plan", *options]).succeeded()
         return run.out
 
     def sent(*options):
@@ -942,8 +929,7 @@ def recompute(p):
     check(len(losses[0]) == 4 and all(each == losses[0] for each in losses), "the same bits under each policy")
 
     def saved(program, *options):
-        run = p.run(program, ["--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options])
-        run.succeeds()
+        run = p.run(program, ["--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options]).succeeded()
         table = re.findall(r"^  (\w+) +(\S+) ([kMG]?B) +(\S+) ([kMG]?B)(   this plan)?$", run.out, re.M)
         run.check([row[0] for row in table] == names and [row[0] for row in table if row[5]] == ["seqax"], "a line for each")
         in_bytes = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -974,34 +960,27 @@ def plans(p):
         ("gpt2", "gpt2-1558m", "d=512,t=8", 4096, ["note: padded", "--d-model 1600 -> 4096", "--heads 25 -> 64"]),
     ]:
         options = [f"--preset={preset}", f"--mesh={mesh}", "--batch=1024", "--vocabulary=50257", "--plan"]
-        run = p.run(program, options)
-        run.succeeds()
+        run = p.run(program, options).succeeded()
         printed = with_s(mesh) if program == "gpt_fsdp" else mesh
         run.check(f"plan for {devices} devices, mesh {printed}" in run.out and "most at once" in run.out, "a plan")
         run.check(all(note in run.out for note in notes) and ("note:" in run.out) == bool(notes), "padding is said")
-    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=r=2,d=4,t=1", "--plan"])
-    run.succeeds()
+    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=r=2,d=4,t=1", "--plan"]).succeeded()
     run.check(re.search(r"all_reduce +M/d/s F/t \+r -> M/d/s F/t +r +24 ", run.out) is not None, "one sum over r for each weight")
     run.check(re.search(r"^  all +d s +\d+ .*\n  all +r +\d+ ", run.out, re.M) is not None, "bytes inside a node and between nodes")
     machine = ["--plan-flops=1e12", "--plan-memory=1e11", "--plan-bandwidth=d=1e9,t=1e10", "--plan-latency=1e-5"]
-    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine])
-    run.succeeds()
+    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine]).succeeded()
     run.check(re.search(r"over t d s +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
     p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine[1:]]).fails(2, "give --plan-flops or --plan-device too")
-    run = p.run("gpt2", ["--preset=gpt2-124m", "--dtype=bf16", "--batch=32", "--mesh=d=1,t=1", "--plan", "--plan-device=h100"])
-    run.succeeds()
+    run = p.run("gpt2", ["--preset=gpt2-124m", "--dtype=bf16", "--batch=32", "--mesh=d=1,t=1", "--plan", "--plan-device=h100"]).succeeded()
     run.check("of one h100: fits" in run.out and "MFU" in run.out, "a known device has a peak and a memory")
-    run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-device=h100"])
-    run.succeeds()
+    run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-device=h100"]).succeeded()
     run.check("of one h100: does not fit" in run.out and "MFU" not in run.out, "a memory that is too small")
-    run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-capacity=900e9"])
-    run.succeeds()
+    run = p.run("gpt_fsdp", ["--preset=2b", "--mesh=d=2,t=1", "--plan", "--plan-capacity=900e9"]).succeeded()
     run.check("of the 900.0 GB of one device: fits" in run.out, "a memory by option")
     p.gpt("--plan-capacity=80e9").fails(2, "--plan-capacity", "give --plan too")
     p.gpt("--plan-device=h100").fails(2, "--plan-device", "give --plan too")
     flat = ["--preset=84m", "--mesh=d=8,t=1", "--plan", "--plan-flops=1e12"]
-    run = p.run("gpt_fsdp", [*flat, "--plan-bandwidth=d=600e9", "--plan-latency=d=5e-6"])
-    run.succeeds()
+    run = p.run("gpt_fsdp", [*flat, "--plan-bandwidth=d=600e9", "--plan-latency=d=5e-6"]).succeeded()
     run.check("a step, all overlapping" in run.out, "an axis of one device needs no link")
     p.run("gpt_fsdp", flat).fails(2, "--plan-bandwidth d=25e9")
     p.run("gpt_fsdp", [*flat, "--plan-bandwidth=1e-300"]).fails(2, "--plan-bandwidth 1e-300", "at least 1", "300e9")
@@ -1009,30 +988,25 @@ def plans(p):
 
 
 def mlp(p):
-    threads = p.run("mlp_fsdp", [])
-    threads.succeeds()
+    threads = p.run("mlp_fsdp", []).succeeded()
     losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", threads.out, re.M)]
     threads.check(len(losses) == 6 and losses[-1] < 0.1 * losses[0], "the loss falls")
     threads.check("f32[in hidden1/d] on mesh d=8" in threads.out, "the sharding is drawn")
-    run = p.run("mlp_fsdp", ["--mesh", "d=2"])
-    run.succeeds()
+    run = p.run("mlp_fsdp", ["--mesh", "d=2"]).succeeded()
     run.check("on mesh d=2" in run.out, "--mesh chooses the mesh")
-    run = p.run("mlp_fsdp", ["--help"])
-    run.succeeds()
+    run = p.run("mlp_fsdp", ["--help"]).succeeded()
     run.check(run.out.startswith("mlp_fsdp: ") and "--mesh d=N" in run.out, "--help prints the usage")
     for option in ["--foo", "--mesh", "stray"]:
         p.run("mlp_fsdp", [option]).fails(2, option, "--help")
     p.run("mlp_fsdp", ["--mesh=t=2"]).fails(2, "the axes `d`", "was given `t=2`")
     # In two parts, on two meshes, as at once.
     for part in [["--mesh=d=4", "--steps=21"], ["--mesh=d=8", "--steps=51"]]:
-        run = p.run("mlp_fsdp", [f"--run={p.folder}/mlp", *part])
-        run.succeeds()
+        run = p.run("mlp_fsdp", [f"--run={p.folder}/mlp", *part]).succeeded()
     run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses[3:], "the second part goes on")
     check(os.listdir(f"{p.folder}/mlp") == ["checkpoints"], "checkpoints, and nothing else")
     output_errors(p)
     if p.mpiexec:
-        run = p.run("mlp_fsdp", [], ranks=2)
-        run.succeeds()
+        run = p.run("mlp_fsdp", [], ranks=2).succeeded()
         run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses, "the losses as on threads")
         p.run("mlp_fsdp", [], ranks=3).fails(2, "--mesh d=3", "8 hidden units", "choose 1, 2, 4 or 8")
         # All ranks fail alike but for their own place in the mesh: one line.
@@ -1044,8 +1018,7 @@ def context_parallel(p):
     for options, ranks in [([], 0), (["--mesh=s=3", "--length=12", "--heads=6"], 0), ([], 2)]:
         if ranks and not p.mpiexec:
             continue
-        run = p.run("context_parallel", ["--length=64", *options], ranks=ranks)
-        run.succeeds()
+        run = p.run("context_parallel", ["--length=64", *options], ranks=ranks).succeeded()
         names = ["ring", "fused ring", "ulysses", "fused ulysses", "ring zigzag", "fused ring zigzag"]
         run.check(re.findall(r"^(\w.*?) +differs by", run.out, re.M) == names, "all are compared")
     p.run("context_parallel", ["--mesh=s=4", "--length=20"]).fails(2, "--length 20", "--mesh s=4", "choose a multiple of 8")
@@ -1058,8 +1031,7 @@ def patch_embedding(p):
     for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=1", 0), ("d=2,t=2", 0), ("d=1,t=2", 2)]:
         if ranks and not p.mpiexec:
             continue
-        run = p.run("patch_embedding", [mesh], ranks=ranks)
-        run.succeeds()
+        run = p.run("patch_embedding", [mesh], ranks=ranks).succeeded()
         losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", run.out, re.M)]
         if not run.check(len(losses) == 6 and losses[-1] < 0.05 * losses[0], "the loss falls"):
             return
@@ -1140,11 +1112,9 @@ def moe(p):
     p.run("moe", [*resumed, "--microbatches=2"]).fails(2, "microbatches is", "--allow-change")
     p.run("moe", [*resumed, "--mesh=e=2"]).fails(2, "mesh is", "--allow-change")
     p.run("moe", [*resumed, "--mesh=d=1,s=1"]).succeeds()  # the same mesh
-    planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
-    planned.succeeds()
+    planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"]).succeeded()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")
-    planned = p.run("moe", [*bad, "--plan", "--mesh=e=2,s=2"])
-    planned.succeeds()
+    planned = p.run("moe", [*bad, "--plan", "--mesh=e=2,s=2"]).succeeded()
     moved = dict(re.findall(r"^  (causal_attention|ragged_all_to_all) .*? +([des]) +\d+ ", planned.out, re.M))
     planned.check(moved == {"causal_attention": "s", "ragged_all_to_all": "e"}, "keys and values move over s, rows over e")
 
@@ -1155,8 +1125,7 @@ def tutorial(p):
     page = [float(x) for _, x in re.findall(line, text_of(DOCS, "tutorial.md"), re.M)]
     one = None
     for mesh in ["d=1,t=1", "d=2,t=2", "d=4,t=2"]:
-        run = p.run("tutorial", [mesh])
-        run.succeeds()
+        run = p.run("tutorial", [mesh]).succeeded()
         steps = re.findall(line, run.out, re.M)
         losses = [float(x) for _, x in steps]
         if not run.check([int(n) for n, _ in steps] == [0, 100, 200, 300, 400, 500], "a line each 100 steps"):
@@ -1172,8 +1141,7 @@ def tutorial(p):
     p.run("tutorial", ["t=2,d=1"]).fails(2, "the axes `d t`", "was given `t=2,d=1`")
     check(p.run("tutorial", ["d=2"]).out == p.run("tutorial", ["d=2,t=1"]).out, "an axis that a mesh lacks has size 1")
     if p.mpiexec:
-        run = p.run("tutorial", ["d=1,t=2"], ranks=2)
-        run.succeeds()
+        run = p.run("tutorial", ["d=1,t=2"], ranks=2).succeeded()
         threads = p.run("tutorial", ["d=1,t=2"])
         run.check(run.out == threads.out, "prints the same as on threads")
 
@@ -1243,8 +1211,7 @@ def full_disk(p):
             run.fails(1, "3 checkpoints in a row could not be saved", "No space left on device", "make room")
             run.check((run.out + run.err).count("the next save tries again (") == 2, "two warnings before")
             os.remove(filler)
-            run = p.gpt(*options, ranks=ranks)
-            run.succeeds()
+            run = p.gpt(*options, ranks=ranks).succeeded()
             run.check(steps(folder) == list(range(12)), "a record of each step")
             shutil.rmtree(folder)
 
