@@ -12,7 +12,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, crc32c, finish, json_of, printed, put, tree
+from checks import check, crc32c, finish, json_of, put, told, tree
 from gpt2_oracle import read_all, write
 
 
@@ -33,7 +33,7 @@ class Tool:
         self.program, self.root = program, root
 
     def run(self, status, *words):
-        return printed(status, self.program, *words)
+        return told(status, self.program, *words)
 
     def make(self, folder, step, tensors, **metadata):
         """A checkpoint of these tensors; returns its path."""

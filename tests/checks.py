@@ -63,14 +63,22 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
-def printed(status, program, *words, stderr=""):
-    """What a command prints. It must end with this status: with 0 it prints `stderr` there, with another an error of one line."""
-    words = [str(word) for word in words]
-    done = subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    what = " ".join([os.path.basename(program), *words])
-    check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}", done.stderr)
+def shown(command):
+    return " ".join([os.path.basename(command[0]), *map(str, command[1:])])
+
+
+def ran(status, *command, timeout=None):
+    """A finished command, which must end with this status."""
+    done = subprocess.run([*map(str, command)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
+    check(done.returncode == status, f"{shown(command)}: status {done.returncode} instead of {status}", done.stdout + done.stderr)
+    return done
+
+
+def told(status, *command, stderr=""):
+    """What a tool prints. With status 0 it prints `stderr` there, with another an error of one line."""
+    done = ran(status, *command, timeout=60)
     one_error = done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    check(one_error if status else done.stderr == stderr, f"{what}: stderr {done.stderr!r}")
+    check(one_error if status else done.stderr == stderr, f"{shown(command)}: stderr {done.stderr!r}")
     return done.stdout + done.stderr
 
 

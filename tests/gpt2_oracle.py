@@ -9,10 +9,9 @@ import json
 import math
 import os
 import struct
-import subprocess
 import tempfile
 
-from checks import check, contents, finish, json_of, put
+from checks import check, contents, finish, json_of, put, ran
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 WEIGHTS, LOGITS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits"))
@@ -101,6 +100,11 @@ def update():
     write(LOGITS, {"logits": ("F32", list(logits.shape), logits.contiguous().numpy().tobytes())})
 
 
+def refused(what, words, *command):
+    said = ran(2, *command).stderr
+    check(all(word in said for word in words), what, said)
+
+
 def compare(program):
     expected = floats(read(LOGITS)["logits"])
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
@@ -111,9 +115,7 @@ def compare(program):
         for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=4"]:
             out, run = os.path.join(folder, "logits"), os.path.join(folder, "run-" + mesh)
             again = os.path.join(folder, "weights")
-            subprocess.run(
-                [*common, "--batch=12", f"--mesh={mesh}", f"--load={WEIGHTS}", f"--logits={out}", f"--run={run}",
-                 f"--export={again}"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            ran(0, *common, "--batch=12", f"--mesh={mesh}", f"--load={WEIGHTS}", f"--logits={out}", f"--run={run}", f"--export={again}")
             got = read(out)
             check(got["logits"][1] == [len(PROMPT.encode()), SIZES["vocabulary"]], f"{mesh}: shape of the logits")
             apart = max(abs(a - b) for a, b in zip(floats(got["logits"]), expected))
@@ -121,7 +123,7 @@ def compare(program):
             check(read(again + "/model.safetensors") == read(WEIGHTS), f"{mesh}: the exported weights are the same bits")
         # The folder gives the sizes too.
         bare = [option for option in common if option not in sizes]
-        subprocess.run([*bare, f"--load={again}", f"--logits={out}"], check=True, stdout=subprocess.DEVNULL)
+        ran(0, *bare, f"--load={again}", f"--logits={out}")
         apart = max(abs(a - b) for a, b in zip(floats(read(out)["logits"]), expected))
         check(apart < 1e-4, f"the exported folder: logits as PyTorch's ({apart:.1e} apart)")
         config = json_of(again + "/config.json")
@@ -130,51 +132,42 @@ def compare(program):
         kept, unchanged = {"bos_token_id": 7, "eos_token_id": None}, {"n_special": 0, "predict_special_tokens": True}
         unchanged |= {"output_past": True, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         put(again + "/config.json", json.dumps({**config, **kept, **unchanged}))
-        run = subprocess.run([*bare, f"--load={again}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
-                             capture_output=True, text=True)  # fmt: skip
-        check(run.returncode == 0 and "bytes has 256 ids and the loaded model 301" in run.stdout, "a note of the tokenizer")
+        run = ran(0, *bare, f"--load={again}", f"--run={folder}/kept-run", f"--export={folder}/kept")
+        check("bytes has 256 ids and the loaded model 301" in run.stdout, "a note of the tokenizer")
         back = json_of(folder + "/kept/config.json")
         check({key: back[key] for key in kept} == kept, "an export keeps the ids of beginning and end")
         for load in (f"{folder}/kept", f"{folder}/kept/model.safetensors"):
-            run = subprocess.run([*common, f"--load={load}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
-                                 capture_output=True, text=True)  # fmt: skip
-            check(run.returncode == 2 and "--export" in run.stderr and "--load" in run.stderr, "--export over --load is refused")
-        run = subprocess.run([*bare, f"--load={folder}/kept", f"--run={folder}/kept-run"], capture_output=True, text=True)
-        check(run.returncode == 0 and "note: the run in" in run.stdout, "a run that goes on says that it uses its checkpoint")
-        run = subprocess.run([*bare, f"--load={again}", "--logits=never", f"--prompt={PROMPT * 2}"], capture_output=True,
-                             text=True)  # fmt: skip
-        check(run.returncode == 2 and "--logits" in run.stderr and "takes 20" in run.stderr, "a long prompt is refused")
+            refused("--export over --load is refused", ["--export", "--load"],
+                    *common, f"--load={load}", f"--run={folder}/kept-run", f"--export={folder}/kept")  # fmt: skip
+        run = ran(0, *bare, f"--load={folder}/kept", f"--run={folder}/kept-run")
+        check("note: the run in" in run.stdout, "a run that goes on says that it uses its checkpoint")
+        refused("a long prompt is refused", ["--logits", "takes 20"], *bare, f"--load={again}", "--logits=never", f"--prompt={PROMPT * 2}")
         for key, value in {"activation_function": "relu", "scale_attn_weights": False, "model_type": "gpt_neo",
                            "vocab_size": 300.5, "unheard_of": 1, "n_head": 5}.items():  # fmt: skip
             put(again + "/config.json", json.dumps({**config, key: value}))
-            run = subprocess.run([*bare, f"--load={again}"], capture_output=True, text=True)
-            check(run.returncode == 2 and key in run.stderr, f"config.json with {key} {value} is refused")
+            refused(f"config.json with {key} {value} is refused", [key], *bare, f"--load={again}")
         put(again + "/config.json", json.dumps(config))
-        run = subprocess.run([*bare, f"--load={again}", "--heads=3"], capture_output=True, text=True)
-        check(run.returncode == 2 and "--heads is 3 (command line)" in run.stderr, "another number of heads is refused")
+        refused("another number of heads is refused", ["--heads is 3 (command line)"], *bare, f"--load={again}", "--heads=3")
         out = os.path.join(folder, "bf16")
-        subprocess.run([*common, f"--load={WEIGHTS}", f"--logits={out}", "--dtype=bf16"], check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+        ran(0, *common, f"--load={WEIGHTS}", f"--logits={out}", "--dtype=bf16")
         apart = max(abs(a - b) for a, b in zip(floats(read(out)["logits"]), expected)) / max(map(abs, expected))
         check(1e-5 < apart < 0.03, f"bf16: logits within 3 % of the largest ({apart:.1%})")
         broken = read(WEIGHTS)
         del broken["h.1.mlp.c_fc.bias"]
         write(os.path.join(folder, "broken"), broken)
-        run = subprocess.run([*common, f"--load={folder}/broken"], capture_output=True, text=True)
-        check(run.returncode == 2 and "h.1.mlp.c_fc.bias" in run.stderr, "a missing tensor is named")
+        refused("a missing tensor is named", ["h.1.mlp.c_fc.bias"], *common, f"--load={folder}/broken")
         tied = read(WEIGHTS)
         dtype, shape, data = tied["wte.weight"]
         for what, output, status in (("tied", data, 0), ("of its own", data[:-4] + b"\0\0\0\0", 2)):
             write(os.path.join(folder, "output"), {**tied, "lm_head.weight": (dtype, shape, output)})
-            run = subprocess.run([*common, f"--load={folder}/output"], capture_output=True, text=True)
-            named = "lm_head.weight" in run.stderr and "wte.weight" in run.stderr
-            check(run.returncode == status and named == (status != 0), f"an output layer {what}: status {status}")
+            said = ran(status, *common, f"--load={folder}/output").stderr
+            named = "lm_head.weight" in said and "wte.weight" in said
+            check(named == (status != 0), f"an output layer {what}: status {status}")
         for option in ("--norm=post", "--activation=relu", "--no-tied"):
             for file in (f"--load={WEIGHTS}", f"--export={folder}/never"):
-                run = subprocess.run([*common, f"--run={folder}/never-run", file, option], capture_output=True, text=True)
                 wanted = option.replace("=post", " pre").replace("=relu", " gelu").replace("no-tied", "tied")
-                check(run.returncode == 2 and wanted in run.stderr and not os.path.exists(f"{folder}/never"),
-                      f"{file.split('=')[0]} {option} is refused")
+                refused(f"{file.split('=')[0]} {option} is refused", [wanted], *common, f"--run={folder}/never-run", file, option)
+                check(not os.path.exists(f"{folder}/never"), f"{file.split('=')[0]} {option} writes nothing")
 
 
 def main():

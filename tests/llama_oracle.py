@@ -11,10 +11,9 @@ import math
 import os
 import random
 import struct
-import subprocess
 import tempfile
 
-from checks import check, finish, json_of, put, records
+from checks import check, finish, json_of, put, ran, records
 from gpt2_oracle import floats, read, write
 
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
@@ -240,29 +239,48 @@ def distance(file, expected):
     return max(abs(a - b) for a, b in zip(got, expected)) / max(map(abs, expected))
 
 
+def model_of(program):
+    """Runs it with options; it must end with a status."""
+    return lambda *options, status=0: ran(status, program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", "--seq=20", *options)
+
+
+def there_and_back(model, scratch, name, config, tensors, expected, meshes, shards):
+    """Loads a folder of `shards` files and exports it into "{scratch}/{name}-again", on each mesh: it gives the expected logits,
+    and the weights back. Returns the config.json that it writes."""
+    folder, out, again = (os.path.join(scratch, name + part) for part in ("", "-logits", "-again"))
+    write_folder(folder, config, tensors, shards)
+    for mesh in meshes:
+        model("--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
+              f"--run={scratch}/{name}-{mesh}")  # fmt: skip
+        apart = distance(out, expected)
+        check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
+        check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
+    model("--steps=0", f"--load={again}", f"--logits={out}")
+    check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
+    return json_of(again + "/config.json")
+
+
+def check_loss(what, folder, due):
+    """The first loss of a run."""
+    found = next(step["loss"] for step in records(folder, "metrics.jsonl") if "loss" in step)
+    check(abs(found - due) < 1e-5 * due, f"{what}: the loss {found} is the reference's, {due}")
+
+
+def check_refused(model, scratch, what, config, tensors, words, options):
+    """A folder that the program does not take: the one line of error has the words."""
+    at = tempfile.mkdtemp(dir=scratch)
+    write_folder(at, config, tensors)
+    said = model("--steps=0", f"--load={at}", *options, status=2).stderr
+    check(all(word in said for word in words) and said.count("error:") == 1, f"refused: {what}: {said.strip()}")
+
+
 def compare(program):
-    def gpt(*options, status=0):
-        run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", *options], capture_output=True,
-                             text=True)  # fmt: skip
-        if run.returncode != status:
-            check(False, f"{' '.join(options)}: status {run.returncode} instead of {status}\n{run.stdout}{run.stderr}")
-        return run
+    gpt = model_of(program)
 
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, config) in enumerate(MODELS.items()):
-            folder, out, again = (os.path.join(scratch, name + part) for part in ("", "-logits", "-again"))
             tensors = weights(config, number, "BF16" if name == "mistral" else "F32")
-            write_folder(folder, config, tensors, 3 if name == "mistral" else 1)
-            expected = logits(config, tensors)
-            for mesh in MESHES:
-                gpt("--seq=20", "--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
-                    f"--run={scratch}/{name}-{mesh}")  # fmt: skip
-                apart = distance(out, expected)
-                check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
-                check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
-            back = json_of(again + "/config.json")
-            gpt("--seq=20", "--steps=0", f"--load={again}", f"--logits={out}")
-            check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
+            back = there_and_back(gpt, scratch, name, config, tensors, logits(config, tensors), MESHES, 3 if name == "mistral" else 1)
             same = {k: v for k, v in config.items() if k in back and not k.startswith("rope")}
             same |= {"bos_token_id": config.get("bos_token_id", 1), "max_position_embeddings": max(20, config["max_position_embeddings"])}
             wrong = {k: back[k] for k, v in same.items() if back[k] != v}
@@ -281,13 +299,11 @@ def compare(program):
             tensors, after = read(folder + "/model.safetensors"), {}
             for mesh in MESHES:
                 at = f"{scratch}/{name}-step-{mesh}"
-                gpt("--seq=20", "--steps=1", f"--mesh={mesh}", f"--load={folder}", f"--data={text}", f"--run={at}",
+                gpt("--steps=1", f"--mesh={mesh}", f"--load={folder}", f"--data={text}", f"--run={at}",
                     f"--export={at}-export", "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0",
                     "--weight-decay=0", "--clip=0")  # fmt: skip
                 after[mesh] = {key: floats(tensor) for key, tensor in read(at + "-export/model.safetensors").items()}
-                losses = [line["loss"] for line in records(at + "/metrics.jsonl") if "loss" in line]
-                due = loss(config, w_of(tensors), begin)
-                check(abs(losses[0] - due) < 1e-5 * due, f"{name}, {mesh}: the loss {losses[0]} is the reference's, {due}")
+                check_loss(f"{name}, {mesh}", at, loss(config, w_of(tensors), begin))
             for key, tensor in tensors.items():
                 before = floats(tensor)
                 steps = {mesh: [a - b for a, b in zip(before, w[key])] for mesh, w in after.items()}
@@ -305,9 +321,9 @@ def compare(program):
         tensors = read(folder + "/model.safetensors")
         text, out, trained = (os.path.join(scratch, part) for part in ("text.txt", "after", "trained"))
         put(text, "In the beginning " * 20)
-        gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--logits={out}",
+        gpt("--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--logits={out}",
             f"--run={scratch}/training", f"--export={trained}")  # fmt: skip
-        again = gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--run={scratch}/training")
+        again = gpt("--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--run={scratch}/training")
         check("note: the run in" in again.stdout, "a run that goes on says that it uses its checkpoint")
         check("--tokenizer bytes has 256 ids and the loaded model 301" in again.stdout, "and that bytes are not its tokens")
         changed = read(trained + "/model.safetensors")
@@ -320,21 +336,13 @@ def compare(program):
         for form in [{"rope_theta": 300.0, "rope_parameters": {"rope_type": "default"}}, {"rope_parameters": {"type": "default"}},
                      {"rope_theta": 300, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}]:  # fmt: skip
             write_folder(scratch + "/rope", {**one, **form}, w)
-            gpt("--seq=20", "--steps=0", f"--load={scratch}/rope", f"--logits={out}-rope")
+            gpt("--steps=0", f"--load={scratch}/rope", f"--logits={out}-rope")
             expected = logits({**one, "rope_theta": form.get("rope_theta", 10000.0), "rope_parameters": {}}, w)
             check(distance(out + "-rope", expected) < 1e-5, f"the base of {form}")
 
-        number = 0
-
         def refused(what, *words, base=config, change=None, remove=(), options=(), weights=None):
-            nonlocal number
-            number += 1
-            at = os.path.join(scratch, f"refused-{number}")
             other = {k: v for k, v in {**base, **(change or {})}.items() if k not in remove}
-            write_folder(at, other, tensors if weights is None else weights)
-            run = gpt("--seq=20", "--steps=0", f"--load={at}", *options, status=2)
-            check(all(word in run.stderr for word in words) and run.stderr.count("error:") == 1,
-                  f"refused: {what}: {run.stderr.strip()}")  # fmt: skip
+            check_refused(gpt, scratch, what, other, tensors if weights is None else weights, words, options)
 
         for key, value in {"attention_bias": True, "mlp_bias": True, "model_type": "qwen2_moe", "hidden_act": "gelu",
                            "sliding_window": 19, "num_key_value_heads": 3, "bos_token_id": 301, "hidden_size": 24.5,
@@ -367,19 +375,19 @@ def compare(program):
                 base=MODELS["qwen2"], remove=["num_key_value_heads"])  # fmt: skip
         for name, option in [("llama", "--qkv-bias"), ("qwen2", "--qk-norm")]:
             at = f"{scratch}/{name}"
-            words = gpt("--seq=20", "--steps=0", f"--load={at}", option, status=2).stderr
+            words = gpt("--steps=0", f"--load={at}", option, status=2).stderr
             check(option in words and "model_type" in words, f"refused: {option} beside {name}: {words.strip()}")
         check("--qk-norm" in gpt("--steps=0", "--qkv-bias", "--qk-norm", f"--run={scratch}/never", f"--export={scratch}/never-export",
                                  status=2).stderr, "--export of both, which no class has")  # fmt: skip
         at = scratch + "/window"
         write_folder(at, {**MODELS["qwen2"], "use_sliding_window": True, "sliding_window": 20,
                           "layer_types": ["full_attention", "sliding_attention"]}, read(scratch + "/qwen2/model.safetensors"))  # fmt: skip
-        gpt("--seq=20", "--steps=0", f"--load={at}")  # a window that no row reaches
+        gpt("--steps=0", f"--load={at}")  # a window that no row reaches
         for option, kind in [("--qkv-bias", "qwen2"), ("--qk-norm", "qwen3")]:
             at = f"{scratch}/new-{kind}"
-            gpt("--seq=20", "--steps=1", f"--data={text}", f"--run={at}", f"--export={at}-export", option, "--layers=1")
+            gpt("--steps=1", f"--data={text}", f"--run={at}", f"--export={at}-export", option, "--layers=1")
             back = json_of(at + "-export/config.json")
-            run = gpt("--seq=20", "--steps=0", f"--load={at}-export")
+            run = gpt("--steps=0", f"--load={at}-export")
             check(back["model_type"] == kind and run.returncode == 0, f"a model with {option} is exported as {kind}")
         refused("frequencies the wrong way round", "config.json", "'rope_scaling.low_freq_factor' is 4.0", "high_freq_factor",
                 change={"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}})  # fmt: skip
@@ -404,12 +412,12 @@ def compare(program):
         check("is not a folder" in no_folder.stderr, "--load FILE")
         os.symlink(folder, scratch + "/link")
         for at in (folder, folder + "/../llama", scratch + "/link"):
-            check("--export" in gpt("--seq=20", "--steps=0", f"--load={folder}", f"--run={scratch}/never", f"--export={at}",
+            check("--export" in gpt("--steps=0", f"--load={folder}", f"--run={scratch}/never", f"--export={at}",
                                     status=2).stderr, f"--export {at} over --load")  # fmt: skip
         check(read(folder + "/model.safetensors") == tensors and os.path.exists(folder + "/config.json"), "which stays as it is")
         at = os.path.join(scratch, "mistral")
         os.remove(at + "/model-00002-of-00003.safetensors")
-        check("model-00002-of-00003.safetensors" in gpt("--seq=20", "--steps=0", f"--load={at}", status=2).stderr,
+        check("model-00002-of-00003.safetensors" in gpt("--steps=0", f"--load={at}", status=2).stderr,
               "a missing shard is named")  # fmt: skip
         check("config.json" in gpt("--steps=0", f"--load={scratch}/nowhere", status=2).stderr, "a folder that is not there")
         check("--export" in gpt("--steps=0", f"--run={scratch}/never", f"--export={text}", status=2).stderr, "--export FILE")

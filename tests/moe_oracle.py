@@ -9,12 +9,12 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import tempfile
 
-from checks import check, finish, json_of, put, records
+from checks import check, finish, put
 from gpt2_oracle import read
-from llama_oracle import BASE, PROMPT, QWEN, ROW, TOKENS, distance, dot, logits_of, loss, swiglu, w_of, weights, widened, write_folder
+from llama_oracle import (BASE, QWEN, ROW, TOKENS, check_loss, check_refused, dot, logits_of, loss, model_of, swiglu,
+                          there_and_back, w_of, weights)  # fmt: skip
 
 QWEN_MOE = {**QWEN, "num_experts": 4, "moe_intermediate_size": 10, "decoder_sparse_step": 1, "output_router_logits": False,
             "router_aux_loss_coef": 0.001}  # fmt: skip
@@ -76,53 +76,27 @@ def mixture(c, w, at, x):
 
 
 def compare(program):
-    def moe(*options, status=0):
-        run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", "--seq=20", *options],
-                             capture_output=True, text=True)  # fmt: skip
-        if run.returncode != status:
-            check(False, f"{' '.join(options)}: status {run.returncode} instead of {status}\n{run.stdout}{run.stderr}")
-        return run
-
+    moe = model_of(program)
     with tempfile.TemporaryDirectory() as scratch:
         text = os.path.join(scratch, "rows.txt")
         put(text, bytes(ROW) * 100)
         for number, (name, config) in enumerate(MODELS.items()):
-            folder, out, again = (os.path.join(scratch, name + part) for part in ("", "-logits", "-again"))
             tensors = weights(config, number, "BF16" if name == "mixtral" else "F32", moe_shapes)
-            write_folder(folder, config, tensors, 3 if name == "mixtral" else 1)
             w = w_of(tensors)
             expected = logits_of(config, w, TOKENS, mixture)
-            for mesh in MESHES:
-                moe("--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
-                    f"--run={scratch}/{name}-{mesh}")  # fmt: skip
-                apart = distance(out, expected)
-                check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
-                check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
-            back = json_of(again + "/config.json")
+            back = there_and_back(moe, scratch, name, config, tensors, expected, MESHES, 3 if name == "mixtral" else 1)
             changed = {k: back[k] for k, v in config.items() if k in back and back[k] != v}
             check(not changed, f"{name}: config.json {changed}")
-            moe("--steps=0", f"--load={again}", f"--logits={out}")
-            check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
-            begin = config["bos_token_id"] or 0
             at = f"{scratch}/{name}-step"
-            moe("--steps=1", "--mesh=e=2", f"--load={folder}", f"--data={text}", f"--run={at}")
-            losses = [line["loss"] for line in records(at + "/metrics.jsonl") if "loss" in line]
-            due = loss(config, w, begin, mixture)
-            check(abs(losses[0] - due) < 1e-5 * due, f"{name}: the loss {losses[0]} is the reference's, {due}")
-
-        number = 0
+            moe("--steps=1", "--mesh=e=2", f"--load={scratch}/{name}", f"--data={text}", f"--run={at}")
+            check_loss(name, at, loss(config, w, config["bos_token_id"] or 0, mixture))
 
         def refused(name, *words, change=None, remove=(), options=(), without=None):
-            nonlocal number
-            number += 1
-            at = os.path.join(scratch, f"refused-{number}")
             tensors = read(f"{scratch}/{name}-again/model.safetensors")
             if without:
                 del tensors[without]
-            write_folder(at, {k: v for k, v in {**MODELS[name], **(change or {})}.items() if k not in remove}, tensors)
-            run = moe("--steps=0", f"--load={at}", *options, status=2)
-            check(all(word in run.stderr for word in words) and run.stderr.count("error:") == 1,
-                  f"refused: {name} {change or remove or options or without}: {run.stderr.strip()}")  # fmt: skip
+            other = {k: v for k, v in {**MODELS[name], **(change or {})}.items() if k not in remove}
+            check_refused(moe, scratch, f"{name} {change or remove or options or without}", other, tensors, words, options)
 
         for name, key, value in [("mixtral", "tie_word_embeddings", True), ("mixtral", "router_jitter_noise", 0.1),
                                  ("qwen2_moe", "mlp_only_layers", [0]), ("qwen2_moe", "decoder_sparse_step", 2),

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, contents, finish, put, records, text_of
+from checks import check, contents, finish, put, ran, records, text_of
 
 
 class Trainer:
@@ -128,21 +128,17 @@ def fewer_ranks(trainer, undisturbed):
 
 
 def refusals(trainer):
-    def run(*command):
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
     plain = trainer.script()
     for command, words in [(plain, "no program behind --"), ([*plain, trainer.trainer], "no --run DIR"),
                            (trainer.script("--ranks", "two"), "--ranks: 'two'"),
                            (trainer.script("--hosts", "a"), "--hosts: 'a' is not HOST:SLOTS"),
                            (trainer.script("--what", "1"), "unknown option '--what'")]:
-        done = run(*command)
-        check(done.returncode == 2 and words in done.stderr, f"refused with {words!r}", done.stderr)
-    done = run(*plain, *trainer.command("refused", "--data=/nowhere"))
-    check(done.returncode == 2 and "train.sh: " not in done.stderr, "a wrong option ends it at once", done.stderr)
-    done = run(*trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"))
-    check(done.returncode == 1 and "2 starts in a row came to no new checkpoint: it gives up" in done.stderr,
-          "it gives up", done.stderr)
+        done = ran(2, *command, timeout=60)
+        check(words in done.stderr, f"refused with {words!r}", done.stderr)
+    done = ran(2, *plain, *trainer.command("refused", "--data=/nowhere"), timeout=60)
+    check("train.sh: " not in done.stderr, "a wrong option ends it at once", done.stderr)
+    done = ran(1, *trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"), timeout=60)
+    check("2 starts in a row came to no new checkpoint: it gives up" in done.stderr, "it gives up", done.stderr)
 
 
 def slurm(folder):
@@ -218,9 +214,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(args.trainer, shlex.split(args.mpiexec), folder)
-        done = subprocess.run([*trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1")],
-                              capture_output=True, text=True, timeout=120)
-        check(done.returncode == 0, "a run in peace", done.stdout + done.stderr)
+        ran(0, *trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1"), timeout=120)
         undisturbed = trainer.curve("peace")
         disturbed(trainer, "shared_memory", args.kills, "1", undisturbed)
         disturbed(trainer, "mpi_alone", args.kills, "0", undisturbed)

@@ -7,10 +7,9 @@ seqax_checkpoints.py --tool SHARDLIB_CHECKPOINT
 import argparse
 import os
 import shutil
-import subprocess
 import tempfile
 
-from checks import check, finish, require_zarr
+from checks import check, finish, ran, require_zarr
 
 require_zarr()
 import numpy  # noqa: E402
@@ -64,8 +63,7 @@ def main():
     tool = parser.parse_args().tool
 
     def run(status, *words):
-        done = subprocess.run([tool, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        check(done.returncode == status, f"{' '.join(words)}: status {done.returncode}, not {status}: {done.stderr}")
+        done = ran(status, tool, *words, timeout=60)
         return done.stdout + done.stderr
 
     random = numpy.random.default_rng(1)

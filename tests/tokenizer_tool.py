@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, contents, finish, json_of, printed, put, require_zarr, tree
+from checks import check, contents, finish, json_of, put, require_zarr, told, tree
 
 require_zarr()
 import zarr  # noqa: E402
@@ -35,11 +35,11 @@ def run(*options):
 
 
 def succeeds(*options):
-    return printed(0, tool, *options)
+    return told(0, tool, *options)
 
 
 def fails(words, *options):
-    said = printed(2, tool, *options)
+    said = told(2, tool, *options)
     check(words in said, f"{options} ends with {words!r}", said)
 
 

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, contents, crc32c, finish, printed, put, require_zarr, tree
+from checks import check, contents, crc32c, finish, put, require_zarr, told, tree
 from gpt2_oracle import read, read_all, write
 
 require_zarr()
@@ -242,7 +242,7 @@ def not_finite(run, root):
 
 def run_tool(tool, root, folder):
     def run(status, *arguments, stderr=""):
-        return printed(status, tool, *arguments, stderr=stderr)
+        return told(status, tool, *arguments, stderr=stderr)
 
     help_text = run(0, "--help")
     for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
