@@ -2,11 +2,10 @@
 import argparse
 import glob
 import os
-import subprocess
 import sys
 import tempfile
 
-from checks import put
+from checks import check, finish, put, ran, text_of
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
@@ -18,7 +17,7 @@ import overlap  # noqa: E402
 import prediction  # noqa: E402
 
 
-def gpu_script(wrong):
+def gpu_script():
     """What scripts/gpu.sh says before it compiles anything, with stand-ins for nvcc and nvidia-smi."""
     script = os.path.join(os.path.dirname(BENCHMARKS), "scripts/gpu.sh")
 
@@ -28,10 +27,8 @@ def gpu_script(wrong):
             for name, body in stand_ins.items():
                 put(os.path.join(folder, name), f"#!/bin/sh\n{body}\n")
                 os.chmod(os.path.join(folder, name), 0o755)
-            ran = subprocess.run([script, *options], capture_output=True, text=True, check=False,
-                                 env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})  # fmt: skip
-        if ran.returncode != status or text not in ran.stdout + ran.stderr:
-            wrong.append(f"gpu.sh {' '.join(options)}: status {ran.returncode}, without '{text}'\n{ran.stdout}{ran.stderr}")
+            done = ran(status, "env", f"PATH={folder}:{os.environ['PATH']}", script, *options)
+        check(text in done.stdout + done.stderr, f"gpu.sh {' '.join(options)} says '{text}'", done.stdout + done.stderr)
 
     expect(0, "scripts/gpu.sh --no-tests ", "--help")
     expect(2, "unknown option '--tests'", "--tests")
@@ -45,40 +42,32 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", required=True, help="folder of the example programs")
     examples = parser.parse_args().examples
-    wrong = []
     for script in sorted(glob.glob(os.path.join(BENCHMARKS, "*.py"))):
         if os.path.basename(script) in ("common.py", "layers.py", "torch_gpt2.py", "torch_moe.py"):  # no programs; need PyTorch
             continue
-        shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
-        if shown.returncode != 0 or os.path.basename(script) not in shown.stdout:
-            wrong.append(f"{script} --help: status {shown.returncode}\n{shown.stdout}{shown.stderr}")
-        if "--data" in shown.stdout:
-            refused = subprocess.run([script, "--data=/nowhere"], capture_output=True, text=True, check=False)
-            if refused.returncode != 2 or "cannot read '/nowhere': make it by scripts/text.sh" not in refused.stderr:
-                wrong.append(f"{script} --data=/nowhere: status {refused.returncode}\n{refused.stdout}{refused.stderr}")
-    gpu_script(wrong)
-    table = subprocess.run([os.path.join(BENCHMARKS, "ratios.py")], capture_output=True, text=True, check=False)
-    with open(os.path.join(BENCHMARKS, "results.md")) as results:
-        if table.returncode != 0 or table.stdout not in results.read():
-            wrong.append(f"ratios.py of results.md: status {table.returncode}, and not the table there\n"
-                         f"{table.stdout}{table.stderr}")  # fmt: skip
+        shown = ran(0, script, "--help").stdout
+        check(os.path.basename(script) in shown, f"{script} --help names it", shown)
+        if "--data" in shown:
+            said = ran(2, script, "--data=/nowhere").stderr
+            check("cannot read '/nowhere': make it by scripts/text.sh" in said, f"{script} --data=/nowhere", said)
+    gpu_script()
+    table = ran(0, os.path.join(BENCHMARKS, "ratios.py")).stdout
+    check(table in text_of(BENCHMARKS, "results.md"), "results.md has the table that ratios.py makes of it", table)
 
     gpt2 = [os.path.join(examples, "gpt2"), "--vocabulary=512", "--d-model=64", "--heads=2", "--layers=2", "--batch=2",
             "--seq=16", "--mesh=d=2,t=1", "--max-tokens=0"]  # fmt: skip
     alone, ranks = memory.planned(gpt2, 1), memory.planned(gpt2, 2)
-    if not 100_000 < alone < ranks:
-        wrong.append(f"memory.py reads from --plan that a device takes {alone} bytes, and two ranks {ranks}")
+    check(100_000 < alone < ranks, f"memory.py reads from --plan that a device takes {alone} bytes, and two ranks {ranks}")
     for flag in overlap.FLAGS:
-        common.ran([*gpt2, flag, "--plan"])
+        ran(0, *gpt2, flag, "--plan")
     with tempfile.TemporaryDirectory() as folder:
-        common.ran([*gpt2[:-2], "--mesh=d=1,t=1", "--max-tokens=0", "--steps=2", "--trace", f"--run={folder}/run"])
+        ran(0, *gpt2[:-2], "--mesh=d=1,t=1", "--max-tokens=0", "--steps=2", "--trace", f"--run={folder}/run")
         ops = common.traced_ops(f"{folder}/run")
     span, busy = ops[-1]["ts"] + ops[-1]["dur"] - ops[0]["ts"], sum(op["dur"] for op in ops)
-    if not span / 10 < busy < 1.5 * span or not any(op["args"].get("flops") for op in ops):
-        wrong.append(f"of {span} us of a trace, ops take {busy}")
+    check(span / 10 < busy < 1.5 * span and any(op["args"].get("flops") for op in ops), f"of {span} us of a trace, ops take {busy}")
     fits = [gpt2_gpu.largest(os.path.dirname(examples), size, 1024) for size in (1e9, 40e9, 1e12)]
-    if fits[0] is not None or fits[1] in (None, fits[2]) or fits[2] != ("gpt2-1558m", 32):
-        wrong.append(f"gpt2_gpu.py finds that {fits} fit 1 GB, 40 GB and 1 TB")
+    check(fits[0] is None and fits[1] not in (None, fits[2]) and fits[2] == ("gpt2-1558m", 32),
+          f"gpt2_gpu.py finds that {fits} fit 1 GB, 40 GB and 1 TB")
 
     layers, width, ff, vocabulary = 2, 64, 96, 512
     fsdp = [os.path.join(examples, "gpt_fsdp"), "--batch=2", "--seq=16", f"--layers={layers}", f"--d-model={width}", "--n-kv=1",
@@ -87,17 +76,14 @@ def main():
     # Half of each tensor: gathered in both passes and its gradient scattered, but the embeddings gathered once.
     tables, blocks = 2 * vocabulary * width, layers * (4 * width * width + 3 * width * ff)
     least = 4 * (2 * tables + 3 * blocks) / 2
-    if not least <= overlap.sent(fsdp) <= 1.05 * least:
-        wrong.append(f"overlap.py reads from --plan that a rank sends {overlap.sent(fsdp)} bytes, not {least}")
+    sent = overlap.sent(fsdp)
+    check(least <= sent <= 1.05 * least, f"overlap.py reads from --plan that a rank sends {sent} bytes of {least}")
     # Half of each tensor is summed over r.
     replicas, least = node_links.sent_over([*fsdp[:-1], "--batch=4"], "r=2,d=2,t=1").get("r", 0), 4 * (tables + blocks) / 2
-    if not least <= replicas <= 1.05 * least:
-        wrong.append(f"node_links.py reads from --plan that a rank sends {replicas} bytes over r, not {least}")
+    check(least <= replicas <= 1.05 * least, f"node_links.py reads from --plan that a rank sends {replicas} bytes over r of {least}")
     slow, fast = (prediction.step_by_plan(fsdp, 1e9, 1, bandwidth, 0) for bandwidth in (1e3, 1e15))
-    if not abs((slow - fast) * 1e3 / overlap.sent(fsdp) - 1) < 0.05:
-        wrong.append(f"prediction.py reads from --plan {slow} s over a link of 1 kB/s, and {fast} s without one")
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+    check(abs((slow - fast) * 1e3 / sent - 1) < 0.05, f"prediction.py reads from --plan {slow} s over a link of 1 kB/s, and {fast} s without")
+    finish()
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-from checks import json_of, put, text_of
+from checks import check, finish, json_of, put, ran, text_of
 
 
 def shared_memory():
@@ -40,19 +39,18 @@ def cpu_seconds(pid):
 
 
 class Job:
-    """A command under mpirun, and what is wrong with how it ends."""
+    """A command under mpirun."""
 
     def __init__(self, name, mpiexec, ranks, command, variables):
         self.name = f"{name}, {ranks} ranks" + "".join(f", {k}={v}" for k, v in variables.items())
         self.before = shared_memory()
         self.pids = {}
         self.text = ""
-        self.wrong = []
         self.process = subprocess.Popen([*mpiexec, "-n", str(ranks), *command], stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True, env=os.environ | variables)
 
-    def fails(self, why):
-        self.wrong.append(f"{self.name}: {why}")
+    def check(self, ok, what):
+        return check(ok, f"{self.name}: {what}", self.text)
 
     def ends(self, seconds, expected, has_status=True):
         """Waits for the end, which must come with a status and with texts that match the expressions."""
@@ -60,34 +58,29 @@ class Job:
         try:
             self.text += self.process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
-            self.fails(f"still there after {seconds} s")
+            self.check(False, f"ends within {seconds} s")
             for pid in self.pids.values():
                 if running(pid):
                     os.kill(pid, signal.SIGKILL)
             self.process.kill()
             self.text += self.process.communicate()[0]
-        if has_status and self.process.returncode == 0:
-            self.fails("status 0")
+        self.check(not has_status or self.process.returncode != 0, "its status is not 0")
         for expression in expected:
-            if not re.search(expression, self.text):
-                self.fails(f"no message like /{expression}/ in:\n{self.text}")
+            self.check(re.search(expression, self.text), f"a message like /{expression}/")
         time.sleep(0.2)
         for rank, pid in self.pids.items():
-            if running(pid):
-                self.fails(f"rank {rank} is still there")
-        for name in shared_memory() - self.before:
-            self.fails(f"{name} is left in /dev/shm")
+            self.check(not running(pid), f"rank {rank} has ended")
+        left = shared_memory() - self.before
+        self.check(not left, f"nothing is left in /dev/shm ({left})")
         print(f"{self.name}: over {time.monotonic() - began:.1f} s later", flush=True)
-        return self.wrong
 
 
 def kill_one(mpiexec, tests, ranks, expected, variables, has_status=True):
-    """Kills rank 1 after its first collectives; returns what is wrong."""
+    """Kills rank 1 after its first collectives."""
     job = Job("killed", mpiexec, ranks, [tests, "[.endless]"], variables)
     while len(job.pids) < ranks:
         line = job.process.stdout.readline()
-        if not line:
-            job.fails("ended too early")
+        if not job.check(line, "all ranks come to their collectives"):
             break
         job.text += line
         if found := re.search(r"rank (\d+) is process (\d+)", line):
@@ -95,7 +88,7 @@ def kill_one(mpiexec, tests, ranks, expected, variables, has_status=True):
     time.sleep(0.5)
     if 1 in job.pids:
         os.kill(job.pids[1], signal.SIGKILL)
-    return job.ends(20, [expected], has_status)
+    job.ends(20, [expected], has_status)
 
 
 def rank_processes(job):
@@ -124,8 +117,7 @@ def stop_one(mpiexec, trainer, ranks, variables):
         job = Job("stopped", mpiexec, ranks, [trainer, *options], variables)
         end = time.monotonic() + 30
         while len(job.pids) < ranks or not os.path.exists(os.path.join(run, "metrics.jsonl")):
-            if time.monotonic() > end or job.process.poll() is not None:
-                job.fails("no step within 30 s")
+            if not job.check(time.monotonic() < end and job.process.poll() is None, "a step within 30 s"):
                 break
             job.pids = rank_processes(job)
             time.sleep(0.1)
@@ -135,8 +127,7 @@ def stop_one(mpiexec, trainer, ranks, variables):
             time.sleep(0.2)
             before = cpu_seconds(job.pids[0])
             time.sleep(timeout - 0.4)
-            if cpu_seconds(job.pids[0]) - before > timeout / 2:
-                job.fails("a waiting rank keeps its core busy")
+            job.check(cpu_seconds(job.pids[0]) - before <= timeout / 2, "a waiting rank does not keep its core busy")
         call = r"(all_gather|all_reduce|reduce_scatter|all_to_all|barrier) of \d+ bytes"
         last = rf"; \d+\.\d s ago it began {call}" if variables["SHARDLIB_SHM"] == "1" else ""
         job.ends(15, [rf"rank 0: device 0 has waited \d\.\d s over d for device 1 in collective \d+, {call}",
@@ -147,11 +138,10 @@ def stop_one(mpiexec, trainer, ranks, variables):
         for rank in written:
             try:
                 recording = json_of(run, "flight_recorder", f"rank_{rank}.json")
-                if recording["device"] != rank or len(recording["last"]) < 10:
-                    job.fails(f"the recording of rank {rank} is {recording}")
+                whole = recording["device"] == rank and len(recording["last"]) >= 10
+                job.check(whole, f"the recording of rank {rank} is whole: {recording}")
             except (OSError, ValueError, KeyError) as error:
-                job.fails(f"the recording of rank {rank}: {error}")
-        return job.wrong
+                job.check(False, f"the recording of rank {rank}: {error}")
 
 
 def stop_at_start(mpiexec, tests):
@@ -159,24 +149,21 @@ def stop_at_start(mpiexec, tests):
     stopped = 'test "$OMPI_COMM_WORLD_RANK" = 1 && kill -STOP $$; exec "$@"'
     job = Job("stopped at the start", mpiexec, 2, ["sh", "-c", stopped, "sh", tests, "[.endless]"],
               {"SHARDLIB_START_TIMEOUT": "3"})
-    return job.ends(20, [r"error: rank 0: the start of MPI has lasted longer than 3 s \(SHARDLIB_START_TIMEOUT\): another rank has not come so far"])
+    job.ends(20, [r"error: rank 0: the start of MPI has lasted longer than 3 s \(SHARDLIB_START_TIMEOUT\): another rank has not come so far"])
 
 
 def stop_at_end(mpiexec, tests, variables):
     """Rank 1 stops itself after the last collective: rank 0 gives up."""
     job = Job("stopped at the end", mpiexec, 2, [tests, "[.stopped]"], variables | {"SHARDLIB_START_TIMEOUT": "3"})
-    return job.ends(20, [r"error: rank 0: the end of the program has lasted longer than 3 s"])
+    job.ends(20, [r"error: rank 0: the end of the program has lasted longer than 3 s"])
 
 
 def cannot_share(mpiexec, tests):
     """Where the system forbids an arena the ranks say so, once, and communicate over MPI."""
     command = shlex.join([*mpiexec, "-n", "2", tests, "collectives and messages move the right blocks"])
     # A file of a gigabyte is more than MPI needs, and less than an arena.
-    job = subprocess.run(["bash", "-c", f"ulimit -f 1000000; {command}"], capture_output=True, text=True, timeout=60)
-    notes = re.findall(r"note: the ranks of this node cannot share memory \(files are limited to", job.stderr)
-    if job.returncode == 0 and len(notes) == 1:
-        return []
-    return [f"without room for an arena: status {job.returncode}, {len(notes)} notes:\n{job.stdout}{job.stderr}"]
+    said = ran(0, "bash", "-c", f"ulimit -f 1000000; {command}", timeout=60).stderr
+    check(said.count("note: the ranks of this node cannot share memory (files are limited to") == 1, "without room for an arena: one note", said)
 
 
 def main():
@@ -186,26 +173,24 @@ def main():
     parser.add_argument("--mpiexec", required=True, help="mpirun and its flags")
     args = parser.parse_args()
     mpiexec = shlex.split(args.mpiexec)
-    wrong = []
     for ranks in (2, 4):
-        wrong += kill_one(mpiexec, args.tests, ranks, "[Kk]illed|signal 9|has died", {"SHARDLIB_SHM": "1"})
+        kill_one(mpiexec, args.tests, ranks, "[Kk]illed|signal 9|has died", {"SHARDLIB_SHM": "1"})
     # With --enable-recovery mpirun returns 0 whatever the ranks do.
     version = subprocess.run([mpiexec[0], "--version"], capture_output=True, text=True).stdout
     if re.search(r"\(Open MPI\) 4\.", version):
         for ranks, shared in ((2, "1"), (4, "1"), (2, "0"), (4, "0")):
             last = ", after it began all_gather of 200000 bytes at .*comm_shm_test.cpp:[0-9]+" if shared == "1" else ""
-            wrong += kill_one([*mpiexec, "--enable-recovery"], args.tests, ranks,
-                              rf"all_gather: device 1 \(rank 1 of {ranks}\) has died{last}: .*; start again, from the "
-                              "last checkpoint", {"SHARDLIB_SHM": shared}, has_status=False)
+            kill_one([*mpiexec, "--enable-recovery"], args.tests, ranks,
+                     rf"all_gather: device 1 \(rank 1 of {ranks}\) has died{last}: .*; start again, from the last checkpoint",
+                     {"SHARDLIB_SHM": shared}, has_status=False)  # fmt: skip
     if args.trainer:
         for ranks, shared in ((2, "1"), (4, "1"), (2, "0")):
-            wrong += stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})
-    wrong += stop_at_start(mpiexec, args.tests)
+            stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})
+    stop_at_start(mpiexec, args.tests)
     for shared in ("1", "0"):
-        wrong += stop_at_end(mpiexec, args.tests, {"SHARDLIB_SHM": shared})
-    wrong += cannot_share(mpiexec, args.tests)
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+        stop_at_end(mpiexec, args.tests, {"SHARDLIB_SHM": shared})
+    cannot_share(mpiexec, args.tests)
+    finish()
 
 
 if __name__ == "__main__":
