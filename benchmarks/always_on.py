@@ -8,11 +8,9 @@ counts them; so a cost that hides behind others counts too.
 
   benchmarks/always_on.py --build build/benchmarks
 """
-import argparse
-import os
 import re
 
-from common import ROOT, add_data, built, count, ran
+from common import built, count, parser_of, ran
 from gpt2_step import VOCABULARY
 from overlap import median, steps
 
@@ -20,9 +18,7 @@ RANKS = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    add_data(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=count(3), default=6, help="of the run; the first two do not count")
     options = parser.parse_args()
     said = ran(RANKS + [built(options.build, "benchmarks/figures"), "--safeguards"])

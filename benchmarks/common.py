@@ -46,12 +46,6 @@ def readable(path):
     return path
 
 
-def add_data(parser):
-    """--data of a benchmark that trains."""
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"),
-                        help="text to train on (default: what scripts/text.sh makes)")
-
-
 def percent(text):
     """A part of a whole, for argparse."""
     if not re.fullmatch(r"\d*\.?\d+", text) or float(text) > 100:
@@ -66,6 +60,24 @@ def count(least=1):
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
         return int(text)
     return parsed
+
+
+def parser_of(description, examples=None, data=True, **numbers):
+    """A parser of --build or, for these examples alone, --examples; of --data where the benchmark trains; and of whole numbers of
+    at least 1, by their names: their defaults, or the least ones and these."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    build = os.path.join(ROOT, "build/benchmarks")
+    if examples:
+        parser.add_argument("--examples", default=os.path.join(build, "examples"), help=f"folder of {examples}")
+    else:
+        parser.add_argument("--build", default=build, help="folder of the build (default: %(default)s)")
+    if data:
+        parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"),
+                            help="text to train on (default: what scripts/text.sh makes)")
+    for name, default in numbers.items():
+        least, value = default if isinstance(default, tuple) else (1, default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count(least), default=value, help=f"(default {value})")
+    return parser
 
 
 def gbit(text):

@@ -9,7 +9,6 @@ goes.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
 """
-import argparse
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from common import ROOT, count, ran
+from common import ROOT, count, parser_of, ran
 
 OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
 README = "tests/CMakeFiles/readme_example.dir/readme_example.cpp.o"
@@ -43,8 +42,7 @@ def cost(command, source=""):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder, of ninja")
+    parser = parser_of(__doc__, data=False)
     parser.add_argument("--runs", type=count(), default=3, help="of gpt_fsdp.cpp (default %(default)s)")
     parser.add_argument("--header-runs", type=count(), default=15, help="of the header (default %(default)s)")
     options = parser.parse_args()

@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 
-from common import ROOT, built, count
+from common import ROOT, built, count, parser_of
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
 import gpt2_oracle  # noqa: E402
@@ -317,8 +317,7 @@ def plot(path, tables):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="with examples/gpt2 and benchmarks/peak")
+    parser = parser_of(__doc__, data=False)
     parser.add_argument("--ours", action="store_true", help="no PyTorch")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the systems, those whose name matches")
     parser.add_argument("--batches", type=batches, default="4x64,1x1024",

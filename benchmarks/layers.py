@@ -1,22 +1,17 @@
 """What the benchmarks of layers over links share: their arguments, steps over a link, and the table of steps over max(T_compute,
 T_wire)."""
-import argparse
 import json
-import os
 import shlex
 import statistics
 
-from common import ROOT, Hosts, built, count, gbit, ran
+from common import Hosts, built, gbit, parser_of, ran
 from overlap import long_packet
 
 
-def parser_of(description, **defaults):
-    """A parser of --build, --rates and the numbers of `defaults`, at least 1."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder of the build (default: %(default)s)")
+def layer_parser(description, **numbers):
+    """A parser of --build, --rates and `numbers`."""
+    parser = parser_of(description, data=False, **numbers)
     parser.add_argument("--rates", type=gbit, nargs="+", default=[1, 2, 4, 8], metavar="GBIT", help="of the links (default: 1 2 4 8)")
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=count(), default=default, help=f"(default {default})")
     return parser
 
 

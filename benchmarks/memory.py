@@ -10,7 +10,6 @@ of --recompute none, with the fastest over the slowest of none and the slowest o
 
   benchmarks/memory.py --build build/benchmarks
 """
-import argparse
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import threading
 
-from common import ROOT, add_data, built, count, ran
+from common import built, count, parser_of, ran
 
 POLICIES = ["none", "seqax", "everything"]
 
@@ -58,9 +57,7 @@ def planned(command, ranks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    add_data(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=count(4), default=8, help="of a run; the first two do not count (default %(default)s)")
     parser.add_argument("--batch", type=count(), default=2, help="sequences (default %(default)s)")
     parser.add_argument("--seq", type=count(), default=512, help="tokens of each (default %(default)s)")

@@ -14,7 +14,6 @@ it, and one-hot. benchmarks/moe_layer.cpp and benchmarks/torch_moe.py are the pr
   benchmarks/moe.py --torch-root DIR            PyTorch of another Debian (scripts/torch-root.sh DIR makes it)
   benchmarks/moe.py --build build/release --turns 2 --rounds 3
 """
-import argparse
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import statistics
 import sys
 import tempfile
 
-from common import ROOT, built, count, ran
+from common import built, count, parser_of, ran
 from gpt2_step import Failed, pytorches
 
 CAPACITY = 1.25
@@ -92,8 +91,7 @@ def measure(options, program, torches, shape):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder of the build (default: %(default)s)")
+    parser = parser_of(__doc__, data=False)
     parser.add_argument("--torch-root", action="append", default=[], metavar="DIR", help="another Debian with PyTorch; may be repeated")
     parser.add_argument("--turns", type=count(), default=4, help="processes of each (default %(default)s)")
     parser.add_argument("--rounds", type=count(), default=5, help="rounds of a process (default %(default)s)")

@@ -12,12 +12,10 @@ IP and TCP, and the second over the first. The steps after the first few count, 
 
   benchmarks/node_links.py --examples build/benchmarks/examples
 """
-import argparse
-import os
 import re
 import shlex
 
-from common import PAYLOAD, ROOT, Hosts, add_data, built, count, ran
+from common import PAYLOAD, Hosts, built, parser_of, ran
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 FEW = 2  # steps of the run that is subtracted
@@ -40,12 +38,7 @@ def over_link(mpirun, program, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
-    add_data(parser)
-    for name, default in (("steps", 6), ("batch", 8), ("seq", 64), ("layers", 4), ("d-model", 256)):
-        parser.add_argument(f"--{name}", type=count(), default=default, help=f"(default {default})")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "gpt_fsdp", steps=6, batch=8, seq=64, layers=4, d_model=256).parse_args()
     program = [built(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--batch={options.batch}", f"--seq={options.seq}",
                f"--layers={options.layers}", f"--d-model={options.d_model}", "--n-kv=4", f"--d-head={options.d_model // 8}",
                f"--d-ff={3 * options.d_model}", "--max-tokens=0"]  # fmt: skip

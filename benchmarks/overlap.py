@@ -24,7 +24,6 @@ Before that, a few steps on four ranks must have the losses of four threads, to 
 
   benchmarks/overlap.py --examples build/benchmarks/examples
 """
-import argparse
 import json
 import os
 import re
@@ -33,7 +32,7 @@ import statistics
 import sys
 import tempfile
 
-from common import PACKET, ROOT, Hosts, add_data, built, count, ran
+from common import PACKET, Hosts, built, parser_of, ran
 
 UNLIMITED = None
 RATIOS = [0.25, 0.5, 1]
@@ -104,12 +103,7 @@ def check_four_hosts(program):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt2")
-    add_data(parser)
-    for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 12), ("d-model", 512)):
-        parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "gpt2", rounds=3, steps=(3, 10), batch=8, seq=128, layers=12, d_model=512).parse_args()
     program = [built(options.examples, "gpt2"), f"--data={options.data}", f"--steps={options.steps}",
                f"--batch={options.batch}", f"--seq={options.seq}", f"--layers={options.layers}",
                f"--d-model={options.d_model}", "--heads=8", f"--d-ff={4 * options.d_model}",

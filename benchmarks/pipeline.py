@@ -9,7 +9,6 @@ mean task times beside what was measured.
   benchmarks/pipeline.py             the ranks share memory
   benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)
 """
-import argparse
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import shlex
 import statistics
 import tempfile
 
-from common import ROOT, Hosts, add_data, built, count, gbit, ran
+from common import Hosts, built, gbit, parser_of, ran
 
 LAYOUTS = {
     "FSDP, one batch": ["--mesh=p=1,d=2", "--microbatches=1"],
@@ -52,13 +51,8 @@ def measure(options, mpirun, layout, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
-    add_data(parser)
+    parser = parser_of(__doc__, "gpt_pipeline", rounds=2, steps=(3, 8), batch=16, microbatches=8, seq=128, layers=8, d_model=256)
     parser.add_argument("--rate", type=gbit, help="bandwidth of a link between the ranks, in Gbit/s")
-    for name, default in (("rounds", 2), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
-                          ("d-model", 256)):
-        parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()
     built(options.examples, "gpt_pipeline")
     seconds = {layout: [] for layout in LAYOUTS}

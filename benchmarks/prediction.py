@@ -15,13 +15,12 @@ Needs root, iproute2, and an idle machine.
 
   benchmarks/prediction.py --build build/benchmarks
 """
-import argparse
 import os
 import re
 import statistics
 import sys
 
-from common import PAYLOAD, ROOT, add_data, built, count, gbit, ran, seconds
+from common import PAYLOAD, built, count, gbit, parser_of, ran, seconds
 from overlap import UNLIMITED, median, over_link, sent
 
 UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6}
@@ -36,9 +35,7 @@ def step_by_plan(command, peak, efficiency, bandwidth, latency):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    add_data(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--rates", nargs="+", type=gbit, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
     parser.add_argument("--rounds", type=count(), default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=seconds, default=50e-6, help="seconds of a message of no bytes")

@@ -20,7 +20,7 @@ and the most. benchmarks/ring_attention.cpp is the program.
 """
 import sys
 
-from layers import parser_of, print_table, program_of
+from layers import layer_parser, print_table, program_of
 
 FORMS = ["zigzag", "contiguous", "ulysses"]
 
@@ -33,7 +33,7 @@ def check(expected, losses):
 
 
 def main():
-    parser = parser_of(__doc__, rounds=3, steps=5, batch=2, seq=2048, layers=2, d_model=512)
+    parser = layer_parser(__doc__, rounds=3, steps=5, batch=2, seq=2048, layers=2, d_model=512)
     options = parser.parse_args()
     if options.batch % 2 or options.seq % 4:
         parser.error("--batch is a multiple of 2, and --seq of 4: two ranks share them")

@@ -10,14 +10,12 @@ FLOPs of the trace. What is between the ops reads data and writes reports.
   benchmarks/step_profile.py --least 0.3         smaller ops too
   benchmarks/step_profile.py --dtype bf16        products of bf16; the peak is that of f32
 """
-import argparse
 import collections
-import os
 import statistics
 import tempfile
 
 from gpt2_step import VOCABULARY, batches
-from common import ROOT, add_data, built, percent, ran, traced_ops
+from common import built, parser_of, percent, ran, traced_ops
 
 TRACED = 5  # steps that --trace has in a run
 
@@ -62,9 +60,7 @@ def profile(options, batch, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    add_data(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--batches", type=batches, default="4x64,1x1024", help="sequences x tokens (default %(default)s)")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of the products (default %(default)s)")
     parser.add_argument("--least", type=percent, default=1, help="percent of a step for a line of its own (default %(default)s)")

@@ -21,7 +21,7 @@ and the most. benchmarks/tensor_parallel.cpp is the program.
 """
 import sys
 
-from layers import parser_of, print_table, program_of
+from layers import layer_parser, print_table, program_of
 
 FORMS = ["separate", "collective-matmul"]
 
@@ -34,7 +34,7 @@ def check(_, losses):
 
 
 def main():
-    options = parser_of(__doc__, rounds=3, steps=5, batch=2, seq=512, layers=4, d_model=512).parse_args()
+    options = layer_parser(__doc__, rounds=3, steps=5, batch=2, seq=512, layers=4, d_model=512).parse_args()
     heads, ff = options.d_model // 64, 4 * options.d_model
     program = program_of("tensor_parallel", options)
     parallel = [*program, f"--batch={options.batch}", f"--heads={heads}", f"--d-ff={ff}", "--mesh=d=1,t=2"]
