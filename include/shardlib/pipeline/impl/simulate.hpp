@@ -18,17 +18,8 @@
 namespace shardlib::pipeline {
 
 SHARDLIB_INLINE double TaskTimes::of(TaskKind kind) const {
-  switch (kind) {
-    case TaskKind::fwd:
-      return fwd;
-    case TaskKind::bwd:
-      return bwd;
-    case TaskKind::bwdA:
-      return bwdA;
-    case TaskKind::bwdW:
-      return bwdW;
-  }
-  return 0;
+  const double times[] = {fwd, bwd, bwdA, bwdW};
+  return times[static_cast<std::size_t>(kind)];
 }
 
 SHARDLIB_INLINE Costs even_costs(const TaskLists& lists, const TaskTimes& whole) {

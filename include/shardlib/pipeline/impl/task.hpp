@@ -15,17 +15,8 @@
 namespace shardlib::pipeline {
 
 SHARDLIB_INLINE std::string to_string(TaskKind kind) {
-  switch (kind) {
-    case TaskKind::fwd:
-      return "fwd";
-    case TaskKind::bwd:
-      return "bwd";
-    case TaskKind::bwdA:
-      return "bwdA";
-    case TaskKind::bwdW:
-      return "bwdW";
-  }
-  return "";
+  constexpr const char* names[] = {"fwd", "bwd", "bwdA", "bwdW"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 SHARDLIB_INLINE std::string to_string(const Task& task) {

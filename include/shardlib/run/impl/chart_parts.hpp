@@ -63,19 +63,8 @@ inline std::string json_text(const std::string& text) {
 }
 
 inline const char* name_of(Unit unit) {
-  switch (unit) {
-    case Unit::number:
-      return "number";
-    case Unit::count:
-      return "count";
-    case Unit::percent:
-      return "percent";
-    case Unit::bytes:
-      return "bytes";
-    case Unit::seconds:
-      return "seconds";
-  }
-  return "";
+  constexpr const char* names[] = {"number", "count", "percent", "bytes", "seconds"};
+  return names[static_cast<std::size_t>(unit)];
 }
 
 /// A square of the page's color `name`.
