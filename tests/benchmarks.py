@@ -1,11 +1,10 @@
 """The benchmarks' scripts start, and read what the programs print now: a run of all of them takes too long to find out there."""
-import argparse
 import glob
 import os
 import sys
 import tempfile
 
-from checks import check, finish, put, ran, text_of
+from checks import arguments, check, finish, put, ran, text_of
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
@@ -39,9 +38,7 @@ def gpu_script():
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--examples", required=True, help="folder of the example programs")
-    examples = parser.parse_args().examples
+    examples = arguments("examples").examples
     for script in sorted(glob.glob(os.path.join(BENCHMARKS, "*.py"))):
         if os.path.basename(script) in ("common.py", "layers.py", "torch_gpt2.py", "torch_moe.py"):  # no programs; need PyTorch
             continue

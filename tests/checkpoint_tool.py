@@ -4,7 +4,6 @@ goes, and what mistakes say.
 
 checkpoint_tool.py --tool SHARDLIB_CHECKPOINT
 """
-import argparse
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, crc32c, finish, json_of, put, told, tree
+from checks import arguments, check, crc32c, finish, json_of, put, told, tree
 from gpt2_oracle import read_all, write
 
 
@@ -232,9 +231,7 @@ def set_loss(checkpoint, loss):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tool", required=True)
-    args = parser.parse_args()
+    args = arguments("tool")
     for part in (average, prune):
         with tempfile.TemporaryDirectory(prefix="shardlib_checkpoint_tool_") as root:
             part(Tool(args.tool, root))

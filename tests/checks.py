@@ -1,4 +1,5 @@
 """What the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
+import argparse
 import json
 import os
 import subprocess
@@ -19,6 +20,18 @@ def finish():
     """Ends the script: with status 1 if anything failed."""
     print(f"{os.path.basename(sys.argv[0])}: {len(failures)} failures")
     sys.exit(1 if failures else 0)
+
+
+def arguments(*required, **others):
+    """The values of the script's options: those that must be given, and others with their defaults; False is a flag."""
+    about = sys.modules["__main__"].__doc__
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in required:
+        parser.add_argument(f"--{name}", required=True)
+    for name, default in others.items():
+        how = {"action": "store_true"} if default is False else {"default": default, "type": str if default is None else type(default)}
+        parser.add_argument(f"--{name}", **how)
+    return parser.parse_args()
 
 
 def contents(*path):

@@ -6,12 +6,11 @@ flat_tokens_oracle.py --tests BINARY [--dataset DIR]
 BINARY is shardlib_tests, of which it runs the hidden test; DIR is seqax's sample data set, used where it exists. Needs
 Debian's python3-zarr.
 """
-import argparse
 import os
 import subprocess
 import tempfile
 
-from checks import check, finish, require_zarr
+from checks import arguments, check, finish, require_zarr
 
 require_zarr()
 import numcodecs  # noqa: E402
@@ -75,10 +74,7 @@ def batches(group, rows, batch, length, repeat, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tests", required=True)
-    parser.add_argument("--dataset")
-    args = parser.parse_args()
+    args = arguments("tests", dataset=None)
     with tempfile.TemporaryDirectory(prefix="shardlib_flat_tokens_") as root:
         made = os.path.join(root, "made.zarr")
         make_dataset(made)

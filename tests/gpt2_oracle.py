@@ -4,14 +4,13 @@
 gpt2_oracle.py --gpt2 PROGRAM      compares with tests/data/gpt2_{weights,logits}.safetensors; standard library only
 gpt2_oracle.py --update            makes these two files with a GPT-2 written in PyTorch (python3-torch), random weights
 """
-import argparse
 import json
 import math
 import os
 import struct
 import tempfile
 
-from checks import check, contents, finish, json_of, put, ran
+from checks import arguments, check, contents, finish, json_of, put, ran
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 WEIGHTS, LOGITS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits"))
@@ -171,10 +170,7 @@ def compare(program):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpt2", help="the program examples/gpt2")
-    parser.add_argument("--update", action="store_true")
-    options = parser.parse_args()
+    options = arguments(gpt2=None, update=False)
     if options.update:
         update()
     if options.gpt2:

@@ -6,10 +6,11 @@ nor through the header that it defines (impl/X.hpp includes X.hpp). Other compil
 one's back than those that the file was written with. The library's headers must also include the headers of its own
 widely used names, such as Error. --fix adds the lines. Needs nothing but Python's standard library.
 """
-import argparse
 import pathlib
 import re
 import sys
+
+from checks import arguments
 
 HEADERS = {
     "algorithm": "all_of any_of none_of find find_if count count_if copy copy_n fill fill_n generate sort stable_sort"
@@ -167,10 +168,7 @@ def fix(path, headers):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
-    parser.add_argument("--fix", action="store_true")
-    options = parser.parse_args()
+    options = arguments(root=pathlib.Path(__file__).resolve().parents[1], fix=False)
     files = [*sorted((options.root / "include").rglob("*.hpp"))]
     for folder in ("examples", "benchmarks"):
         files += sorted(path for path in (options.root / folder).rglob("*.?pp"))

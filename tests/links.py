@@ -5,7 +5,6 @@ A slow link, one that drops packets, and one that is cut for a while change no b
 a table after --collective-timeout, and scripts/train.sh goes on with the node that is left. Takes root, ip and tc; status
 77 where network namespaces cannot be made.
 """
-import argparse
 import os
 import shlex
 import signal
@@ -17,7 +16,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "benchmarks"))
-from checks import check, finish, put, records  # noqa: E402
+from checks import arguments, check, finish, put, records  # noqa: E402
 from common import Hosts, must  # noqa: E402
 
 STEPS = 120
@@ -153,9 +152,7 @@ def node_is_lost(trainer, mpirun, undisturbed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", required=True)
-    args = parser.parse_args()
+    args = arguments("trainer")
     with tempfile.TemporaryDirectory() as folder, Hosts() as command:
         trainer, mpirun = Trainer(args.trainer, folder), shlex.split(command)
         undisturbed = same_bits(trainer, mpirun, "peace", None)

@@ -5,7 +5,6 @@ loss and gradients, and the weights back; what it does not compute exactly, it r
 llama_oracle.py --gpt PROGRAM      makes folders with random weights, and computes their logits in double precision; Python's
                                    standard library is enough
 """
-import argparse
 import json
 import math
 import os
@@ -13,7 +12,7 @@ import random
 import struct
 import tempfile
 
-from checks import check, finish, json_of, put, ran, records
+from checks import arguments, check, finish, json_of, put, ran, records
 from gpt2_oracle import floats, read, write
 
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
@@ -426,9 +425,7 @@ def compare(program):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpt", required=True, help="the program examples/gpt_fsdp")
-    compare(parser.parse_args().gpt)
+    compare(arguments("gpt").gpt)
     finish()
 
 

@@ -5,13 +5,14 @@ module.py [--root DIR] [--clang PATH] [--write]: fails on a public name or a rul
 name that is gone. --write writes the module. With clang 19 or newer it also compiles the module, a right program and a
 wrong one, whose sentence it reads; without clang it says that it left this out.
 """
-import argparse
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+
+from checks import arguments
 
 HEAD = """// The module of shapes.hpp: `import shardlib.shapes;`. For clang 19 and newer; docs/platforms.md shows how to compile it.
 // tests/module.py --write writes this file.
@@ -89,11 +90,7 @@ def compile_with(clang, root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    parser.add_argument("--clang", default=shutil.which("clang++-19") or "")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = arguments(root=pathlib.Path(__file__).resolve().parents[1], clang=shutil.which("clang++-19") or "", write=False)
     root = options.root.resolve()
     module, text = root / "include/shardlib/shapes.cppm", module_text(root)
     if options.write:

@@ -5,13 +5,12 @@ model, and the weights back; what it does not compute exactly, it refuses.
 moe_oracle.py --moe PROGRAM        makes folders with random weights, and computes their logits in double precision; Python's
                                    standard library is enough
 """
-import argparse
 import json
 import math
 import os
 import tempfile
 
-from checks import check, finish, put
+from checks import arguments, check, finish, put
 from gpt2_oracle import read
 from llama_oracle import (BASE, QWEN, ROW, TOKENS, check_loss, check_refused, dot, logits_of, loss, model_of, swiglu,
                           there_and_back, w_of, weights)  # fmt: skip
@@ -122,9 +121,7 @@ def compare(program):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--moe", required=True, help="the program examples/moe")
-    compare(parser.parse_args().moe)
+    compare(arguments("moe").moe)
     finish()
 
 

@@ -438,4 +438,4 @@ def tutorial(p):
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, simulated, dtypes, gathers, histograms, checkpoints, optimizers, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, simulated, dtypes, gathers, histograms, checkpoints, optimizers, pictures, mistakes, stopped, tutorial]))

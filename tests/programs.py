@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Runs the example programs as a user would, on threads and under mpirun, with right and with wrong options.
 
-programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
+programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]      without --mpiexec: threads only
 
 Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
 """
-import argparse
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import time
 
 import event_files
 import gpt2_oracle
-from checks import check, failures, put, records, text_of, tree
+from checks import arguments, check, failures, put, records, text_of, tree
 
 TIMEOUT = 60  # seconds for one program, against hangs
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -1369,12 +1368,9 @@ def mistakes(p):
     p.gpt("--on-spike=rewind").fails(2, "--on-spike rewind", "--run")
 
 
-def main(parts, description):
+def main(parts):
     """Calls each part with the programs; the exit status."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", required=True, help="folder of the built programs")
-    parser.add_argument("--mpiexec", default="", help="command with flags that starts ranks; empty: threads only")
-    options = parser.parse_args()
+    options = arguments("examples", mpiexec="")
     # Open MPI refuses root unless told otherwise (version 5: PRTE); ranks that wait must not keep cores from others.
     for prefix in ("OMPI", "PRTE"):
         for name in ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"):
@@ -1392,4 +1388,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes]))

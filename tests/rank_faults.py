@@ -1,11 +1,12 @@
 """Ranks that are killed or stopped in the middle of collectives: the others end, with a message, and nothing is left.
 
+rank_faults.py --tests BINARY --mpiexec "mpirun FLAGS" [--trainer GPT_FSDP]      without --trainer no rank is stopped
+
 Killed ranks are of `mpirun ... shardlib_tests "[.endless]"`, which prints each rank's process and goes on until it is
 killed. Once as mpirun would have it, which then ends the job itself; and with a launcher that leaves the others alone
 (Open MPI 4's --enable-recovery), where they must notice by themselves: in shared memory, and over MPI alone. Stopped
 ranks are of a trainer. And ranks that are not allowed to share memory.
 """
-import argparse
 import glob
 import os
 import re
@@ -15,7 +16,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, finish, json_of, put, ran, text_of
+from checks import arguments, check, finish, json_of, put, ran, text_of
 
 
 def shared_memory():
@@ -167,11 +168,7 @@ def cannot_share(mpiexec, tests):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tests", required=True)
-    parser.add_argument("--trainer", help="gpt_fsdp; without it no rank is stopped")
-    parser.add_argument("--mpiexec", required=True, help="mpirun and its flags")
-    args = parser.parse_args()
+    args = arguments("tests", "mpiexec", trainer=None)
     mpiexec = shlex.split(args.mpiexec)
     for ranks in (2, 4):
         kill_one(mpiexec, args.tests, ranks, "[Kk]illed|signal 9|has died", {"SHARDLIB_SHM": "1"})

@@ -4,7 +4,6 @@ restarts.py --trainer GPT_FSDP --mpiexec "mpirun FLAGS" [--kills N]   N kills fo
 The same mesh has the same bits; fewer ranks have the same losses to rounding. And what the script refuses, when it gives
 up, and that a signal makes the run save and stop.
 """
-import argparse
 import os
 import random
 import shlex
@@ -13,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, contents, finish, put, ran, records, text_of
+from checks import arguments, check, contents, finish, put, ran, records, text_of
 
 
 class Trainer:
@@ -207,11 +206,7 @@ def stopping(trainer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", required=True)
-    parser.add_argument("--mpiexec", required=True, help="mpirun and its flags")
-    parser.add_argument("--kills", type=int, default=6)
-    args = parser.parse_args()
+    args = arguments("trainer", "mpiexec", kills=6)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(args.trainer, shlex.split(args.mpiexec), folder)
         ran(0, *trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1"), timeout=120)

@@ -5,10 +5,11 @@ rooms.py [--root DIR]: fails on an include of a room further down the list, on a
 header at the top that is not an umbrella, on a header that, read first, has the definitions of another read before that
 other's declarations, and on definitions that two sources of shardlib::compiled include. Needs nothing but Python's standard library.
 """
-import argparse
 import pathlib
 import re
 import sys
+
+from checks import arguments
 
 # Each room may include the rooms above it.
 ROOMS = {
@@ -93,9 +94,7 @@ def defined_twice(include):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
-    include = parser.parse_args().root / "include" / "shardlib"
+    include = arguments(root=pathlib.Path(__file__).resolve().parents[1]).root / "include" / "shardlib"
     found = [*mistakes(include), *read_too_early(include), *defined_twice(include)]
     print("\n".join(found))
     sys.exit(1 if found else 0)

@@ -7,7 +7,6 @@ BINARY is shardlib_tests, of which it runs a hidden test that writes the files; 
 it is given. Nothing but Python's standard library is needed: the parsers here know nothing of ours. Where node is
 installed, report_script.js runs the report's script, too.
 """
-import argparse
 import csv
 import fcntl
 import glob
@@ -21,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 
-from checks import check, crc32c, failures, finish, json_of, records, text_of
+from checks import arguments, check, crc32c, failures, finish, json_of, records, text_of
 from event_files import bars, events, fields
 
 
@@ -324,13 +323,10 @@ def tool(program, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tests", required=True)
-    parser.add_argument("--tool")
-    arguments = parser.parse_args()
+    args = arguments("tests", tool=None)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [os.path.abspath(arguments.tests), "[.run_report]"],
+            [os.path.abspath(args.tests), "[.run_report]"],
             env={**os.environ, "SHARDLIB_RUN_REPORT": folder},
             capture_output=True,
             text=True,
@@ -342,8 +338,8 @@ def main():
             colors(f"{folder}/first/report.html")
             trace(f"{folder}/trace.json")
             tensorboard(f"{folder}/tensorboard")
-            if arguments.tool:
-                tool(os.path.abspath(arguments.tool), folder)
+            if args.tool:
+                tool(os.path.abspath(args.tool), folder)
     finish()
 
 

@@ -4,12 +4,11 @@ bit; and what mistakes say.
 
 seqax_checkpoints.py --tool SHARDLIB_CHECKPOINT
 """
-import argparse
 import os
 import shutil
 import tempfile
 
-from checks import check, finish, ran, require_zarr
+from checks import arguments, check, finish, ran, require_zarr
 
 require_zarr()
 import numpy  # noqa: E402
@@ -58,9 +57,7 @@ def expected_leaves(state):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tool", required=True)
-    tool = parser.parse_args().tool
+    tool = arguments("tool").tool
 
     def run(status, *words):
         done = ran(status, tool, *words, timeout=60)

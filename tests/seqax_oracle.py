@@ -6,12 +6,11 @@ seqax_oracle.py --gpt PROGRAM --checkpoint SHARDLIB_CHECKPOINT [--dataset DIR]
 
 The data are made here. DIR is seqax's sample data set, used where it exists. Needs python3-zarr.
 """
-import argparse
 import os
 import subprocess
 import tempfile
 
-from checks import check, finish, records, require_zarr
+from checks import arguments, check, finish, records, require_zarr
 from gpt2_oracle import read
 
 require_zarr()
@@ -171,11 +170,7 @@ def check_first_values(w):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--gpt", required=True)
-    parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--dataset")
-    args = parser.parse_args()
+    args = arguments("gpt", "checkpoint", dataset=None)
     with tempfile.TemporaryDirectory(prefix="shardlib_seqax_") as root:
         made = os.path.join(root, "made.zarr")
         make_dataset(made)

@@ -12,7 +12,6 @@ Both do the same with the tokenizer.json files of data/tokenizers, whose ids and
 tokenizers (npm's tokenizers, which is its Rust library); where its JavaScript gives others is printed, no failure.
 --update writes data/tokenizers/expected.json too: what tokenizer_json_test.cpp compares with.
 """
-import argparse
 import hashlib
 import io
 import json
@@ -26,7 +25,7 @@ import tempfile
 import unicodedata
 import zlib
 
-from checks import contents, json_of, put
+from checks import arguments, contents, json_of, put
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXPECTED = os.path.join(HERE, "tokenizer_expected.json")
@@ -245,12 +244,7 @@ def digest(texts, ids):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", required=True)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--oracles", action="store_true")
-    parser.add_argument("--update", action="store_true")
-    options = parser.parse_args()
+    options = arguments("encoder", "data", oracles=False, update=False)
     expected, failed = {}, 0
     if not options.update:
         expected = json_of(EXPECTED)

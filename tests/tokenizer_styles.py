@@ -7,13 +7,12 @@ Their merges are learned here from the Bible (the program `bible`), so they look
 stand tokens that are found in a text, with all their options. Needs Python's standard library. The files change when
 this program does; the ids that are expected of them then come from `tokenizer_oracle.py --oracles --update`.
 """
-import argparse
 import collections
 import json
 import os
 import re
 
-from checks import put
+from checks import arguments, put
 from tokenizer_oracle import bible
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -192,9 +191,7 @@ def styles():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=os.path.join(HERE, "data", "tokenizers"))
-    out = parser.parse_args().out
+    out = arguments(out=os.path.join(HERE, "data", "tokenizers")).out
     os.makedirs(out, exist_ok=True)
     for name, made in styles():
         parts = ",\n".join(f"{json.dumps(k)}:{json.dumps(v, ensure_ascii=False, separators=(',', ':'))}" for k, v in made.items())

@@ -5,7 +5,6 @@ tokenizer_tool.py --tool BUILD/examples/tokenize
 
 Needs python3-zarr. Prints what failed; the exit status is 1 then.
 """
-import argparse
 import base64
 import ctypes
 import gzip
@@ -19,7 +18,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import check, contents, finish, json_of, put, require_zarr, told, tree
+from checks import arguments, check, contents, finish, json_of, put, require_zarr, told, tree
 
 require_zarr()
 import zarr  # noqa: E402
@@ -337,9 +336,7 @@ def interrupted(folder):
 
 def main():
     global tool
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tool", required=True)
-    tool = os.path.abspath(parser.parse_args().tool)
+    tool = os.path.abspath(arguments("tool").tool)
     for part in (what_is_written, other_inputs, tokenizers, errors, interrupted):
         with tempfile.TemporaryDirectory() as folder:
             part(folder)

@@ -7,7 +7,6 @@ zarr_oracle.py --tests BINARY [--dataset DIR] [--tool BINARY]
 --tests is shardlib_tests, of which it runs the hidden tests; --dataset a zarr group of other people's making that is
 read too, where it exists; --tool the program shardlib-checkpoint. Needs Debian's python3-zarr.
 """
-import argparse
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import check, contents, crc32c, finish, put, require_zarr, told, tree
+from checks import arguments, check, contents, crc32c, finish, put, require_zarr, told, tree
 from gpt2_oracle import read, read_all, write
 
 require_zarr()
@@ -302,11 +301,7 @@ def run_tool(tool, root, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tests", required=True)
-    parser.add_argument("--dataset")
-    parser.add_argument("--tool")
-    args = parser.parse_args()
+    args = arguments("tests", dataset=None, tool=None)
     with tempfile.TemporaryDirectory(prefix="shardlib_zarr_") as root:
         write_foreign(os.path.join(root, "foreign"), args.dataset)
         write_foreign_v3(os.path.join(root, "foreign"))
