@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 failures = []
 
@@ -74,6 +75,13 @@ def crc32c(data):
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+def wait_until(ready, process, seconds=60):
+    """Until ready() or the end of the process, so many seconds at most."""
+    limit = time.monotonic() + seconds
+    while not ready() and time.monotonic() < limit and process.poll() is None:
+        time.sleep(0.001)
 
 
 def shown(command):

@@ -16,41 +16,23 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "benchmarks"))
-from checks import arguments, check, finish, put, records  # noqa: E402
+import restarts  # noqa: E402
+from checks import arguments, check, finish, put, text_of, wait_until  # noqa: E402
 from common import Hosts, must  # noqa: E402
 
 STEPS = 120
 
 
-class Trainer:
-    def __init__(self, trainer, folder):
-        self.trainer, self.folder = trainer, folder
-        self.text = os.path.join(folder, "text.txt")
-        put(self.text, "".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
-
+class Trainer(restarts.Trainer):
     def command(self, run, *options):
         return [self.trainer, "--batch=8", "--seq=16", "--layers=2", "--d-model=32", "--n-kv=2", "--d-head=8",
                 "--d-ff=32", f"--steps={STEPS}", "--save-every=20", "--max-tokens=0", f"--data={self.text}",
                 f"--run={self.folder}/{run}", *options]
 
-    def curve(self, run):
-        path = f"{self.folder}/{run}/metrics.jsonl"
-        if not os.path.exists(path):
-            return []
-        return [(s["step"], s["loss"], s["grad_norm"]) for s in records(path)]
-
     def wait_for_step(self, run, step, process):
         """Until the run has made so many steps."""
         path = f"{self.folder}/{run}/metrics.jsonl"
-        end = time.monotonic() + 60
-        while time.monotonic() < end and process.poll() is None:
-            try:
-                with open(path) as file:
-                    if sum(1 for _ in file) > step:
-                        return
-            except OSError:
-                pass
-            time.sleep(0.005)
+        wait_until(lambda: os.path.exists(path) and text_of(path).count("\n") > step, process)
 
 
 def link(state):
@@ -154,7 +136,7 @@ def node_is_lost(trainer, mpirun, undisturbed):
 def main():
     args = arguments("trainer")
     with tempfile.TemporaryDirectory() as folder, Hosts() as command:
-        trainer, mpirun = Trainer(args.trainer, folder), shlex.split(command)
+        trainer, mpirun = Trainer(args.trainer, [], folder), shlex.split(command)
         undisturbed = same_bits(trainer, mpirun, "peace", None)
         check(len(undisturbed) == STEPS, "peace: all steps")
         # 15 Mbit/s, and a queue that overflows at every burst: what is in excess is lost.

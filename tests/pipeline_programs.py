@@ -11,12 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as xml
 
 import programs
-from checks import check, contents, records, text_of, tree
-from programs import TIMEOUT, apart, floats, numbers, shown_histograms
+from checks import check, contents, records, text_of, tree, wait_until
+from programs import apart, floats, numbers, shown_histograms
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
 CLOSE = 1e-5
@@ -350,9 +349,7 @@ def begun(p, name, ranks):
     command += [os.path.join(p.examples, "gpt_pipeline"), *small(p), "--mesh=p=2", f"--run={p.folder}/{name}"]
     command += ["--steps=1000000", "--save-every=2"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    limit = time.time() + TIMEOUT
-    while time.time() < limit and job.poll() is None and not os.path.exists(f"{p.folder}/{name}/checkpoints/LATEST"):
-        time.sleep(0.01)
+    wait_until(lambda: os.path.exists(f"{p.folder}/{name}/checkpoints/LATEST"), job)
     return job
 
 

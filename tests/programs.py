@@ -18,7 +18,7 @@ import time
 
 import event_files
 import gpt2_oracle
-from checks import arguments, check, failures, put, records, text_of, tree
+from checks import arguments, check, failures, put, records, text_of, tree, wait_until
 
 TIMEOUT = 60  # seconds for one program, against hangs
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -267,11 +267,7 @@ def resuming(p):
         folder = os.path.join(p.folder, name)
         command = p.gpt_command(*common, f"--run={folder}", "--steps=100000")
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        limit = time.time() + TIMEOUT
-        while time.time() < limit and process.poll() is None:
-            if len(checkpoints(folder)) >= after:
-                break
-            time.sleep(0.001)
+        wait_until(lambda: len(checkpoints(folder)) >= after, process)
         process.send_signal(signal)
         return process.wait(timeout=TIMEOUT)
 
@@ -361,9 +357,7 @@ def sample_of_the_stop(p):
     folder = f"{p.folder}/stopped"
     command = p.gpt_command(*common, f"--run={folder}", "--steps=100000")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    limit = time.time() + TIMEOUT
-    while time.time() < limit and process.poll() is None and len(samples("stopped")) < 4:
-        time.sleep(0.001)
+    wait_until(lambda: len(samples("stopped")) >= 4, process)
     process.send_signal(signal.SIGTERM)
     status = process.wait(timeout=TIMEOUT)
     if not check(status == 0 and checkpoints(folder), f"a run that samples is stopped ({status})"):

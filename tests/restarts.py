@@ -39,7 +39,8 @@ class Trainer:
             return ""
 
     def curve(self, run):
-        return [(s["step"], s["loss"], s["grad_norm"]) for s in records(f"{self.folder}/{run}/metrics.jsonl")]
+        path = f"{self.folder}/{run}/metrics.jsonl"
+        return [(s["step"], s["loss"], s["grad_norm"]) for s in records(path)] if os.path.exists(path) else []
 
 
 def is_rank(pid):

@@ -16,9 +16,8 @@ import signal
 import struct
 import subprocess
 import tempfile
-import time
 
-from checks import arguments, check, contents, finish, json_of, put, require_zarr, told, tree
+from checks import arguments, check, contents, finish, json_of, put, require_zarr, told, tree, wait_until
 
 require_zarr()
 import zarr  # noqa: E402
@@ -296,8 +295,7 @@ def interrupted(folder):
     for attempt in range(4):
         before = note()
         with subprocess.Popen([tool, text, *options, "--commit-seconds", "0"], stdout=subprocess.PIPE) as process:
-            while process.poll() is None and note() == before:
-                time.sleep(0.0005)
+            wait_until(lambda: note() != before, process)
             process.send_signal(signal.SIGKILL)
             resumed += b"going on after" in process.stdout.read()
         killed += process.returncode == -signal.SIGKILL
@@ -316,8 +314,7 @@ def interrupted(folder):
         packed.write(contents(text))
     options = ["--out", out + "gz", "--validation-fraction", "0.1"]
     with subprocess.Popen([tool, folder + "/long.gz", *options, "--commit-seconds", "0"]) as process:
-        while process.poll() is None and not note(out + "gz"):
-            time.sleep(0.0005)
+        wait_until(lambda: note(out + "gz"), process)
         process.send_signal(signal.SIGKILL)
     printed = succeeds(folder + "/long.gz", *options)
     check("going on after" in printed, "a compressed input goes on", printed)
@@ -325,8 +322,7 @@ def interrupted(folder):
 
     bins = ["--out", out + "b", "--to", "llmc", "--validation-fraction", "0.1"]
     with subprocess.Popen([tool, text, *bins]) as process:
-        while process.poll() is None and not os.path.exists(out + "b.partial/train.bin.partial"):
-            time.sleep(0.0005)
+        wait_until(lambda: os.path.exists(out + "b.partial/train.bin.partial"), process)
         process.send_signal(signal.SIGKILL)
     check(process.returncode == -signal.SIGKILL and not os.path.exists(out + "b"), "llm.c's files: killed")
     succeeds(text, *bins)
