@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 
-from checks import arguments, check, crc32c, failures, finish, json_of, records, text_of
+from checks import arguments, check, crc32c, finish, json_of, ran, records, text_of
 from event_files import bars, events, fields
 
 
@@ -127,8 +127,7 @@ def reports(folder):
     if shutil.which("node"):
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report_script.js")
         pages = [f"{folder}/{name}.html" for name in ("first/report", "compared", "live")]
-        done = subprocess.run(["node", script, *pages], capture_output=True, text=True, timeout=60)
-        check(done.returncode == 0, f"the page's script does what it should:\n{done.stdout}{done.stderr}")
+        ran(0, "node", script, *pages, timeout=60)  # the page's script does what it should
     else:
         print("there is no node: the report's script was not run")
 
@@ -325,15 +324,7 @@ def tool(program, folder):
 def main():
     args = arguments("tests", tool=None)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [os.path.abspath(args.tests), "[.run_report]"],
-            env={**os.environ, "SHARDLIB_RUN_REPORT": folder},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        check(done.returncode == 0, f"the files were written: {done.stdout}{done.stderr}")
-        if not failures:
+        if ran(0, "env", f"SHARDLIB_RUN_REPORT={folder}", os.path.abspath(args.tests), "[.run_report]", timeout=120).returncode == 0:
             reports(folder)
             colors(f"{folder}/first/report.html")
             trace(f"{folder}/trace.json")

@@ -7,10 +7,9 @@ seqax_oracle.py --gpt PROGRAM --checkpoint SHARDLIB_CHECKPOINT [--dataset DIR]
 The data are made here. DIR is seqax's sample data set, used where it exists. Needs python3-zarr.
 """
 import os
-import subprocess
 import tempfile
 
-from checks import arguments, check, finish, records, require_zarr
+from checks import arguments, check, finish, ran, records, require_zarr
 from gpt2_oracle import read
 
 require_zarr()
@@ -180,16 +179,14 @@ def main():
         expected = final = None
         for mesh in ("d=4,t=2", "d=1,t=1"):
             run = os.path.join(root, mesh.replace("=", "").replace(",", ""))
-            command = [args.gpt, "--preset=local-test-synthetic", f"--mesh={mesh}", f"--data={dataset}", "--rows=packed",
-                       "--shuffle=no", f"--steps={STEPS}", f"--batch={BATCH}", "--save-every=1", "--keep=9", f"--run={run}",
-                       f"--prompt={PROMPT}", "--sample-begin=-1", f"--logits={run}-logits"]  # fmt: skip
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            ran(0, args.gpt, "--preset=local-test-synthetic", f"--mesh={mesh}", f"--data={dataset}", "--rows=packed",
+                "--shuffle=no", f"--steps={STEPS}", f"--batch={BATCH}", "--save-every=1", "--keep=9", f"--run={run}",
+                f"--prompt={PROMPT}", "--sample-begin=-1", f"--logits={run}-logits")  # fmt: skip
 
             def weights(step):
                 file = os.path.join(root, "weights.safetensors")
                 folder = os.path.join(run, "checkpoints", f"step-{step:08d}")
-                subprocess.run([args.checkpoint, "to-safetensors", folder, file, "--prefix=weights."], check=True,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
+                ran(0, args.checkpoint, "to-safetensors", folder, file, "--prefix=weights.")
                 return read_safetensors(file)
 
             metrics = records(run, "metrics.jsonl")
