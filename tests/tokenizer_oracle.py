@@ -144,28 +144,16 @@ def corpora(data):
     yield "fuzz", [t.encode() for t in fuzz(1)]
 
 
-def records(texts):
-    return b"".join(struct.pack("<I", len(t)) + t for t in texts)
+def records(items, unit=1):
+    """Bytes behind their numbers: of bytes, or with 4 of ids."""
+    return b"".join(struct.pack("<I", len(item) // unit) + item for item in items)
 
 
-def split(ids):
-    """The records of ids, as bytes."""
-    out, at = [], 0
-    while at < len(ids):
-        end = at + 4 + 4 * struct.unpack_from("<I", ids, at)[0]
-        out.append(ids[at + 4 : end])
-        at = end
-    return out
-
-
-def records_of_ids(ids):
-    return b"".join(struct.pack("<I", len(i) // 4) + i for i in ids)
-
-
-def split_texts(data):
+def split(data, unit=1):
+    """The items of such records."""
     out, at = [], 0
     while at < len(data):
-        end = at + 4 + struct.unpack_from("<I", data, at)[0]
+        end = at + 4 + unit * struct.unpack_from("<I", data, at)[0]
         out.append(data[at + 4 : end])
         at = end
     return out
@@ -179,7 +167,7 @@ def run(encoder, given, *arguments):
 
 
 def encode(encoder, vocabulary, texts, *mode):
-    return split(run(encoder, records(texts), vocabulary, *mode))
+    return split(run(encoder, records(texts), vocabulary, *mode), 4)
 
 
 def answer(oracle, modules, given, *mode):
@@ -192,7 +180,7 @@ def answer(oracle, modules, given, *mode):
 
 
 def ask(oracle, modules, texts, *mode):
-    return split(answer(oracle, modules, records(texts), *mode))
+    return split(answer(oracle, modules, records(texts), *mode), 4)
 
 
 # What the styles of tokenizer.json differ in: spaces and their sign, added tokens, bytes, forms of one character.
@@ -228,7 +216,7 @@ def small_expected(encoder, path, texts):
     for mode in ("as_text", "special"):
         ids = encode(encoder, path, given, *([mode] if mode == "special" else []))
         out[mode] = [list(struct.unpack(f"<{len(i) // 4}I", i)) for i in ids]
-    decoded = split_texts(run(encoder, records_of_ids(ids), path, "decode"))
+    decoded = split(run(encoder, records(ids, 4), path, "decode"))
     out["decoded"] = [t.decode(errors="replace") for t in decoded]
     return out
 
@@ -296,10 +284,10 @@ def main():
                 js = ask("transformers.js", modules, given[-2500:], path, mode)
                 print(f"{style}, {mode}: JavaScript differs in {sum(a != b for a, b in zip(ours[-2500:], js))} of 2500")
             note(f"{style}, {mode}", given, ours)
-        back = run(options.encoder, records_of_ids(ours), path, "decode")
+        back = run(options.encoder, records(ours, 4), path, "decode")
         if options.oracles:
             # Bytes that are not UTF-8 are U+FFFD there.
-            back, theirs = split_texts(back), split_texts(answer("tokenizers", modules, records_of_ids(ours), path, "decode"))
+            back, theirs = split(back), split(answer("tokenizers", modules, records(ours, 4), path, "decode"))
             wrong = [t for t, u in zip(back, theirs) if t != u and "\ufffd".encode() not in u]
             if wrong or len(back) != len(theirs):
                 failed += 1
