@@ -10,12 +10,9 @@
 #include <shardlib/support/error.hpp>
 #include <shardlib/support/sha256.hpp>
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -29,7 +26,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -215,24 +211,6 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
   return totals;
 }
 
-/// The file by which one process alone writes a folder, while it lives.
-class Lock {
- public:
-  explicit Lock(const std::string& folder)
-      : file_(::open((folder + "/.lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666)) {
-    if (file_ < 0) throw Error("cannot write '" + folder + "/.lock': " + std::system_category().message(errno));
-    if (::flock(file_, LOCK_EX | LOCK_NB) == 0) return;
-    ::close(file_);
-    throw UsageError("another process is writing '" + folder + "': wait for it, or write elsewhere");
-  }
-  ~Lock() { ::close(file_); }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
- private:
-  int file_;
-};
-
 /// A folder with train.bin and val.bin. An interrupted one is written anew.
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
@@ -245,7 +223,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
                        "': remove it, or write elsewhere");
   }
   io::make_folders(partial);
-  const Lock lock(partial);
+  const auto lock = io::lock_folder(partial);
   for (const auto& entry : std::filesystem::directory_iterator(partial))
     if (entry.path().filename() != ".lock") io::remove_folder(entry.path().string());
   Totals totals;

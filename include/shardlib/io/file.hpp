@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -86,6 +87,9 @@ void sync_path(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);
 /// Renames a folder. An existing folder `to` is replaced and removed. `replace_folder("new", "step-00000100")`
 void replace_folder(const std::string& from, const std::string& to);
+/// Keeps other processes from writing a folder for as long as the result lives, by a lock on its file `.lock`. Throws
+/// UsageError where another one has it. `const auto lock = lock_folder("all.partial")`
+[[nodiscard]] std::shared_ptr<const void> lock_folder(const std::string& folder);
 /// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
 /// The files in a folder and in those below it, sorted. Hidden ones are left out. Symbolic links are followed; one that

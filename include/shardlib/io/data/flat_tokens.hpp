@@ -92,7 +92,7 @@ class FlatTokensWriter {
 
   std::string path_, note_;
   FlatTokensOptions options_;
-  int lock_ = -1;
+  std::shared_ptr<const void> lock_;
   std::array<std::unique_ptr<Output>, 2> splits_;
 };
 

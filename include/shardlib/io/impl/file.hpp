@@ -4,6 +4,7 @@
 #include "shardlib/io/file.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -133,6 +135,14 @@ SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& 
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0)
     return detail::replace_by_renames(from, to);
   remove_folder(from);
+}
+
+SHARDLIB_INLINE std::shared_ptr<const void> lock_folder(const std::string& folder) {
+  constexpr int flags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
+  const auto file = std::make_shared<const detail::Descriptor>(folder + "/.lock", flags, "write");
+  if (::flock(file->number(), LOCK_EX | LOCK_NB) != 0)
+    throw UsageError("another process is writing '" + folder + "': wait for it, or write elsewhere");
+  return file;
 }
 
 SHARDLIB_INLINE void remove_folder(const std::string& path) {

@@ -3,8 +3,6 @@
 
 #include "shardlib/io/data/flat_tokens.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -179,42 +177,32 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
   if (options_.chunk_tokens < 1 || options_.chunk_documents < 1)
     throw UsageError("FlatTokensWriter: a chunk has at least one token, or document");
   if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
-  const std::string lock = partial() + "/.lock", record = partial() + "/.progress";
-  if (file_exists(partial()) && !file_exists(lock) && !std::filesystem::is_empty(partial()))
+  const std::string record = partial() + "/.progress";
+  if (file_exists(partial()) && !file_exists(partial() + "/.lock") && !std::filesystem::is_empty(partial()))
     throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
   make_folders(partial());
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-  if (lock_ < 0) detail::fail_file("write", lock, errno);
-  try {
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0)
-      throw UsageError("another process is writing '" + partial() + "': wait for it, or write elsewhere");
-    remove_temporaries();
-    const bool known = file_exists(record);
-    ZarrGroup::create(partial());
-    for (const Split split : {Split::train, Split::validation}) {
-      const std::string folder = partial() + "/" + to_string(split);
-      if (!known) remove_folder(folder);  // an attempt that did not get as far as its first commit
-      ZarrGroup::create(folder);
-      const auto array = [&](const char* name, const ZarrInfo& info) {
-        return known ? ZarrArray::open(folder + name) : ZarrArray::create(folder + name, info);
-      };
-      splits_[static_cast<std::size_t>(split)] =
-          std::make_unique<Output>(Output{folder, array("/encoded_tokens", Output::tokens_info(options_.chunk_tokens)),
-                                          array("/seq_starts", Output::starts_info(options_.chunk_documents))});
-    }
-    if (known)
-      resume(record);
-    else
-      commit();
-  } catch (...) {
-    ::close(lock_);
-    throw;
+  lock_ = lock_folder(partial());
+  remove_temporaries();
+  const bool known = file_exists(record);
+  ZarrGroup::create(partial());
+  for (const Split split : {Split::train, Split::validation}) {
+    const std::string folder = partial() + "/" + to_string(split);
+    if (!known) remove_folder(folder);  // an attempt that did not get as far as its first commit
+    ZarrGroup::create(folder);
+    const auto array = [&](const char* name, const ZarrInfo& info) {
+      return known ? ZarrArray::open(folder + name) : ZarrArray::create(folder + name, info);
+    };
+    splits_[static_cast<std::size_t>(split)] =
+        std::make_unique<Output>(Output{folder, array("/encoded_tokens", Output::tokens_info(options_.chunk_tokens)),
+                                        array("/seq_starts", Output::starts_info(options_.chunk_documents))});
   }
+  if (known)
+    resume(record);
+  else
+    commit();
 }
 
-SHARDLIB_INLINE FlatTokensWriter::~FlatTokensWriter() {
-  if (lock_ >= 0) ::close(lock_);
-}
+SHARDLIB_INLINE FlatTokensWriter::~FlatTokensWriter() = default;
 
 /// Files that a killed writer was about to rename.
 SHARDLIB_INLINE void FlatTokensWriter::remove_temporaries() const {
@@ -250,7 +238,7 @@ SHARDLIB_INLINE const FlatTokensProgress& FlatTokensWriter::progress(Split split
 }
 
 SHARDLIB_INLINE void FlatTokensWriter::check_open() const {
-  if (lock_ < 0) throw Error("FlatTokensWriter: '" + path_ + "' is finished; nothing can be added");
+  if (!lock_) throw Error("FlatTokensWriter: '" + path_ + "' is finished; nothing can be added");
 }
 
 SHARDLIB_INLINE void FlatTokensWriter::add(Split split, std::span<const std::uint32_t> ids) {
@@ -301,7 +289,7 @@ SHARDLIB_INLINE void FlatTokensWriter::finish() {
   sync_path(std::filesystem::path(path_).parent_path().string());
   // Whole from here on; these two would do no harm.
   for (const char* name : {"/.progress", "/.lock"}) ::unlink((path_ + name).c_str());
-  ::close(std::exchange(lock_, -1));
+  lock_.reset();
 }
 
 }  // namespace shardlib::io
