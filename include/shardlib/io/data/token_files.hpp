@@ -75,13 +75,12 @@ class BinWriter {
   void finish();
 
  private:
-  void write(std::uint64_t offset, std::span<const std::byte> bytes);
   void flush();
 
   std::string path_;
   std::uint16_t end_of_text_;
   int file_ = -1;
-  std::int64_t tokens_ = 0, written_ = 0;
+  std::int64_t tokens_ = 0;
   std::vector<std::uint16_t> pending_;
   std::unique_ptr<detail::BinChecksumWriter> checksums_;
 };

@@ -30,19 +30,16 @@ SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) 
   // Without O_NONBLOCK, opening a pipe that has come since would wait for its writer.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) detail::fail_file("read", path_, errno);
-  struct stat status {};
-  const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
-  if (failed != 0) {
-    ::close(descriptor_);
-    detail::fail_file("read", path_, failed);
-  }
   try {
+    struct stat status {};
+    const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+    if (failed != 0) detail::fail_file("read", path_, failed);
     shardlib::detail::require_regular_file(path_, status);
+    size_ = static_cast<std::uint64_t>(status.st_size);
   } catch (...) {
     ::close(descriptor_);
     throw;
   }
-  size_ = static_cast<std::uint64_t>(status.st_size);
 }
 
 SHARDLIB_INLINE InputFile::~InputFile() {

@@ -163,6 +163,7 @@ SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text
   if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   file_ = detail::create_file(path_ + ".partial");
   if (file_ < 0) detail::fail_file("write", path_ + ".partial", errno);
+  ::lseek(file_, sizeof(detail::BinHeader), SEEK_SET);  // the header comes last
 }
 
 SHARDLIB_INLINE BinWriter::~BinWriter() {
@@ -171,20 +172,10 @@ SHARDLIB_INLINE BinWriter::~BinWriter() {
   ::unlink((path_ + ".partial").c_str());
 }
 
-SHARDLIB_INLINE void BinWriter::write(std::uint64_t offset, std::span<const std::byte> bytes) {
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t n = ::pwrite(file_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) detail::fail_file("write", path_ + ".partial", errno);
-    done += static_cast<std::size_t>(n);
-  }
-}
-
 SHARDLIB_INLINE void BinWriter::flush() {
   const auto bytes = std::as_bytes(std::span(pending_));
-  write(sizeof(detail::BinHeader) + 2 * static_cast<std::uint64_t>(written_), bytes);
+  detail::write_all(file_, bytes, path_ + ".partial");
   checksums_->add(bytes);
-  written_ = tokens_;
   pending_.clear();
 }
 
@@ -207,7 +198,8 @@ SHARDLIB_INLINE void BinWriter::finish() {
   if (tokens_ == 0) throw UsageError("nothing to write to '" + path_ + "': no document has tokens");
   flush();
   detail::BinHeader header{detail::bin_magic, detail::bin_version, static_cast<std::int32_t>(tokens_)};
-  write(0, std::as_bytes(std::span(header)));
+  ::lseek(file_, 0, SEEK_SET);
+  detail::write_all(file_, std::as_bytes(std::span(header)), path_ + ".partial");
   if (::fsync(file_) != 0) detail::fail_file("write", path_ + ".partial", errno);
   if (::close(std::exchange(file_, -1)) != 0) detail::fail_file("write", path_ + ".partial", errno);
   replace_file(detail::bin_checksums_path(path_), as_bytes(checksums_->finish(sizeof header)), true);
