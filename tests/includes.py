@@ -84,7 +84,7 @@ OWN = {
     "shardlib/support/excerpt.hpp": "excerpt",
     "shardlib/support/markup.hpp": "markup_escape",
     "shardlib/support/utf8.hpp": "continues_character",
-    "shardlib/support/stopwatch.hpp": "Stopwatch steady_ns",
+    "shardlib/support/stopwatch.hpp": "Stopwatch steady_ns steady_seconds",
     "shardlib/support/tuning.hpp": "Tuning",
     "shardlib/spec/dtype.hpp": "DType dtype_v accumulator_t",
     "shardlib/device/mesh_axes.hpp": "AxisSize parse_mesh axis_size",

@@ -9,11 +9,11 @@
 #include <shardlib/run/progress.hpp>
 #include <shardlib/support/error.hpp>
 #include <shardlib/support/sha256.hpp>
+#include <shardlib/support/stopwatch.hpp>
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -34,6 +34,7 @@
 #include "text_reader.hpp"
 
 using namespace shardlib;
+using shardlib::detail::steady_seconds;
 using tokenize::Batch;
 using tokenize::TextFile;
 using tokenize::TextPlace;
@@ -82,10 +83,6 @@ std::vector<Document> encode(const std::vector<std::string>& documents, const io
 
 // ---- progress -------------------------------------------------------------------------------------------------------
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 /// One line on standard error that is drawn over, on a terminal; nothing elsewhere.
 class Bar {
  public:
@@ -97,7 +94,7 @@ class Bar {
   }
 
   void show(std::uint64_t bytes, std::int64_t tokens) {
-    const double now = seconds(), past = now - start_;
+    const double now = steady_seconds(), past = now - start_;
     if (!terminal_.live || now - drawn_ < 0.1) return;
     drawn_ = now;
     const double part = static_cast<double>(bytes) / static_cast<double>(end_);
@@ -111,7 +108,7 @@ class Bar {
  private:
   std::uint64_t begin_, end_;
   run::Terminal terminal_ = run::terminal_of(STDERR_FILENO);
-  double start_ = seconds(), drawn_ = 0;
+  double start_ = steady_seconds(), drawn_ = 0;
 };
 
 // ---- writing --------------------------------------------------------------------------------------------------------
@@ -189,12 +186,12 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
     fmt::print("going on after {} documents\n",
                progress(io::Split::train).documents + progress(io::Split::validation).documents);
   Totals totals;
-  double committed = seconds();
+  double committed = steady_seconds();
   for_each_batch(files, tokenizer, o, begin, [&](const std::vector<Document>& documents, const Batch& batch) {
     for (const Document& document : documents) writer.add(document.split, document.ids);
-    if (seconds() - committed >= o.commit_seconds) {
+    if (steady_seconds() - committed >= o.commit_seconds) {
       writer.commit(fmt::format("{} {} {}", same, batch.next.file, batch.next.offset));
-      committed = seconds();
+      committed = steady_seconds();
     }
     return progress(io::Split::train).tokens + progress(io::Split::validation).tokens;
   });
@@ -285,14 +282,14 @@ int tool(int argc, char** argv) {
         "--field takes a document from each line, and --document-per-file one from each file: leave one out");
   const auto tokenizer = io::load_tokenizer(o.tokenizer);
   const std::vector<TextFile> files = tokenize::find_files(o.inputs);
-  const double start = seconds();
+  const double start = steady_seconds();
   const Totals totals = o.to == "llmc" ? write_llmc(files, *tokenizer, o) : write_flat_tokens(files, *tokenizer, o);
   std::uint64_t bytes = 0;
   for (const TextFile& file : files) bytes += file.size;
   fmt::print("{}: train {} documents, {} tokens; validation {} documents, {} tokens\n", o.out, totals.documents[0],
              totals.tokens[0], totals.documents[1], totals.tokens[1]);
   fmt::print("tokenizer {} ({} ids), {} files, {:.1f} MB in {:.1f} s\n", tokenizer->name(),
-             tokenizer->vocabulary_size(), files.size(), static_cast<double>(bytes) / 1e6, seconds() - start);
+             tokenizer->vocabulary_size(), files.size(), static_cast<double>(bytes) / 1e6, steady_seconds() - start);
   if (totals.documents[1] == 0 && o.validation_fraction > 0)
     fmt::print("no document is in the validation split: raise --validation-fraction, or give more documents\n");
   return 0;

@@ -13,6 +13,11 @@ inline std::int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
+/// The same time in seconds.
+inline double steady_seconds() {
+  return 1e-9 * static_cast<double>(steady_ns());
+}
+
 /// Only one part's clock runs at a time. Nested time counts for the inner part only, so the parts sum to the total.
 class Stopwatch {
  public:

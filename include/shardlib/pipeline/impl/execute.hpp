@@ -4,7 +4,6 @@
 #include "shardlib/pipeline/execute.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <fstream>
 #include <functional>
@@ -76,11 +75,6 @@ class OrderedSum {
   InOrder<std::vector<ValuePtr>> in_order_;
   std::vector<core::Accumulator> sums_;
 };
-
-/// Seconds of this machine's clock.
-inline double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// The same number for all processes whose steady clocks are one: those of a machine since it was started. 0: unknown.
 inline double clock_id() {
@@ -164,7 +158,7 @@ class Runner {
   void perform(const Task& task) {
     std::vector<ValuePtr> input;
     if (const auto message = input_of(task, num_stages())) input = take(*message);
-    const double begin = now();
+    const double begin = core::steady_seconds();
     const bool is_forward = task.kind == TaskKind::fwd;
     const auto outside = state_.stopwatch.change(is_forward ? core::Stopwatch::forward : core::Stopwatch::backward);
     if (is_forward)
@@ -173,7 +167,7 @@ class Runner {
       backward(task, std::move(input));
     state_.pass = ProgramState::Pass::none;
     state_.stopwatch.change(outside);
-    intervals_.push_back({rank_, task, begin, now()});
+    intervals_.push_back({rank_, task, begin, core::steady_seconds()});
   }
 
   /// The result of another stage, on another rank or on this one.
@@ -323,7 +317,7 @@ SHARDLIB_INLINE std::vector<Interval> all_intervals(const DevicePtr& device, std
   std::fill_n(sent.as<double>(), count, 0.0);
   group.barrier();
   sent.as<double>()[0] = clock_id();
-  const double together = sent.as<double>()[1] = now();
+  const double together = sent.as<double>()[1] = core::steady_seconds();
   for (std::size_t i = 0; i < mine.size(); ++i) {
     sent.as<double>()[2 + 2 * i] = mine[i].begin - together;
     sent.as<double>()[3 + 2 * i] = mine[i].end - together;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <functional>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "shardlib/run/report.hpp"
 #include "shardlib/run/run_directory.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run::detail {
 
@@ -21,14 +21,17 @@ class LiveReport {
  public:
   LiveReport(const RunDirectory& directory, std::function<void(const std::string&)> message,
              double interval = report_interval)
-      : directory_(directory), message_(std::move(message)), interval_(interval), next_(now() + interval) {}
+      : directory_(directory),
+        message_(std::move(message)),
+        interval_(interval),
+        next_(shardlib::detail::steady_seconds() + interval) {}
 
   /// After a step, on the device that writes.
   void step() {
-    const double begin = now();
+    const double begin = shardlib::detail::steady_seconds();
     if (!directory_.exists() || begin < next_) return;
     static_cast<void>(write(std::max(until_next(), 1e-3)));
-    last_ = now() - begin;
+    last_ = shardlib::detail::steady_seconds() - begin;
     next_ = begin + last_ + until_next();
   }
   /// Writes the page of a run that has ended. False if it could not.
@@ -47,9 +50,6 @@ class LiveReport {
       return false;
     }
     return true;
-  }
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
   const RunDirectory& directory_;

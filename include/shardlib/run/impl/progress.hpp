@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "shardlib/run/console.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run {
 
@@ -123,10 +123,7 @@ inline std::string join_fields(const std::vector<ProgressField>& fields) {
 }  // namespace detail
 
 SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps)
-    : Progress(
-          first, steps, std::cout, terminal_of(STDOUT_FILENO),
-          [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); },
-          log_console) {}
+    : Progress(first, steps, std::cout, terminal_of(STDOUT_FILENO), shardlib::detail::steady_seconds, log_console) {}
 
 SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal,
                                    Clock clock, Log log)

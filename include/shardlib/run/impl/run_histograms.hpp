@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,6 +20,7 @@
 #include "shardlib/run/training.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run::detail {
 
@@ -63,7 +63,7 @@ class RunHistograms {
   /// Writes the histograms of the record's step if they are due, and notes the time. Collective; `events` may be null.
   void write(Record& record, TensorBoard* events) {
     if (!due(record.step)) return;
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = shardlib::detail::steady_seconds();
     std::vector<ScaledLeaf> leaves = weights_of(checkpoints_.leaves());
     const std::size_t weights = leaves.size();
     if (!gradients_.empty() && gradients_.size() != weights)
@@ -76,8 +76,7 @@ class RunHistograms {
     gradients_.clear();
     for (const auto& [tag, histogram] : histograms(*device_, leaves))
       if (events != nullptr) events->histogram(tag, record.step, histogram);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    record.seconds.emplace_back("histograms", seconds.count());
+    record.seconds.emplace_back("histograms", shardlib::detail::steady_seconds() - begin);
   }
 
  private:

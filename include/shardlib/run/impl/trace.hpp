@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run {
 
@@ -62,8 +62,7 @@ SHARDLIB_INLINE Trace::Trace(int rank, std::string label, std::size_t most_event
 }
 
 SHARDLIB_INLINE std::int64_t Trace::now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return shardlib::detail::steady_ns();
 }
 
 SHARDLIB_INLINE void Trace::start() {

@@ -45,6 +45,7 @@
 #include "shardlib/run/tensorboard.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run {
 
@@ -170,9 +171,9 @@ class TrainingLoop {
       if (due(step, training_.check_replicas)) check_replicas(record);
       histograms_.write(record, events_.get());
       if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
-        const double begin = now();
+        const double begin = shardlib::detail::steady_seconds();
         record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
-        record.seconds.emplace_back("validation", now() - begin);
+        record.seconds.emplace_back("validation", shardlib::detail::steady_seconds() - begin);
       }
       // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
       // next record.
@@ -183,11 +184,11 @@ class TrainingLoop {
       progress_->step(record);
       if (speaks_) live_report_.step();
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
-        const double begin = now();
+        const double begin = shardlib::detail::steady_seconds();
         // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
         saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
         saving_.save(*saved, last || stopped);
-        checkpoint_seconds_ = now() - begin;
+        checkpoint_seconds_ = shardlib::detail::steady_seconds() - begin;
       } else if (directory_.exists()) {
         saving_.poll();
       }
@@ -228,9 +229,6 @@ class TrainingLoop {
     answers_.evaluate();
   }
 
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
   void say(const std::string& line) const {
     if (speaks_) print_line(line);
   }
@@ -306,9 +304,9 @@ class TrainingLoop {
     }
   }
   Record train_step(std::int64_t step) {
-    const double begin = now();
+    const double begin = shardlib::detail::steady_seconds();
     const std::vector<io::TokenBatch> parts = batches_.microbatches(step);
-    const double ready = now();
+    const double ready = shardlib::detail::steady_seconds();
     Record record;
     record.step = step;
     record.learning_rate = lr_schedule_(step);
