@@ -116,13 +116,7 @@ def node_is_lost(trainer, mpirun, undisturbed):
     trainer.wait_for_step(name, 50, process)
     link("down")
     began = time.monotonic()
-    try:
-        status = process.wait(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        status = "none: it hangs"
-    log.seek(0)
-    text = log.read()
+    status, text = restarts.ended(process, log)
     link("up")
     check(status == 0, f"{name}: ends with status 0, not {status}", text)
     check("host 10.77.0.2 does not answer: it is left out" in text, f"{name}: the host is named", text)

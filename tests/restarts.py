@@ -64,6 +64,17 @@ def ranks_of(script):
     return [pid for pid in found if is_rank(pid)]
 
 
+def ended(process, log):
+    """The status of a script, and what it has written to its log."""
+    try:
+        status = process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = "none: it hangs"
+    log.seek(0)
+    return status, log.read()
+
+
 def disturbed(trainer, name, kills, shared, undisturbed):
     """Kills or stops a rank of each start that has saved, and compares the curve with that of a run in peace."""
     luck = random.Random(17)
@@ -83,13 +94,7 @@ def disturbed(trainer, name, kills, shared, undisturbed):
         except ProcessLookupError:
             continue  # the run has ended
         done, before = done + 1, newest
-    try:
-        status = process.wait(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        status = "none: it hangs"
-    log.seek(0)
-    text = log.read()
+    status, text = ended(process, log)
     check(status == 0, f"{name}: ends with status 0, not {status}", text)
     check(done == kills, f"{name}: {done} of {kills} kills before the end")
     restarts = text.count("starting again from step-")
@@ -114,9 +119,7 @@ def fewer_ranks(trainer, undisturbed):
     ranks = ranks_of(process.pid)
     if check(len(ranks) == 2, f"fewer: {len(ranks)} ranks run"):
         os.kill(ranks[1], signal.SIGKILL)
-    status = process.wait(timeout=120)
-    log.seek(0)
-    text = log.read()
+    status, text = ended(process, log)
     check(status == 0, f"fewer: ends with status 0, not {status}", text)
     check("host 127.0.0.1 does not answer: it is left out" in text, "fewer: the host is named", text)
     curve = trainer.curve("fewer")
