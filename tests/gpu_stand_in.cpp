@@ -12,6 +12,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/exec.hpp"
+#include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/device/launch.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/memory/gpu.hpp"
@@ -159,6 +160,34 @@ TEST_CASE("threads share GPUs evenly") {
       CHECK_THROWS_WITH(
           launch({{"d", 3}}, body, {.kind = DeviceKind::gpu}),
           Catch::Contains("out of memory: ") && Catch::Contains(std::to_string(450 * mib) + " bytes of GPU 0"));
+  }
+}
+
+TEST_CASE("what a device will take of its GPU is known before the launch") {
+  const auto bytes = [](std::size_t n) { return static_cast<double>(n * mib); };
+  const int devices = world_size();  // threads where this is 1
+  {
+    const Machine machine({.gpus = 2, .total = 1000 * mib});
+    CHECK(detail::least_gpu_bytes(devices) == bytes(900));
+    check_ending(ending(899 * mib), 0, "");
+    CHECK(ending(901 * mib).status == 1);
+    if (devices == 1) CHECK(detail::least_gpu_bytes(3) == bytes(450));  // devices 0 and 2 share GPU 0
+  }
+  {
+    const Machine machine({.gpus = 2, .total = 1000 * mib, .others = 700 * mib});
+    CHECK(detail::least_gpu_bytes(devices) == bytes(300));
+  }
+  {  // Two ranks share a GPU only where they are told to.
+    const Machine machine({.total = 1000 * mib});
+    CHECK(detail::least_gpu_bytes(devices) == bytes(devices == 1 ? 900 : 0));
+  }
+  {
+    const Machine machine({.total = 1000 * mib}, "0.8");
+    CHECK(detail::least_gpu_bytes(devices) == bytes(devices == 1 ? 800 : 400));
+  }
+  for (const StandIn& none : {StandIn{.gpus = 0}, StandIn{.driver = 0}}) {
+    const Machine machine(none);
+    CHECK(detail::least_gpu_bytes(devices) == 0);
   }
 }
 

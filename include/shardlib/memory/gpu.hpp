@@ -35,6 +35,9 @@ SHARDLIB_INLINE void check_sharing(int local_rank, int ranks);
 /// The GPU of device `local_rank` of this machine.
 [[nodiscard]] SHARDLIB_INLINE HardwareName gpu_name(int local_rank);
 
+/// The bytes that one of the `sharers` of that GPU will take of it, or less if other programs leave less.
+[[nodiscard]] SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers);
+
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
 /// freed may be reused at once, because the device's kernels and copies are in one stream: what reads the old block
 /// runs before what writes the new one. NCCL's operations, in a second stream, keep their blocks until they have run.

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <limits>
 #include <vector>
 
 #include "shardlib/device/device.hpp"
+#include "shardlib/support/error.hpp"
 #if defined(SHARDLIB_LAUNCHER_CUDA)
 #include "shardlib/memory/gpu.hpp"
 #endif
@@ -52,5 +54,31 @@ inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] Dev
   return place;
 }
 #endif
+
+/// The least GPU memory of the devices that this process will run, of `devices` on the mesh, before `launch` makes
+/// them. 0 if it is not known: then `launch` throws and says why. Under mpirun all ranks call it.
+inline double least_gpu_bytes([[maybe_unused]] int devices) {
+  double least = 0;
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  least = std::numeric_limits<double>::infinity();
+  const auto count = [&](const LocalPlace& place) {
+    least = std::min(least, static_cast<double>(gpu_share(place.rank, place.sharers)));
+  };
+  try {
+#if defined(SHARDLIB_WITH_MPI)
+    if (mpi::process.control != MPI_COMM_NULL) {
+      const bool runs = mpi::process.rank < devices;
+      const LocalPlace place = place_of_rank(runs, DeviceKind::gpu);
+      if (runs) count(place);
+      return least;
+    }
+#endif
+    for (int i = 0; i < devices; ++i) count(place_of_thread(i, devices, DeviceKind::gpu));
+  } catch (const Error&) {
+    return 0;
+  }
+#endif
+  return least;
+}
 
 }  // namespace shardlib::detail

@@ -93,6 +93,18 @@ SHARDLIB_INLINE HardwareName gpu_name(int local_rank) {
   return name;
 }
 
+/// An even share of the part of a GPU's memory that this program takes.
+inline std::size_t share_of(double part, std::size_t total, int sharers) {
+  return static_cast<std::size_t>(part * static_cast<double>(total)) / static_cast<std::size_t>(sharers);
+}
+
+SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers) {
+  check_cuda(cudaSetDevice(local_rank % gpu_count()), "cudaSetDevice");
+  std::size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return std::min(share_of(gpu_part(), total, sharers), free / static_cast<std::size_t>(sharers));
+}
+
 SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()) {
   const double part = gpu_part();
   const auto start = [&](cudaError_t status, const char* call) {
@@ -125,7 +137,7 @@ SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gp
 #endif
   std::size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  bytes_ = static_cast<std::size_t>(part * static_cast<double>(total)) / static_cast<std::size_t>(sharers);
+  bytes_ = share_of(part, total, sharers);
   const std::size_t started = total / 32;  // what CUDA and cuBLAS take for themselves, if the part leaves it no room
   if (bytes_ > free && bytes_ <= free + started) bytes_ = free - std::min(free, started / 2);
   bytes_ = bytes_ / 4096 * 4096;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/memory/control_groups.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/run/console.hpp"
@@ -143,19 +144,23 @@ inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vecto
 /// The memory of a device of the run, the same on all ranks; nothing if it is not known.
 inline std::optional<double> device_bytes(const Training& t, const std::vector<AxisSize>& mesh) {
   if (const std::optional<double> planned = planned_bytes(t)) return planned;
-  if (t.plan || t.device != "cpu") return std::nullopt;
-  auto bytes = static_cast<double>(
-      shardlib::detail::least_group_limit("/proc/self/cgroup", "/sys/fs/cgroup", shardlib::detail::machine_bytes()));
+  if (t.plan || t.device == "simulated") return std::nullopt;
+  const bool on_gpu = t.device == "gpu";
+  int sharers = device_count(mesh);  // of the host's memory
 #if defined(SHARDLIB_WITH_MPI)
   namespace mpi = shardlib::detail::mpi;
-  if (under_mpi()) {
-    bytes /= mpi::process.local_size;
+  if (under_mpi()) sharers = mpi::process.local_size;
+#endif
+  double bytes = on_gpu ? shardlib::detail::least_gpu_bytes(device_count(mesh))
+                        : static_cast<double>(shardlib::detail::least_group_limit("/proc/self/cgroup", "/sys/fs/cgroup",
+                                                                                  shardlib::detail::machine_bytes())) /
+                              sharers;
+#if defined(SHARDLIB_WITH_MPI)
+  if (under_mpi())
     mpi::check(MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_DOUBLE, MPI_MIN, mpi::process.control), "choosing --gather",
                sizeof bytes);
-    return bytes;
-  }
 #endif
-  return bytes / device_count(mesh);
+  return bytes > 0 ? std::optional(bytes) : std::nullopt;
 }
 
 /// The most memory that a device of any stage takes, whatever connects the devices.
