@@ -3,12 +3,15 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <numeric>
 #include <string>
+#include <vector>
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/exec.hpp"
@@ -17,6 +20,7 @@
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/memory/gpu.hpp"
 #include "shardlib/memory/region.hpp"
+#include "shardlib/run/accelerators.hpp"
 #include "shardlib/support/error.hpp"
 
 using namespace shardlib;
@@ -189,6 +193,32 @@ TEST_CASE("what a device will take of its GPU is known before the launch") {
     const Machine machine(none);
     CHECK(detail::least_gpu_bytes(devices) == 0);
   }
+}
+
+TEST_CASE("a GPU's peak follows from its name and the dtype, and from nothing where it is not known") {
+  if (world_size() > 1) return;
+  const auto peaks = [](const std::string& mesh, const std::string& dtype, double given = 0) {
+    std::mutex mutex;
+    std::vector<double> all;
+    launch(parse_mesh(mesh),
+           [&](const DevicePtr& device) {
+             const double peak = run::detail::gpu_peak(device->pool()->device_memory()->model(), dtype, given);
+             const std::lock_guard lock(mutex);
+             all.push_back(peak);
+           },
+           {.kind = DeviceKind::gpu});
+    return all;
+  };
+  {
+    const Machine machine({.total = 1000 * mib, .name = "NVIDIA H100 80GB HBM3"});
+    CHECK(peaks("d=1", "bf16") == std::vector{989e12});
+    CHECK(peaks("d=1", "f32") == std::vector{67e12});
+    CHECK(peaks("d=1", "bf16", 500e12) == std::vector{500e12});
+    CHECK(peaks("d=2", "bf16") == std::vector(2, 989e12 / 2));  // they share the GPU
+  }
+  const Machine machine({.gpus = 2, .total = 1000 * mib});
+  for (const double peak : peaks("d=2", "bf16")) CHECK(std::isnan(peak));
+  CHECK(peaks("d=2", "bf16", 500e12) == std::vector(2, 500e12));
 }
 
 TEST_CASE("copies between the memories of GPU and host, and host code that opens a GPU's") {

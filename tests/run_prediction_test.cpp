@@ -43,6 +43,26 @@ run::Machine small_machine() {
 
 }  // namespace
 
+TEST_CASE("the peak of a GPU by the name of its runtime", "[prediction]") {
+  for (const auto& [model, bf16_peak, f32_peak] :
+       std::vector<std::tuple<std::string, double, double>>{{"NVIDIA A100-SXM4-80GB", 312e12, 19.5e12},
+                                                            {"NVIDIA H100 80GB HBM3", 989e12, 67e12},
+                                                            {"NVIDIA H200", 989e12, 67e12},
+                                                            {"NVIDIA B200", 2250e12, 75e12},
+                                                            {"AMD Instinct MI300X", 1307e12, 163.4e12},
+                                                            {"NVIDIA H100 PCIe", 0, 0},
+                                                            {"NVIDIA A100-PCIE-40GB", 0, 0},
+                                                            {"NVIDIA H200 NVL", 0, 0},
+                                                            {"NVIDIA A100-SXM4-40GB MIG 1g.5gb", 0, 0},
+                                                            {"NVIDIA GH200 480GB", 0, 0},
+                                                            {"NVIDIA GeForce RTX 4090", 0, 0},
+                                                            {"", 0, 0}}) {
+    INFO(model);
+    CHECK(run::peak_flops(model, "bf16") == bf16_peak);
+    CHECK(run::peak_flops(model, "f32") == f32_peak);
+  }
+}
+
 TEST_CASE("messages in sequence of a collective", "[prediction]") {
   for (const auto& [op, devices, messages] :
        std::vector<std::tuple<std::string, int, int>>{{"all_gather", 2, 1},
@@ -303,6 +323,13 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   training.plan_memory = 1e12;
   training.plan_flops = 1e12;
   fails("--plan-flops predicts the time of a planned step: give --plan too");
+  training.device = "gpu";  // whose peak it may be, but that has no use for the other figures
+  fails("--plan-flops predicts the time of a planned step: give --plan too");
+  training.plan_memory = training.plan_capacity = 0;
+  CHECK(!run::dry_run(
+      training, mesh, [](const auto&) {}, [](const auto&) {}));
+  training.device = "cpu";
+  training.plan_memory = 1e12;
   training.plan = true;
   fails("--plan-flops: a prediction for 4 devices needs the B/s that each sends, as in --plan-bandwidth d=25e9");
   training.plan_bandwidth = "0";

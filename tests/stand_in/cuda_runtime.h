@@ -39,6 +39,7 @@ struct StandIn {
   std::size_t total = std::size_t{64} << 20;      ///< memory of a GPU
   std::size_t others = 0;                         ///< what other programs have of it
   bool exclusive = false;                         ///< whether another program has all GPUs for itself
+  const char* name = "NVIDIA Stand-in";           ///< of all GPUs
 };
 inline StandIn stand_in;
 inline std::mutex stand_in_mutex;                                     // of the blocks
@@ -77,7 +78,7 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   properties->uuid.bytes[0] = static_cast<char>(1 + device);
-  std::strcpy(properties->name, "NVIDIA Stand-in");
+  std::strcpy(properties->name, stand_in.name);
   properties->multiProcessorCount = 4;
   return cudaSuccess;
 }

@@ -57,6 +57,7 @@ class Gpu final : public Region {
   [[nodiscard]] std::size_t alignment() const override { return 256; }
   std::unique_ptr<Stream> make_stream() override;
   [[nodiscard]] HardwareName hardware() const override { return gpu_name(ordinal_); }
+  [[nodiscard]] HardwareModel model() const override { return {name_, sharers_}; }
 
   [[nodiscard]] cudaStream_t stream() const { return stream_.get(); }
   [[nodiscard]] cublasHandle_t cublas() const { return cublas_.get(); }
@@ -85,6 +86,7 @@ class Gpu final : public Region {
   [[noreturn]] void refuse(const std::string& what) const;
 
   int ordinal_ = 0;
+  int sharers_ = 1;
   std::string name_;
   int multiprocessors_ = 1;
   Owned<cudaStream_t, &cudaStreamDestroy> stream_;

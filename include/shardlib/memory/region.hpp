@@ -23,6 +23,11 @@ namespace detail {
 class Gpu;
 /// The identity of a device's hardware, which is the same for all processes, whatever number each gives it.
 using HardwareName = std::array<char, 16>;
+/// What a device is.
+struct HardwareModel {
+  std::string name = {};  ///< as its maker calls it: "NVIDIA H100 80GB HBM3"
+  int sharers = 1;        ///< how many devices of the program share it
+};
 }  // namespace detail
 
 /// Memory to allocate blocks from. The data about blocks is outside of them, so that meta memory needs only
@@ -69,6 +74,8 @@ class Region {
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
   /// The hardware of device memory.
   [[nodiscard]] virtual detail::HardwareName hardware() const { return {}; }
+  /// The model of a GPU. Other memory has none.
+  [[nodiscard]] virtual detail::HardwareModel model() const { return {}; }
   /// Copies, or clears (`zero`), bytes of this memory by the device itself. Returns false if the host has to do it.
   virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
   virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }

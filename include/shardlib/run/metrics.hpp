@@ -16,11 +16,11 @@ struct Record {
   std::int64_t step = 0;  ///< the number of the step, from 0
   double time = 0;        ///< end of the step, in seconds since 1970; 0 if unknown
   double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0, step_seconds = 0;
-  std::optional<double> mfu = {};                 ///< model FLOPs utilization, 1 is the machine's measured peak
-  std::optional<std::int64_t> memory_bytes = {};  ///< bytes in use on the fullest device
-  std::optional<double> validation_loss = {};     ///< the loss of a validation after this step
-  bool skipped = false;                           ///< the step has made no update
-  std::vector<std::string> events = {};           ///< unusual actions of the run, before or in this step
+  std::optional<double> mfu = {};                            ///< model FLOPs utilization, 1 is the peak of the devices
+  std::optional<std::int64_t> memory_bytes = {};             ///< bytes in use on the fullest device
+  std::optional<double> validation_loss = {};                ///< the loss of a validation after this step
+  bool skipped = false;                                      ///< the step has made no update
+  std::vector<std::string> events = {};                      ///< unusual actions of the run, before or in this step
   std::vector<std::pair<std::string, double>> numbers = {};  ///< the program's own, StepResult::numbers
   /// Where the first device's time went: {"forward", 0.2}, ... In a training run the parts of a step add up to
   /// step_seconds; "validation", "histograms" and "checkpoint" are extra.

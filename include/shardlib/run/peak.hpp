@@ -1,4 +1,4 @@
-// The measured peak of the machine. MFU (model FLOPs utilization) is a fraction of it.
+// The measured peak of the machine. On CPUs, MFU (model FLOPs utilization) is a fraction of it.
 #pragma once
 
 #include "shardlib/support/inline.hpp"

@@ -2,7 +2,6 @@
 // for what it communicates.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/run/accelerators.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -30,20 +30,6 @@ struct Machine {
   std::vector<Link> links;     ///< links in the order of the mesh's axes
   double f32_flops = 0;        ///< the peak of a step whose products are all of f32; 0: `flops`
 };
-
-/// Figures of an accelerator's data sheet.
-struct Accelerator {
-  std::string_view name;  ///< what --plan-device calls it
-  double flops;           ///< dense FLOP/s of bf16, sums in f32
-  double f32_flops;       ///< FLOP/s of f32, not TF32: products of f32 are exact ones (docs/gpus.md)
-  double memory;          ///< bytes/s
-  double bytes;           ///< size of its memory
-};
-/// The accelerators that --plan-device knows: those on SXM or OAM boards.
-inline constexpr std::array accelerators{
-    Accelerator{"a100", 312e12, 19.5e12, 2.04e12, 80e9}, Accelerator{"h100", 989e12, 67e12, 3.35e12, 80e9},
-    Accelerator{"h200", 989e12, 67e12, 4.8e12, 141e9}, Accelerator{"b200", 2250e12, 75e12, 7.7e12, 180e9},
-    Accelerator{"mi300x", 1307e12, 163.4e12, 5.3e12, 192e9}};
 
 /// The seconds of a step, by what takes them.
 struct Prediction {

@@ -53,7 +53,8 @@ struct Training {
   std::string step_svg;              ///< the picture of the first device's step; dry_run sets it, on the first rank
   std::int64_t planned_peak = 0;     ///< most bytes of a device's pool by a plan; dry_run sets it where errors name it
   std::string plan_device = "none";  ///< --plan-device: one of `accelerators`, or none
-  /// Figures of a device; 0 if not given. plan_memory is B/s, plan_capacity bytes.
+  /// Figures of a device; 0 if not given. plan_memory is B/s, plan_capacity bytes. plan_flops is also a GPU's peak, for
+  /// MFU.
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0, plan_capacity = 0;
   std::string plan_bandwidth, plan_latency;  ///< figures of links, for each axis of the mesh; empty if not given
   /// save_every, validate_every and sample_every count steps. validation_batches counts batches.

@@ -105,7 +105,7 @@ SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers) {
   return std::min(share_of(gpu_part(), total, sharers), free / static_cast<std::size_t>(sharers));
 }
 
-SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()) {
+SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()), sharers_(sharers) {
   const double part = gpu_part();
   const auto start = [&](cudaError_t status, const char* call) {
     if (status != cudaSuccess) refuse(std::string("does not start (") + call + ": " + cudaGetErrorString(status) + ")");

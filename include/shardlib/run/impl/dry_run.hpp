@@ -66,11 +66,14 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
                       device_count(mesh), example(plan_bandwidth, mesh)));
     return std::nullopt;
   }
+  const bool has_links = !t.plan_bandwidth.empty() || !t.plan_latency.empty();
+  if (!t.plan && t.device == "gpu" && t.plan_efficiency == 1 && t.plan_memory == 0 && !has_links)
+    return std::nullopt;  // the peak is for MFU
   const bool own = t.plan_flops > 0 || device == nullptr;
   const double flops = own ? t.plan_flops : device->flops;
   const double memory = t.plan_memory > 0 || device == nullptr ? t.plan_memory : device->memory;
   if (flops == 0) {
-    if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
+    if (t.plan_efficiency != 1 || t.plan_memory > 0 || has_links)
       throw UsageError(
           "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak "
           "is missing: give --plan-flops or --plan-device too");

@@ -148,7 +148,7 @@ inline std::vector<Chart> charts_of(const std::vector<RunData>& runs) {
   add("grad_norm", "Gradient norm", Unit::number, false, [](const Record& r) { return r.grad_norm; });
   add("learning_rate", "Learning rate", Unit::number, false, [](const Record& r) { return r.learning_rate; });
   add("speed", "Tokens per second", Unit::count, true, [](const Record& r) { return r.tokens_per_second; });
-  add("mfu", "MFU, of the machine's measured peak", Unit::percent, true,
+  add("mfu", "MFU, of the devices' peak", Unit::percent, true,
       [](const Record& r) { return r.mfu.value_or(std::nan("")); });
   add("memory", "Memory of the fullest device", Unit::bytes, true,
       [](const Record& r) { return r.memory_bytes ? static_cast<double>(*r.memory_bytes) : std::nan(""); });

@@ -122,7 +122,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "with --plan: an accelerator whose peak for --dtype, memory bandwidth and memory the plan takes",
         plan_devices | command_line_only());
   o.add("--plan-flops", t.plan_flops,
-        "with --plan: predict the time of a step on devices with this peak (0: no prediction)",
+        "with --plan: predict the time of a step on devices with this peak (0: no prediction); with --device gpu: the "
+        "GPU's peak, for MFU (0: that of a GPU that --plan-device knows)",
         at_least(0) | unit("FLOP/s") | command_line_only());
   o.add("--plan-efficiency", t.plan_efficiency, "with --plan-flops: share of the peak that products reach",
         between(0.01, 1) | command_line_only());

@@ -28,6 +28,7 @@
 #include "shardlib/run/impl/judge.hpp"
 #include "shardlib/run/impl/live_report.hpp"
 #include "shardlib/run/impl/one_run.hpp"
+#include "shardlib/run/impl/peak_of_run.hpp"
 #include "shardlib/run/impl/plan_step.hpp"
 #include "shardlib/run/impl/require_outputs.hpp"
 #include "shardlib/run/impl/run_histograms.hpp"
@@ -36,7 +37,6 @@
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/impl/written_records.hpp"
-#include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/progress.hpp"
 #include "shardlib/run/report.hpp"
@@ -132,12 +132,7 @@ class TrainingLoop {
     }
     say(fmt::format("{} parameters, mesh {}, {}", program_.parameters, to_string(device_->axes()),
                     described_data(training_, data_)));
-    // Devices that are threads of this process share its cores. Ranks of one machine measure their cores together.
-    peak_ = reduce(device_,
-                   under_mpi() ? measured_peak_flops(device_->exec().threads)
-                   : speaks_   ? measured_peak_flops()
-                               : 0.0,
-                   Reduction::sum);
+    peak_ = peak_of_run(device_, training_, program_.dtype);
     const StopOnSignal stop;  // before other threads start, because they inherit its signal mask
     if (found) {
       skipped_batches_ = found->skipped_batches;
@@ -340,8 +335,7 @@ class TrainingLoop {
     if (judge_.verdict() == Judge::StepVerdict::accepted || record.skipped) record.events.swap(events_of_next_);
     note_seconds(record, ready - begin, stopwatch);
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
-    if (training_.device != "gpu")  // whose peak is not measured
-      record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
+    if (peak_ > 0) record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
     record.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
@@ -377,7 +371,8 @@ class TrainingLoop {
   std::int64_t skipped_batches_ = 0;         ///< Checkpoints::Saved::skipped_batches
   std::int64_t resumed_at_ = 0;
   std::optional<double> last_validation_;
-  double peak_ = 0, checkpoint_seconds_ = 0;
+  double peak_ = 0;  ///< FLOP/s of all devices; 0 if they are not known
+  double checkpoint_seconds_ = 0;
 };
 
 }  // namespace detail
