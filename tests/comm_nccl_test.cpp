@@ -113,9 +113,10 @@ std::vector<T> rough(int rank, std::size_t count) {
 }
 
 /// Runs `body` on a mesh of the simulated device with the stand-in, and checks that it has found no fault.
-void on_nccl(const std::string& mesh, const DeviceBody& body, GpuSums sums = GpuSums::tree) {
+void on_nccl(const std::string& mesh, const DeviceBody& body, GpuSums sums = GpuSums::tree,
+             const detail::nccl::Functions& functions = stand_in::functions) {
   if (under_mpi()) return;
-  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  const Temporarily nccl(tuning.nccl, &functions);
   take_faults();
   on_mesh(mesh, body, {.kind = DeviceKind::simulated, .sums = sums});
   CHECK(take_faults() == std::vector<std::string>{});
@@ -566,9 +567,78 @@ TEST_CASE("a device that waits too long for NCCL says so", "[nccl]") {
   });
   CHECK(text.starts_with("all_gather of 16 bytes at "));
   CHECK(
-      text.ends_with(": NCCL has not completed it after 1 seconds (--collective-timeout); NCCL_DEBUG=INFO shows which "
-                     "links it uses"));
+      text.ends_with(": the operation of NCCL has not ended after 1 seconds (--collective-timeout); NCCL_DEBUG=INFO "
+                     "shows which links NCCL uses"));
   CHECK(take_faults().empty());
+}
+
+TEST_CASE("a device that does not come to where NCCL connects a group does not leave the others there", "[nccl]") {
+  if (under_mpi()) return;
+  const DeviceBody gather = [](const DevicePtr& device) {
+    const Buffer all = on_device<f32>(*device, 12);
+    device->everybody().all_gather(on_device<f32>(*device, 4), all).wait();
+  };
+  {  // It is stuck elsewhere: the watchdog ends all.
+    const Temporarily absent(stand_in::world.failing, std::map<std::string, int>{{"absent", 1}});
+    const Temporarily nccl(tuning.nccl, &stand_in::functions);
+    const std::string text = error_of([&] {
+      on_mesh("d=3", gather, {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::milliseconds(1000)}});
+    });
+    CHECK(text.starts_with("all_gather of 16 bytes at "));
+    CHECK(
+        text.ends_with(": ncclCommInitRank has not ended after 1 seconds (--collective-timeout); NCCL_DEBUG=INFO shows "
+                       "which links NCCL uses"));
+  }
+  // It ends by an error of its own.
+  auto functions = stand_in::functions;
+  functions.CommInitRankConfig = [](ncclComm** comm, int ranks, detail::nccl::UniqueId id, int rank,
+                                    detail::nccl::Config* config) {
+    if (rank == 1) throw Error("my own");
+    return stand_in::CommInitRankConfig(comm, ranks, id, rank, config);
+  };
+  CHECK(error_of([&] { on_nccl("d=3", gather, GpuSums::tree, functions); }) == "my own");
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("an NCCL whose communicators block gives the same sums", "[nccl]") {
+  on_nccl(
+      "d=3",
+      [](const DevicePtr& device) {
+        const Buffer sums = on_device<f32>(*device, 2);
+        device->everybody()
+            .all_reduce(on_device(*device, std::vector<f32>{1, 2}), sums, DType::f32, Reduction::sum)
+            .wait();
+        expect_equal(read<f32>(*device, sums), {3, 6});
+      },
+      GpuSums::tree, stand_in::blocking_functions);
+}
+
+TEST_CASE("the stand-in for NCCL finds uses of a communicator whose last call is in progress", "[nccl]") {
+  if (under_mpi()) return;
+  Ranks ranks(1);
+  detail::nccl::UniqueId id;
+  stand_in::GetUniqueId(&id);
+  detail::nccl::Config config;
+  ncclComm* comm = nullptr;
+  using detail::nccl::Result;
+  CHECK(stand_in::CommInitRankConfig(&comm, 1, id, 0, &config) == Result::in_progress);
+  const auto gather = [&] {
+    return stand_in::AllGather(ranks[0].block(4), ranks[0].block(4), 4, u8s, comm, ranks.stream(0));
+  };
+  CHECK(gather() == stand_in::invalid_usage);
+  CHECK(fault() == "ncclAllGather of 4 elements of type 1 while the last call of its communicator is in progress");
+  Result state = Result::success;
+  const auto ask = [&] {
+    stand_in::CommGetAsyncError(comm, &state);
+    return state;
+  };
+  CHECK(ask() == Result::in_progress);
+  CHECK(ask() == Result::success);
+  CHECK(gather() == Result::in_progress);  // not in the stream, so that a mark would not wait for it
+  CHECK(gather() == stand_in::invalid_usage);
+  stand_in::CommDestroy(comm);
+  CHECK(take_faults().size() == 2);
+  ranks.abort();
 }
 
 TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through host memory", "[nccl]") {

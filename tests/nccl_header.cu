@@ -5,6 +5,7 @@
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 
+#include <cstddef>
 #include <type_traits>
 
 namespace shardlib::detail::nccl {
@@ -16,11 +17,19 @@ static_assert(static_cast<int>(Type::uint8) == ncclUint8 && static_cast<int>(Typ
               static_cast<int>(Type::float64) == ncclFloat64 && static_cast<int>(Type::bfloat16) == ncclBfloat16);
 static_assert(static_cast<int>(Operation::sum) == ncclSum);
 
+static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size) && offsetof(Config, magic) == offsetof(ncclConfig_t, magic) &&
+              offsetof(Config, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));
+constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+static_assert(Config{}.magic == theirs.magic && Config{}.version == NCCL_VERSION(2, 14, 0));
+
 /// The same type in ours and in nccl.h: itself, one of ours for one of NCCL's, or a pointer to such.
 template <class Ours, class Theirs>
 inline constexpr bool is_same = std::is_same_v<Ours, Theirs>;
 template <>
 inline constexpr bool is_same<UniqueId, ncclUniqueId> = true;
+template <>
+inline constexpr bool is_same<Config, ncclConfig_t> = true;
 template <class Ours, class Theirs>
   requires std::is_enum_v<Ours> && std::is_enum_v<Theirs>
 inline constexpr bool is_same<Ours, Theirs> =
@@ -49,6 +58,7 @@ SAME(Recv);
 SAME(AllGather);
 SAME(AllReduce);
 SAME(ReduceScatter);
+SAME(CommInitRankConfig);
 #undef SAME
 // Which tells others apart.
 static_assert(!is_same<decltype(Functions::Send), decltype(&ncclRecv)>);

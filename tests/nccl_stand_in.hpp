@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 namespace shardlib::test::stand_in {
 
 using detail::SimulatedStream;
+using detail::nccl::Config;
 using detail::nccl::Operation;
 using detail::nccl::Result;
 using detail::nccl::Type;
@@ -82,6 +84,12 @@ struct ncclComm {
   std::deque<std::shared_ptr<shardlib::test::stand_in::Launch>> queue;
   shardlib::detail::SimulatedStream* stream = nullptr;
   bool has_ended = false;
+  /// A communicator that does not block must not be used while its last call is in progress. The rest of the call,
+  /// `late`, is done after its state was asked for.
+  bool blocks = true;
+  shardlib::detail::nccl::Result state = {};
+  std::function<shardlib::detail::nccl::Result()> late{};
+  bool has_begun = false;  ///< the last call is done, and nobody has asked since
 };
 
 namespace shardlib::test::stand_in {
@@ -92,7 +100,8 @@ struct World {
   std::map<std::uint32_t, std::shared_ptr<Clique>> cliques;  ///< by the first bytes of their id
   std::vector<std::unique_ptr<ncclComm>> comms;              ///< also those that have ended
   std::map<Kind, int> launched;                              ///< how often each function was called
-  /// The functions that fail on a rank. "asynchronous": an operation does; "stuck": none runs there.
+  /// The functions that fail on a rank. "asynchronous": an operation does; "stuck": none runs there; "absent": the rank
+  /// does not come to where NCCL connects the members.
   std::map<std::string, int> failing;
   std::uint32_t ids = 0;
 };
@@ -257,7 +266,7 @@ inline bool step(ncclComm& comm, Launch& launch) {
   return false;
 }
 
-inline Result launch(ncclComm& comm, SimulatedStream& stream, std::vector<std::shared_ptr<Call>> calls) {
+inline Result start(ncclComm& comm, SimulatedStream& stream, std::vector<std::shared_ptr<Call>> calls) {
   for (const ncclComm* const other : comm.clique->members)
     if (other != nullptr && other != &comm && !other->has_ended && other->stream != nullptr &&
         &other->stream->region() == &stream.region())
@@ -283,6 +292,14 @@ inline Result launch(ncclComm& comm, SimulatedStream& stream, std::vector<std::s
   work.step = [&comm, all] { return step(comm, *all); };
   stream.put(std::move(work));
   return Result::success;
+}
+
+inline Result launch(ncclComm& comm, SimulatedStream& stream, std::vector<std::shared_ptr<Call>> calls) {
+  if (comm.state == Result::in_progress)
+    return fault(calls[0]->text() + " while the last call of its communicator is in progress");
+  if (comm.blocks) return start(comm, stream, std::move(calls));
+  comm.late = [&comm, &stream, calls = std::move(calls)] { return start(comm, stream, calls); };
+  return comm.state = Result::in_progress;
 }
 
 inline Result enqueue(Kind kind, const void* from, void* to, std::size_t count, Type type, int peer, ncclComm* comm,
@@ -319,10 +336,9 @@ inline Result GetUniqueId(UniqueId* id) {
     return Result::success;
   });
 }
-/// Waits for the other ranks.
-inline Result CommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
-  std::shared_ptr<Clique> clique;
-  Result result = locked([&] {
+/// Starts to connect the rank to the others, and returns without waiting for them.
+inline Result connect(ncclComm** comm, int ranks, UniqueId id, int rank) {
+  return locked([&] {
     std::uint32_t number = 0;
     std::memcpy(&number, id.bytes.data(), sizeof number);
     auto& known = world.cliques[number];
@@ -330,33 +346,39 @@ inline Result CommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
       known = std::make_shared<Clique>();
       known->members.resize(static_cast<std::size_t>(ranks));
     }
-    clique = known;
-    if (fails("ncclCommInitRank", rank)) {
-      clique->is_broken = true;
-      return cuda_error;
-    }
+    if (fails("ncclCommInitRank", rank)) return cuda_error;
     *comm = world.comms.emplace_back(std::make_unique<ncclComm>()).get();
-    (*comm)->clique = clique;
+    (*comm)->clique = known;
     (*comm)->rank = rank;
-    auto& place = clique->members.at(static_cast<std::size_t>(rank));
+    (*comm)->state = Result::in_progress;
+    (*comm)->late = [clique = known] {
+      return std::ranges::count(clique->members, nullptr) == 0 ? Result::success : Result::in_progress;
+    };
+    auto& place = known->members.at(static_cast<std::size_t>(rank));
     if (place != nullptr) return fault("two communicators have rank " + std::to_string(rank));
-    place = *comm;
+    if (!fails("absent", rank)) place = *comm;
     return Result::in_progress;
   });
-  while (result == Result::in_progress) {
-    std::this_thread::yield();
-    result = locked([&] {
-      return std::ranges::count(clique->members, nullptr) == 0 ? Result::success
-             : clique->is_broken                               ? remote_error
-                                                               : Result::in_progress;
-    });
-  }
+}
+/// Waits for the other ranks.
+inline Result CommInitRank(ncclComm** comm, int ranks, UniqueId id, int rank) {
+  if (const Result result = connect(comm, ranks, id, rank); result != Result::in_progress) return result;
+  while (locked([&] { return (*comm)->state = (*comm)->late(); }) == Result::in_progress) std::this_thread::yield();
+  return Result::success;
+}
+inline Result CommInitRankConfig(ncclComm** comm, int ranks, UniqueId id, int rank, Config* config) {
+  if (config->size != sizeof(Config) || config->magic != 0xcafebeef || config->version < 21400 || config->blocking != 0)
+    return locked([] { return fault("a configuration that makes no communicator that does not block"); });
+  const Result result = connect(comm, ranks, id, rank);
+  if (result == Result::in_progress) (*comm)->blocks = false;
   return result;
 }
 inline Result end(ncclComm* comm, const char* function, bool aborts) {
   return locked([&] {
     if (comm->has_ended) return fault(std::string(function) + " on a communicator that has ended");
     comm->has_ended = true;
+    if (!aborts && comm->state == Result::in_progress) fault(std::string(function) + " while a call is in progress");
+    comm->late = {};
     if (group.depth > 0) fault(std::string(function) + " inside of a group");
     if (!aborts && !comm->queue.empty())
       fault(std::string(function) + " while " + comm->queue.front()->calls[0]->text() + " is under way");
@@ -375,7 +397,15 @@ inline Result CommAbort(ncclComm* comm) {
 inline Result CommGetAsyncError(ncclComm* comm, Result* error) {
   return locked([&] {
     if (comm->has_ended) return fault("ncclCommGetAsyncError on a communicator that has ended");
-    *error = fails("asynchronous", comm->rank)                  ? cuda_error
+    if (comm->state == Result::in_progress) {
+      *error = Result::in_progress;
+      comm->state = comm->late();
+      comm->has_begun = comm->state == Result::success;
+      return Result::success;
+    }
+    const bool has_begun = std::exchange(comm->has_begun, false);  // an operation fails later
+    *error = comm->state != Result::success                     ? comm->state
+             : fails("asynchronous", comm->rank) && !has_begun  ? cuda_error
              : comm->clique->is_broken && !world.faults.empty() ? invalid_usage
                                                                 : Result::success;
     return Result::success;
@@ -418,9 +448,15 @@ inline Result ReduceScatter(const void* from, void* to, std::size_t count, Type 
   return enqueue(Kind::reduce_scatter, from, to, count, type, -1, comm, stream);
 }
 
-inline constexpr detail::nccl::Functions functions{GetErrorString,    GetUniqueId, CommInitRank, CommDestroy, CommAbort,
-                                                   CommGetAsyncError, GroupStart,  GroupEnd,     Send,        Recv,
-                                                   AllGather,         AllReduce,   ReduceScatter};
+inline constexpr detail::nccl::Functions functions{
+    GetErrorString, GetUniqueId, CommInitRank, CommDestroy, CommAbort, CommGetAsyncError, GroupStart,
+    GroupEnd,       Send,        Recv,         AllGather,   AllReduce, ReduceScatter,     CommInitRankConfig};
+/// The same before NCCL 2.14, when all communicators block.
+inline constexpr detail::nccl::Functions blocking_functions = [] {
+  detail::nccl::Functions older = functions;
+  older.CommInitRankConfig = nullptr;
+  return older;
+}();
 
 /// The faults so far, which are forgotten.
 inline std::vector<std::string> take_faults() {

@@ -32,6 +32,14 @@ enum class Type : int { uint8 = 1, int32 = 2, uint32 = 3, float32 = 7, float64 =
 /// An ncclRedOp_t.
 enum class Operation : int { sum = 0 };
 
+/// An ncclConfig_t of NCCL 2.14. Later versions take defaults for what it lacks.
+struct Config {
+  std::size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21400;
+  int blocking = 0;  ///< 0: functions return while NCCL still connects to other ranks; see CommGetAsyncError
+};
+
 /// The functions of NCCL, by their names without "nccl".
 struct Functions {
   const char* (*GetErrorString)(Result) = nullptr;
@@ -47,9 +55,11 @@ struct Functions {
   Result (*AllGather)(const void*, void*, std::size_t count, Type, ncclComm*, CUstream_st*) = nullptr;
   Result (*AllReduce)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
   Result (*ReduceScatter)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
+  /// Null before NCCL 2.14.
+  Result (*CommInitRankConfig)(ncclComm**, int ranks, UniqueId, int rank, Config*) = nullptr;
 };
 
-/// Calls f(name, function) for each of them, `function` being a reference.
+/// Calls f(name, function) for each of them that every version has, `function` being a reference.
 template <class F>
 void for_functions(Functions& all, const F& f) {
   f("ncclGetErrorString", all.GetErrorString);

@@ -45,6 +45,8 @@ SHARDLIB_INLINE Library load(const std::string& file) {
     if (function == nullptr && missing.empty()) missing = name;
   });
   if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.10 or later"};
+  functions.CommInitRankConfig =
+      reinterpret_cast<decltype(functions.CommInitRankConfig)>(dlsym(library, "ncclCommInitRankConfig"));
   return {.functions = &loaded.emplace(file, functions).first->second};
 }
 
@@ -134,6 +136,7 @@ class NcclCommunicator final : public Communicator {
   void check_failure() const override { staged_->check_failure(); }
 
  private:
+  using Clock = std::chrono::steady_clock;
   enum class State : std::uint8_t { undecided, uses_nccl, uses_host, failed };
   /// What a collective under way needs.
   struct Flight {
@@ -168,7 +171,7 @@ class NcclCommunicator final : public Communicator {
     record_wait();
     start_in(*staged_, compared, op, {}).wait();
     const Doing doing{call, op};
-    if (state_ == State::undecided) begin_use(doing);
+    if (state_ == State::undecided) or_abort([&] { begin_use(doing); });
     if (state_ == State::uses_host) return start_in(*staged_, call, op, operands);
     if (state_ == State::failed) throw Aborted();
     Flight flight{nullptr, {send, recv}};
@@ -211,7 +214,11 @@ class NcclCommunicator final : public Communicator {
       return;
     }
     use_.stream->follow_device();  // NCCL takes the thread's GPU
-    check(doing, "ncclCommInitRank", nccl().CommInitRank(&comm_, size(), all[0].id, rank()));
+    // Unless it returns at once, a member that dies meanwhile would leave the others in it for ever.
+    Config config;
+    check(doing, "ncclCommInitRank",
+          nccl().CommInitRankConfig == nullptr ? nccl().CommInitRank(&comm_, size(), all[0].id, rank())
+                                               : nccl().CommInitRankConfig(&comm_, size(), all[0].id, rank(), &config));
     state_ = State::uses_nccl;
   }
 
@@ -296,10 +303,23 @@ class NcclCommunicator final : public Communicator {
     return flight.buffers.emplace_back(use_.pool->allocate(bytes));
   }
 
+  /// Waits for the end of a call that has returned before it, as it may when NCCL connects to other members. Throws
+  /// unless it succeeds.
   void check(const Doing& doing, const char* function, Result result) const {
+    for (const auto begin = Clock::now(); result == Result::in_progress; std::this_thread::yield()) {
+      staged_->check_failure();
+      check_time(doing, function, begin);
+      if (const Result asked = nccl().CommGetAsyncError(comm_, &result); asked != Result::success) result = asked;
+    }
     if (result != Result::success)
       throw Error(doing.text() + ": " + function + " failed: " + nccl().GetErrorString(result) +
                   "; SHARDLIB_NCCL=0 communicates without NCCL");
+  }
+  /// Throws if a wait since `begin` is longer than the watchdog allows.
+  void check_time(const Doing& doing, const char* what, Clock::time_point begin) const {
+    if (timeout().count() > 0 && Clock::now() - begin > timeout())
+      throw Error(doing.text() + ": " + what + " has not ended after " + std::to_string(timeout().count() / 1000) +
+                  " seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links NCCL uses");
   }
   /// Whether the stream has come past the mark. Unless it has, and if `asks`, throws if it never will.
   bool has_passed(StreamMark& mark, const Doing& doing, bool asks) {
@@ -316,13 +336,9 @@ class NcclCommunicator final : public Communicator {
   }
   void await(StreamMark& mark, const Doing& doing) {
     constexpr int polls = 256;  // between two questions, which take longer
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     for (int i = 1; !has_passed(mark, doing, i == polls); i = i % polls + 1) {
-      if (i == polls && timeout().count() > 0 && std::chrono::steady_clock::now() - begin > timeout()) {
-        abort();
-        throw Error(doing.text() + ": NCCL has not completed it after " + std::to_string(timeout().count() / 1000) +
-                    " seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links it uses");
-      }
+      if (i == polls) or_abort([&] { check_time(doing, "the operation of NCCL", begin); });
       std::this_thread::yield();
     }
   }
@@ -344,7 +360,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> staged_;
   Use use_;
   State state_ = State::undecided;
-  ncclComm* comm_ = nullptr;     ///< null unless the state is uses_nccl
+  ncclComm* comm_ = nullptr;     ///< null before the first collective, and after `abort`
   std::vector<Flight> dropped_;  ///< what nobody waits for
   std::vector<Flight> failed_;   ///< keeps the buffers of what started in part
 };
