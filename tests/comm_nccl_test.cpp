@@ -1,6 +1,7 @@
 // Groups of GPUs that communicate by NCCL, over a stand-in for it. First the stand-in: it must find what NCCL forbids.
 #include "nccl_stand_in.hpp"
 
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -687,6 +688,43 @@ TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through ho
               "allow; change that, or leave --sums out"));
   CHECK(sums({none, there}, false, GpuSums::nccl) ==
         Texts(2, "--sums nccl: NCCL cannot be used, as libnccl.so.2 is ill; change that, or leave --sums out"));
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("a recorder shows a collective of NCCL as waiting until all have called it, and then as running", "[nccl]") {
+  if (under_mpi()) return;
+  using State = detail::FlightEntry::State;
+  const auto world = std::make_shared<ThreadWorld>(2);
+  const std::vector recorders{world->recorder(0), world->recorder(1)};
+  std::barrier<> both(2);
+  std::vector<std::vector<State>> states(2);
+  std::vector<int> waits(2, 2);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r)
+    threads.emplace_back([&, r] {
+      const auto pool = Pool::make(Region::make_simulated()), host = Pool::make();
+      const auto group = detail::nccl::group(
+          std::make_unique<StagedCommunicator>(world->group({0, 1}, static_cast<int>(r), nullptr), host),
+          {.library = {.functions = &stand_in::functions},
+           .pool = pool,
+           .stream = pool->device_memory()->make_stream(),
+           .tree = detail::reduce_in_stream});
+      group->record(detail::GroupRecorder(recorders[r], "d", {0, 1}));
+      const Buffer mine = pool->allocate(4), all = pool->allocate(8);
+      const auto note = [&] { states[r].push_back(recorders[r]->record().last.back().state); };
+      // The other one calls only when this one is seen to wait.
+      while (r == 1 && !recorders[0]->record().waiting) std::this_thread::yield();
+      Request request = group->all_gather(mine, all);
+      note();
+      both.arrive_and_wait();
+      waits[r] = recorders[1 - r]->record().waiting.has_value() ? 1 : 0;
+      both.arrive_and_wait();
+      request.wait();
+      note();
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(states == std::vector(2, std::vector{State::running, State::ended}));
+  CHECK(waits == std::vector{0, 0});
   CHECK(take_faults().empty());
 }
 

@@ -143,6 +143,10 @@ TEST_CASE("a recorder keeps the last communications, and what a device waits in"
   for (std::size_t i = 0; i < detail::FlightRing::capacity + 5; ++i) group.starts(call, op).ends();
   CHECK(!recorder->record().waiting.has_value());
   early.waits();
+  early.runs();  // a device runs it, and nobody waits
+  CHECK(!recorder->record().waiting.has_value());
+  CHECK(recorder->record().last.front().state == FlightEntry::State::running);
+  early.waits();
   const DeviceRecord late = recorder->record();
   REQUIRE(late.waiting.has_value());
   CHECK(late.waiting->sequence == detail::FlightRing::capacity + 6);

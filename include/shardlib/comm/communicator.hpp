@@ -156,6 +156,8 @@ class Communicator {
   [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
   /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.
   void record_wait() const { starting_->waits(); }
+  /// That wait is over.
+  void record_run() const { starting_->runs(); }
 
  private:
   /// The op that communicates, or otherwise the line that called the communicator.

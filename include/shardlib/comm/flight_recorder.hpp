@@ -50,6 +50,8 @@ class FlightRecorder {
   std::uint64_t start(std::uint32_t group, CommunicationKind kind, int peer, const CollectiveCall& call,
                       const OpInfo& op);
   void wait(std::uint64_t number);
+  /// The wait is over, as all members have called it, and the device's thread goes on.
+  void run(std::uint64_t number);
   void end(std::uint64_t number);
   /// A copy with at most this many of the last communications.
   [[nodiscard]] DeviceRecord record(std::size_t last = SIZE_MAX) const;
@@ -68,6 +70,9 @@ class FlightRecord {
       : recorder_(std::move(recorder)), number_(number) {}
   void waits() const {
     if (recorder_) recorder_->wait(number_);
+  }
+  void runs() const {
+    if (recorder_) recorder_->run(number_);
   }
   void ends() const {
     if (recorder_) recorder_->end(number_);

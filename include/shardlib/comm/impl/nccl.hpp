@@ -172,7 +172,10 @@ class NcclCommunicator final : public Communicator {
     start_in(*staged_, compared, op, {}).wait();
     const Doing doing{call, op};
     if (state_ == State::undecided) or_abort([&] { begin_use(doing); });
-    if (state_ == State::uses_host) return start_in(*staged_, call, op, operands);
+    if (state_ == State::uses_host) {
+      record_run();
+      return start_in(*staged_, call, op, operands);
+    }
     if (state_ == State::failed) throw Aborted();
     Flight flight{nullptr, {send, recv}};
     or_abort([&] {
@@ -186,6 +189,7 @@ class NcclCommunicator final : public Communicator {
         throw;
       }
     });
+    record_run();
     return Request(std::make_unique<Arriving>(*this, std::move(flight), doing));
   }
   Request start_send(const Buffer& buffer, int to) override { return staged_->send(buffer, to); }

@@ -55,7 +55,8 @@ struct FlightRecorder::State {
     FlightEntry& entry = old == older.end() ? ring.entries[number % FlightRing::capacity] : old->second;
     if (entry.number != number) return;  // it has ended before
     entry.state = state;
-    (state == FlightEntry::State::ended ? entry.ended : entry.waited_from) = seconds_now();
+    if (state == FlightEntry::State::waiting) entry.waited_from = seconds_now();
+    if (state == FlightEntry::State::ended) entry.ended = seconds_now();
     if (old != older.end() && state == FlightEntry::State::ended) older.erase(old);
   }
 };
@@ -102,6 +103,9 @@ SHARDLIB_INLINE std::uint64_t FlightRecorder::start(std::uint32_t group, Communi
 
 SHARDLIB_INLINE void FlightRecorder::wait(std::uint64_t number) {
   state_->change(number, FlightEntry::State::waiting);
+}
+SHARDLIB_INLINE void FlightRecorder::run(std::uint64_t number) {
+  state_->change(number, FlightEntry::State::running);
 }
 SHARDLIB_INLINE void FlightRecorder::end(std::uint64_t number) {
   state_->change(number, FlightEntry::State::ended);
@@ -274,6 +278,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(FlightEntry::Kind, {{FlightEntry::Kind::collective,
                                                  {FlightEntry::Kind::form_group, "form_group"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(FlightEntry::State, {{FlightEntry::State::started, "started"},
                                                   {FlightEntry::State::waiting, "waiting"},
+                                                  {FlightEntry::State::running, "running"},
                                                   {FlightEntry::State::ended, "ended"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Communication, number, kind, state, peer, group, sequence, began, waited_from, ended,
                                    text)
