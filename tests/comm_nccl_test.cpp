@@ -691,6 +691,34 @@ TEST_CASE("a group with two devices on one GPU, or without NCCL, goes through ho
   CHECK(take_faults().empty());
 }
 
+TEST_CASE("a note names the devices that communicate through host memory, on the first one alone", "[nccl]") {
+  if (under_mpi()) return;
+  const auto notes = [](const std::vector<detail::nccl::Library>& libraries, std::size_t first, std::size_t second) {
+    std::vector<std::shared_ptr<Region>> gpus(libraries.size());
+    for (auto& gpu : gpus) gpu = Region::make_simulated();
+    gpus[second] = gpus[first];
+    const auto world = std::make_shared<ThreadWorld>(static_cast<int>(libraries.size()));
+    std::vector<std::string> texts(libraries.size());
+    std::vector<std::thread> threads;
+    for (std::size_t r = 0; r < libraries.size(); ++r)
+      threads.emplace_back([&, r] {
+        const auto everybody = world->group({0, 1, 2, 3}, static_cast<int>(r), nullptr);
+        texts[r] = detail::nccl::note(*everybody, libraries[r], *gpus[r]);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t r = 1; r < texts.size(); ++r) CHECK(texts[r] == "");
+    return texts[0];
+  };
+  const detail::nccl::Library there{.functions = &stand_in::functions}, none{.reason = "libnccl.so.2 is ill"};
+  CHECK(notes({there, there, there, there}, 0, 0) == "");
+  CHECK(notes({there, there, none, none}, 0, 0) ==
+        "note: the groups of devices 2, 3 communicate through host memory in place of NCCL, as libnccl.so.2 is ill\n");
+  CHECK(notes({there, there, there, {.reason = "SHARDLIB_NCCL is 0"}}, 0, 2) ==
+        "note: the groups of device 3 communicate through host memory in place of NCCL, as SHARDLIB_NCCL is 0\n"
+        "note: groups of several of devices 0, 2 communicate through host memory in place of NCCL, as these have the "
+        "same GPU, which NCCL does not allow\n");
+}
+
 TEST_CASE("a recorder shows a collective of NCCL as waiting until all have called it, and then as running", "[nccl]") {
   if (under_mpi()) return;
   using State = detail::FlightEntry::State;

@@ -89,8 +89,8 @@ struct Library {
 /// Whether SHARDLIB_NCCL is unset or 1. *Throws* UsageError if it is not 0 either.
 [[nodiscard]] SHARDLIB_INLINE bool is_wanted();
 
-/// The library of this machine, libnccl.so.2, if it is wanted.
-[[nodiscard]] SHARDLIB_INLINE const Library& library();
+/// The functions that a test gives, or if it gives none the library of this machine, libnccl.so.2, if it is wanted.
+[[nodiscard]] SHARDLIB_INLINE Library library(const Functions* given);
 
 /// Starts a kernel in a stream: out = the sums of n elements of each of `ranks` ranks, whose arrays follow each other
 /// in `in`, in the order of reduce_tree.
@@ -104,8 +104,12 @@ struct Use {
   std::shared_ptr<Pool> pool;      ///< the device's memory
   std::shared_ptr<Stream> stream;  ///< one for all groups of the device, so that their operations keep their order
   TreeKernel tree;
-  bool notes = false;  ///< print why the group does not use NCCL, once in this process
 };
+
+/// Which devices communicate through host memory for want of NCCL, and why, as lines for the console. All devices call
+/// it, with a group of all; the text is the first one's. Empty if all groups can use NCCL. Their first collectives
+/// decide for themselves: many devices are in several groups.
+[[nodiscard]] SHARDLIB_INLINE std::string note(Communicator& everybody, const Library& library, const Region& memory);
 
 /// A group of devices that have memory of their own. Its collectives of device memory are NCCL's. They start when all
 /// members have called them: before, the members compare their calls by `staged`, so that NCCL gets no calls that do
@@ -118,4 +122,5 @@ struct Use {
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/comm/impl/nccl.hpp"
+#include "shardlib/comm/impl/nccl_note.hpp"
 #endif

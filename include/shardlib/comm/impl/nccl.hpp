@@ -6,21 +6,16 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
-#include <span>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm/checks.hpp"
+#include "shardlib/comm/impl/nccl_members.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/environment.hpp"
@@ -54,7 +49,8 @@ SHARDLIB_INLINE bool is_wanted() {
   return switched_on("SHARDLIB_NCCL", "1", "write 0 to have GPUs communicate through host memory, or 1 for NCCL");
 }
 
-SHARDLIB_INLINE const Library& library() {
+SHARDLIB_INLINE Library library(const Functions* given) {
+  if (given != nullptr) return {.functions = given};
 #if defined(SHARDLIB_LAUNCHER_HIP)
   constexpr const char* file = "librccl.so.1";  // RCCL has NCCL's functions
 #else
@@ -81,26 +77,6 @@ inline Type type_of(DType dtype) {
       break;
   }
   return Type::uint8;
-}
-
-/// What a member says about itself before a group uses NCCL.
-struct Member {
-  bool has_nccl = false;
-  HardwareName hardware{};
-  UniqueId id{};                   ///< of the group, from its first member
-  std::array<char, 256> reason{};  ///< why it has no NCCL
-};
-
-/// Why a group cannot use NCCL; empty if it can.
-inline std::string obstacle(std::span<const Member> all) {
-  for (const Member& member : all)
-    if (!member.has_nccl) return member.reason.data();
-  for (std::size_t i = 0; i < all.size(); ++i)
-    for (std::size_t k = 0; k < i; ++k)
-      if (all[i].hardware == all[k].hardware)
-        return "ranks " + std::to_string(k) + " and " + std::to_string(i) +
-               " of a group have the same GPU, which NCCL does not allow";
-  return "";
 }
 
 /// A collective under way, for errors, which ops begin with their names and lines.
@@ -198,22 +174,12 @@ class NcclCommunicator final : public Communicator {
   /// Decides, like all members, whether the group uses NCCL. It does so with the first collective, since a
   /// communicator of NCCL takes memory of the GPU, and many groups have none.
   void begin_use(const Doing& doing) {
-    // Other members may read and write them after this one has failed.
-    const auto members = std::make_shared<std::vector<Member>>(ranks() + 1);
-    Member& mine = members->back();
-    mine.has_nccl = use_.library.functions != nullptr;
-    mine.hardware = use_.pool->device_memory()->hardware();
-    const std::string& reason = use_.library.reason;
-    std::copy_n(reason.begin(), std::min(reason.size(), mine.reason.size() - 1), mine.reason.begin());
-    if (rank() == 0 && mine.has_nccl) check(doing, "ncclGetUniqueId", nccl().GetUniqueId(&mine.id));
-    const std::span<const Member> all(members->data(), ranks());
-    staged_->all_gather(Buffer(&mine, sizeof mine, members), Buffer(members->data(), all.size_bytes(), members)).wait();
+    UniqueId id;
+    if (rank() == 0 && use_.library.functions != nullptr) check(doing, "ncclGetUniqueId", nccl().GetUniqueId(&id));
+    const std::vector<Member> all = meet(*staged_, use_.library, *use_.pool->device_memory(), id);
     if (const std::string why = obstacle(all); !why.empty()) {
       if (use_.sums == GpuSums::nccl)
         throw UsageError("--sums nccl: NCCL cannot be used, as " + why + "; change that, or leave --sums out");
-      static std::atomic<bool> noted = false;
-      if (use_.notes && !noted.exchange(true))
-        std::fputs(("note: GPUs communicate through host memory in place of NCCL, as " + why + "\n").c_str(), stderr);
       state_ = State::uses_host;
       return;
     }

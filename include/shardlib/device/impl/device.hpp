@@ -167,12 +167,11 @@ SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_p
   Region& memory = *pool_->device_memory();
   if (memory.gpu() == nullptr && tuning_.nccl == nullptr) return staged;
   if (!stream_) stream_ = memory.make_stream();
-  detail::nccl::Use use{.library = tuning_.nccl ? detail::nccl::Library{tuning_.nccl} : detail::nccl::library(),
+  detail::nccl::Use use{.library = detail::nccl::library(tuning_.nccl),
                         .sums = sums_,
                         .pool = pool_,
                         .stream = stream_,
-                        .tree = detail::reduce_in_stream,
-                        .notes = rank_ == 0};
+                        .tree = detail::reduce_in_stream};
   return detail::nccl::group(std::move(staged), use);
 }
 

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
@@ -128,9 +129,20 @@ SHARDLIB_INLINE int world_size() {
 
 namespace detail {
 
+/// Says on the first device's console, once in the program, which GPUs communicate through host memory.
+inline void note_host_memory(Device& device) {
+  Region* const memory = device.pool()->device_memory();
+  if (device.size() == 1 || memory == nullptr) return;
+  if (memory->gpu() == nullptr && device.tuning().nccl == nullptr) return;
+  const std::string text = nccl::note(device.everybody(), nccl::library(device.tuning().nccl), *memory);
+  static std::atomic<bool> noted = false;
+  if (!text.empty() && !noted.exchange(true)) std::fputs(text.c_str(), stderr);
+}
+
 SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const DeviceBody& body) {
   set_threads(threads);
   try {
+    note_host_memory(*device);
     body(device);
   } catch (...) {
     device->end();

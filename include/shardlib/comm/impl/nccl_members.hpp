@@ -1,0 +1,53 @@
+// What the members of a group tell each other before they use NCCL.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/nccl.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/region.hpp"
+
+namespace shardlib::detail::nccl {
+
+/// What a member says about itself.
+struct Member {
+  bool has_nccl = false;
+  HardwareName hardware{};
+  UniqueId id{};                   ///< of the group, from its first member
+  std::array<char, 256> reason{};  ///< why it has no NCCL
+};
+
+/// The members of a group, by rank. All of them call it, with their own library and memory.
+inline std::vector<Member> meet(Communicator& group, const Library& library, const Region& memory, const UniqueId& id) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  // Other members may read and write them after this one has failed.
+  const auto members = std::make_shared<std::vector<Member>>(ranks + 1);
+  Member& mine = members->back();
+  mine.has_nccl = library.functions != nullptr;
+  mine.hardware = memory.hardware();
+  mine.id = id;
+  std::copy_n(library.reason.begin(), std::min(library.reason.size(), mine.reason.size() - 1), mine.reason.begin());
+  group.all_gather(Buffer(&mine, sizeof mine, members), Buffer(members->data(), ranks * sizeof mine, members)).wait();
+  return {members->begin(), members->end() - 1};
+}
+
+/// Why a group cannot use NCCL; empty if it can.
+inline std::string obstacle(std::span<const Member> all) {
+  for (const Member& member : all)
+    if (!member.has_nccl) return member.reason.data();
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t k = 0; k < i; ++k)
+      if (all[i].hardware == all[k].hardware)
+        return "ranks " + std::to_string(k) + " and " + std::to_string(i) +
+               " of a group have the same GPU, which NCCL does not allow";
+  return "";
+}
+
+}  // namespace shardlib::detail::nccl
