@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/comm/dry.hpp"
 #include "shardlib/comm/staged.hpp"
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/tree_kernel.hpp"
@@ -427,6 +428,39 @@ TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima ne
   CHECK(error_of<UsageError>([] {
           launch({{"d", 2}}, [](const DevicePtr&) {}, {.sums = GpuSums::nccl});
         }) == "--sums nccl: only GPUs have NCCL: add --device gpu, or leave --sums out");
+}
+
+TEST_CASE("a plan counts the scratch memory of sums by NCCL", "[nccl]") {
+  on_nccl("d=3", [](const DevicePtr& device) {
+    Communicator& group = device->everybody();
+    const auto pool = Pool::make(Region::make_meta());
+    DryCommunicator dry(group.rank(), 3, Peers::gpus, pool);
+    for (const std::size_t n : {std::size_t{1}, std::size_t{2'000}, std::size_t{3'001}, std::size_t{30'000}}) {
+      const Buffer mine = on_device<f32>(*device, 3 * n), part = on_device<f32>(*device, n);
+      const Buffer result = on_device<f32>(*device, n), planned_result = pool->allocate(n * sizeof(f32));
+      const Buffer planned_mine = pool->allocate(3 * n * sizeof(f32)), planned_part = pool->allocate(n * sizeof(f32));
+      const auto same = [&](const auto& f) {
+        const std::size_t taken = peak(device, [&] { f(group, mine, part, result); });
+        pool->reset_peak();
+        const std::size_t before = pool->stats().live;
+        f(dry, planned_mine, planned_part, planned_result);
+        expect(taken == pool->stats().peak - before,
+               show(taken) + " bytes in place of " + show(pool->stats().peak - before));
+        return taken;
+      };
+      const auto scattered = same([](Communicator& by, const Buffer& all, const Buffer&, const Buffer& one) {
+        by.reduce_scatter(all, one, DType::f32, Reduction::sum).wait();
+      });
+      expect(scattered >= 3 * n * sizeof(f32));
+      const auto reduced = same([](Communicator& by, const Buffer&, const Buffer& one, const Buffer& sum) {
+        by.all_reduce(one, sum, DType::f32, Reduction::max).wait();
+      });
+      expect(reduced >= n * sizeof(f32));
+      expect(same([](Communicator& by, const Buffer& all, const Buffer& one, const Buffer&) {
+               by.all_gather(one, all).wait();
+             }) == 0);
+    }
+  });
 }
 
 TEST_CASE("requests of NCCL may be waited for in any order, tested and dropped", "[nccl]") {

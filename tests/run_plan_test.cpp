@@ -355,6 +355,8 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   REQUIRE(plan.peak_node == dry("d=4,s=1,t=2", subject, Peers::node).peak);
   REQUIRE(plan.peak_mpi == dry("d=4,s=1,t=2", subject, Peers::mpi).peak);
   REQUIRE(plan.peak_mpi >= plan.peak);
+  REQUIRE(plan.peak_gpus == dry("d=4,s=1,t=2", subject, Peers::gpus).peak);
+  REQUIRE(plan.peak_gpus > plan.peak);
   REQUIRE(plan.weights == (plan.parameters + (subject.padded_V - subject.V) * subject.M * 2) * 4 / 8);
   REQUIRE(plan.gradients == plan.weights);
   REQUIRE(plan.optimizer == 2 * plan.weights);
@@ -366,8 +368,8 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   REQUIRE(training.planned_peak == 0);
   training.device = "gpu";  // whose errors about too little memory name the figure
   REQUIRE(!run::dry_run(training, parse_mesh("d=4,s=1,t=2"), body, body));
-  REQUIRE(training.planned_peak == plan.peak);
-  REQUIRE(run::launch_options(training).planned_peak == static_cast<std::size_t>(plan.peak));
+  REQUIRE(training.planned_peak == plan.peak_gpus);
+  REQUIRE(run::launch_options(training).planned_peak == static_cast<std::size_t>(plan.peak_gpus));
   expect_error<Error>([] { static_cast<void>(run::plan(parse_mesh("d=2,s=1,t=1"), [](const auto&) {})); },
                       "plan: the program has not called run::train");
 }

@@ -10,6 +10,7 @@
 
 #include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib {
@@ -18,7 +19,8 @@ namespace shardlib {
 enum class Peers {
   threads,  ///< read in place
   node,     ///< MPI within a node: read in place, and long ones gathered as views
-  mpi       ///< MPI: received into scratch memory first
+  mpi,      ///< MPI: received into scratch memory first
+  gpus      ///< GPUs that communicate by NCCL: received into scratch memory first
 };
 
 /// A group whose other members do not exist.
@@ -30,7 +32,7 @@ class DryCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  [[nodiscard]] bool takes_rows() const override { return peers_ != Peers::mpi; }
+  [[nodiscard]] bool takes_rows() const override { return peers_ == Peers::threads || peers_ == Peers::node; }
 
   [[nodiscard]] bool has_views(std::size_t bytes) const override {
     return peers_ == Peers::node && detail::fits_view(bytes);
@@ -39,8 +41,8 @@ class DryCommunicator final : public Communicator {
  private:
   /// A request that holds its memory until `wait`.
   struct Scratch final : Request::Pending {
-    Buffer buffer;
-    explicit Scratch(Buffer b) : buffer(std::move(b)) {}
+    Buffer first, second;
+    Scratch(Buffer one, Buffer other) : first(std::move(one)), second(std::move(other)) {}
     void wait() override {}
     bool test() override { return true; }
   };
@@ -52,10 +54,16 @@ class DryCommunicator final : public Communicator {
       return {};
     }
     if (call.kind == Collective::barrier) return {};
-    const std::size_t n = static_cast<std::size_t>(size_), count = call.bytes / size_of(call.dtype);
-    return with(operands.send, call.kind == Collective::reduce_scatter ? operands.recv.bytes()
-                               : call.kind == Collective::all_reduce   ? (count + n - 1) / n * size_of(call.dtype)
-                                                                       : 0);
+    const std::size_t n = static_cast<std::size_t>(size_), element = size_of(call.dtype), count = call.bytes / element;
+    const bool scatters = call.kind == Collective::reduce_scatter, reduces = call.kind == Collective::all_reduce;
+    if (peers_ == Peers::gpus) {
+      const detail::GpuSlices parts = detail::gpu_slices(count, element, n);
+      return n == 1     ? Request()
+             : scatters ? with(call.bytes)
+             : reduces  ? with(parts.slice * n * element, parts.left * n * element)
+                        : Request();
+    }
+    return with(operands.send, scatters ? operands.recv.bytes() : reduces ? (count + n - 1) / n * element : 0);
   }
   Request start_send(const Buffer&, int) override { return {}; }
   Request start_recv(const Buffer&, int) override { return {}; }
@@ -74,8 +82,12 @@ class DryCommunicator final : public Communicator {
     const std::size_t bytes = peers_ == Peers::mpi ? static_cast<std::size_t>(size_ - 1) * block
                               : peers_ == Peers::node && send.is_read_only() ? send.bytes()
                                                                              : 0;
-    if (bytes == 0) return {};
-    return Request(std::make_unique<Scratch>(pool_->allocate(bytes)));
+    return with(bytes);
+  }
+  Request with(std::size_t bytes, std::size_t more = 0) {
+    if (bytes + more == 0) return {};
+    const auto block = [&](std::size_t n) { return n == 0 ? Buffer() : pool_->allocate(n); };
+    return Request(std::make_unique<Scratch>(block(bytes), block(more)));
   }
 
   int rank_;

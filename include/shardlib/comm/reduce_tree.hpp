@@ -30,6 +30,17 @@ struct Max {
 /// Up to this size, counting the copies of all ranks, every rank reduces the whole vector: one step instead of two.
 inline constexpr std::size_t small_all_reduce = 32768;
 
+/// How GPUs that communicate by NCCL divide an all_reduce of n elements: each rank sums a slice, and the slices are
+/// gathered. What is left, and all of a short operand, goes to each rank, which sums it by itself.
+struct GpuSlices {
+  std::size_t slice = 0;  ///< elements of a rank's slice
+  std::size_t left = 0;   ///< elements that each rank sums
+};
+constexpr GpuSlices gpu_slices(std::size_t n, std::size_t element, std::size_t ranks) {
+  const std::size_t slice = n * element * ranks <= small_all_reduce ? 0 : n / ranks;
+  return {slice, n - slice * ranks};
+}
+
 /// Elements reduced at once: small enough for every level's partial result to stay in the first-level cache.
 inline constexpr std::size_t reduce_strip = 1024;
 

@@ -26,6 +26,7 @@ struct Plan {
   std::int64_t peak = 0;         ///< peak of the pool from the program's start to the end of the step
   std::int64_t peak_node = 0;    ///< the peak for MPI ranks of one node, which view each other's weights
   std::int64_t peak_mpi = 0;     ///< the peak for MPI ranks without shared memory, whose reductions need scratch memory
+  std::int64_t peak_gpus = 0;    ///< the peak for GPUs that communicate by NCCL, whose reductions need more of it
   /// All calls of a collective on the same specs.
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"

@@ -247,10 +247,8 @@ class NcclCommunicator final : public Communicator {
       const auto sum = nccl().AllReduce(send.data(), recv.data(), n, type_of(dtype), Operation::sum, comm_, stream());
       return check(doing, "ncclAllReduce", sum);
     }
-    // Equal slices are summed, one on each rank, and gathered. What is left, and all of a short operand, goes to each
-    // rank, which sums it by itself: one operation of NCCL in place of two.
-    const std::size_t slice = send.bytes() * ranks() <= small_all_reduce ? 0 : n / ranks();
-    const std::size_t sliced = slice * ranks(), left = n - sliced;
+    const auto [slice, left] = gpu_slices(n, element, ranks());
+    const std::size_t sliced = slice * ranks();
     if (slice > 0) {
       const Buffer received = scratch(flight, sliced * element);
       const Buffer sum = recv.slice(static_cast<std::size_t>(rank()) * slice * element, slice * element);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,12 +47,19 @@ inline std::optional<double> planned_bytes(const Training& t) {
   return device != nullptr ? std::optional(device->bytes) : std::nullopt;
 }
 
-/// Whether the plan fits a device of so many bytes, as a line.
-inline std::string fits(const Plan& plan, const Training& t, double bytes) {
-  const auto most = static_cast<double>(plan.peak);
-  return fmt::format("{} of the {} of one {}: {}\n", short_bytes(plan.peak),
-                     short_bytes(static_cast<std::int64_t>(bytes)), t.plan_device == "none" ? "device" : t.plan_device,
-                     most <= 0.9 * bytes ? "fits" : "does not fit; shard over more devices, or see --recompute");
+/// Whether the devices are GPUs: those of the run, or those that it is planned for.
+inline bool on_gpus(const Training& t) {
+  return t.device == "gpu" || t.plan_device != "none";
+}
+
+/// Whether the plans of all stages fit devices of so many bytes, as a line.
+inline std::string fits(const std::vector<Plan>& plans, const Training& t, double bytes) {
+  const std::int64_t most =
+      std::ranges::max(plans | std::views::transform(on_gpus(t) ? &Plan::peak_gpus : &Plan::peak));
+  return fmt::format(
+      "{} of the {} of one {}: {}\n", short_bytes(most), short_bytes(static_cast<std::int64_t>(bytes)),
+      t.plan_device == "none" ? "device" : t.plan_device,
+      static_cast<double>(most) <= 0.9 * bytes ? "fits" : "does not fit; shard over more devices, or see --recompute");
 }
 
 /// The machine of --plan-device, --plan-flops and the related options; empty if they are not given. A device alone has
@@ -166,10 +174,11 @@ inline std::optional<double> device_bytes(const Training& t, const std::vector<A
   return bytes > 0 ? std::optional(bytes) : std::nullopt;
 }
 
-/// The most memory that a device of any stage takes, whatever connects the devices.
-inline std::int64_t most_bytes(const std::vector<Plan>& plans) {
+/// The most memory that a device of any stage takes, whatever connects the devices, or `on_gpus` NCCL.
+inline std::int64_t most_bytes(const std::vector<Plan>& plans, bool on_gpus) {
   std::int64_t most = 0;
-  for (const Plan& p : plans) most = std::max({most, p.peak, p.peak_node, p.peak_mpi});
+  for (const Plan& p : plans)
+    most = std::max(most, on_gpus ? p.peak_gpus : std::max({p.peak, p.peak_node, p.peak_mpi}));
   return most;
 }
 
@@ -214,7 +223,7 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
   gather.per_step = true;
   std::int64_t peak = 0;
   try {
-    peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis));
+    peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis), detail::on_gpus(training));
   } catch (const Error&) {
     gather.per_step = false;  // `dry_run` or the run reports the mistake
     return;
@@ -257,7 +266,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
     if (gather != nullptr && training.microbatches > 1)
       fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans));
-    if (bytes) fmt::print("\n{}", detail::fits(std::ranges::max(plans, {}, &Plan::peak), training, *bytes));
+    if (bytes) fmt::print("\n{}", detail::fits(plans, training, *bytes));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {
@@ -270,7 +279,9 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   // A CPU's plan counts one thread, so an error's figure would be another.
   if (training.device != "cpu" && !training.sample_only && !stops) {
     try {
-      training.planned_peak = std::ranges::max(detail::plans_of(mesh, body, stage_axis), {}, &Plan::peak).peak;
+      const auto planned = detail::plans_of(mesh, body, stage_axis);
+      training.planned_peak = training.device == "gpu" ? detail::most_bytes(planned, true)
+                                                       : std::ranges::max(planned, {}, &Plan::peak).peak;
     } catch (const Error&) {  // the run reports the mistake
     }
   }

@@ -80,6 +80,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   line("most at once, with buffers", detail::short_bytes(p.peak), fmt::format("{} bytes", p.peak));
   line("  the same under MPI, no shared memory", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
   line("  the same under MPI, in one node", detail::short_bytes(p.peak_node), fmt::format("{} bytes", p.peak_node));
+  line("  the same on GPUs, by NCCL", detail::short_bytes(p.peak_gpus), fmt::format("{} bytes", p.peak_gpus));
   text += "\narithmetic of a step\n";
   line("a device", detail::short_number(p.flops) + "FLOP");
   line("all devices", detail::short_number(p.all_flops) + "FLOP");
@@ -169,6 +170,7 @@ inline Plan plan_of(int device_index, const std::vector<AxisSize>& mesh,
   Plan result = run(Peers::threads);
   result.peak_node = run(Peers::node).peak;
   result.peak_mpi = run(Peers::mpi).peak;
+  result.peak_gpus = run(Peers::gpus).peak;
   return result;
 }
 
@@ -201,12 +203,12 @@ SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<P
   const std::string name(axis);
   text += fmt::format("\nabove: a device of {} = 0; memory and arithmetic of a device of each {}\n", name, name);
   const auto row = [&](const auto&... cells) { ((text += fmt::format("{:>12}", cells)), ...), text += '\n'; };
-  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "(one node)", "step");
+  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "(one node)", "(NCCL)", "step");
   for (std::size_t place = 0; place < plans.size(); ++place) {
     const Plan& p = plans[place];
     row(place, detail::short_bytes(p.weights), detail::short_bytes(p.gradients), detail::short_bytes(p.optimizer),
         detail::short_bytes(p.activations), detail::short_bytes(p.peak), detail::short_bytes(p.peak_mpi),
-        detail::short_bytes(p.peak_node), detail::short_number(p.flops) + "FLOP");
+        detail::short_bytes(p.peak_node), detail::short_bytes(p.peak_gpus), detail::short_number(p.flops) + "FLOP");
   }
   return text;
 }
