@@ -240,6 +240,29 @@ TEST_CASE("copies between the memories of GPU and host, and host code that opens
   CHECK_THROWS_WITH(exec.for_each(1, [](std::int64_t) {}), Catch::Contains("no kernel for a GPU yet"));
 }
 
+TEST_CASE("a GPU's streams and memory are used with that GPU as the current one") {
+  if (world_size() > 1) return;
+  const Machine machine({.gpus = 2, .total = 1000 * mib});
+  const auto first = Pool::make(Region::make_gpu(0, 1)), second = Pool::make(Region::make_gpu(1, 1));
+  const Buffer here = first->allocate(64), there = second->allocate(64);
+  const auto stream = first->device_memory()->make_stream();
+  for (int round = 0; round < 2; ++round) {
+    CHECK_NOTHROW(Exec{.pool = second.get()}.zero(there.data(), 64));
+    CHECK(stand_in_gpu == 1);
+    CHECK_NOTHROW(stream->follow_device());
+    CHECK(stand_in_gpu == 0);
+    CHECK(stream->mark()->passed());
+    CHECK_NOTHROW(Exec{.pool = first.get()}.zero(here.data(), 64));
+  }
+  // The stand-in finds what CUDA would refuse: a mark after another GPU has become the current one.
+  CHECK(cudaSetDevice(1) == cudaSuccess);
+  CHECK_THROWS_WITH(static_cast<void>(stream->mark()), Catch::Contains("cudaEventRecord failed"));
+  const detail::Gpu* const gpu = first->device_memory()->gpu();
+  CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaSetDevice(0) == cudaSuccess);
+  CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaSuccess);
+}
+
 TEST_CASE("an error of CUDA names the call, and what to do where kernels are for other GPUs") {
   CHECK_NOTHROW(detail::check_cuda(cudaSuccess, "a call"));
   CHECK_THROWS_WITH(

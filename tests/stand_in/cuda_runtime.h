@@ -19,8 +19,12 @@ enum cudaError_t {
   cudaErrorNoKernelImageForDevice,
   cudaErrorIllegalAddress,
   cudaErrorNotReady,
+  cudaErrorInvalidResourceHandle,
 };
-struct CUstream_st {};
+/// A stream, like an event, is of the GPU that was current when it was made.
+struct CUstream_st {
+  int gpu = 0;
+};
 using cudaStream_t = CUstream_st*;
 enum cudaMemcpyKind { cudaMemcpyDefault };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
@@ -87,8 +91,13 @@ inline cudaError_t cudaSetDevice(int device) {
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   if (stand_in.exclusive) return cudaErrorDevicesUnavailable;
-  *stream = new CUstream_st;
+  *stream = new CUstream_st{stand_in_gpu};
   return cudaSuccess;
+}
+/// Whether a call that puts something into the stream may be made now: with the stream's GPU as the current one. CUDA
+/// demands this of kernels, and of events that they are of the stream's GPU. Here all such calls must keep to it.
+inline cudaError_t stand_in_put(cudaStream_t stream) {
+  return stream->gpu == stand_in_gpu ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return delete stream, cudaSuccess;
@@ -119,28 +128,30 @@ inline cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  return std::memcpy(to, from, bytes), cudaSuccess;
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return std::memcpy(to, from, bytes), stand_in_put(stream);
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
-  return std::memset(to, value, bytes), cudaSuccess;
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  return std::memset(to, value, bytes), stand_in_put(stream);
 }
 
-struct CUevent_st {};
+struct CUevent_st {
+  int gpu = 0;
+};
 using cudaEvent_t = CUevent_st*;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return *event = new CUevent_st, cudaSuccess;
+  return *event = new CUevent_st{stand_in_gpu}, cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return delete event, cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return event->gpu == stream->gpu ? stand_in_put(stream) : cudaErrorInvalidResourceHandle;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  return stand_in_put(stream);
 }

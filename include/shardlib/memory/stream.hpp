@@ -24,6 +24,7 @@ class Stream {
   /// What is put into the stream from now on runs after the kernels and copies that the device has begun so far. Also
   /// makes the device the current one of the calling thread.
   virtual void follow_device() = 0;
+  /// The device must be the current one of the calling thread, as after `follow_device`.
   [[nodiscard]] virtual std::unique_ptr<StreamMark> mark() = 0;
 };
 
