@@ -7,6 +7,7 @@
 
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/region.hpp"
 #include "shardlib/memory/stream.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
@@ -53,6 +54,11 @@ struct ReduceTree {
 /// follow each other in `in`, and `out` gets their sums. Both must live until the stream has run it.
 SHARDLIB_INLINE void reduce_in_stream(Stream& stream, DType dtype, Reduction op, const Buffer& in, std::size_t ranks,
                                       std::size_t n, const Buffer& out);
+
+/// Loads all forms of that kernel on a GPU, before its first operation of NCCL. Later it could hang: a load may wait
+/// until the GPU is idle, so for an operation of NCCL that waits for a device whose thread waits for this load. NCCL
+/// loads its own kernels when it makes a communicator. Does nothing for memory of no GPU.
+SHARDLIB_INLINE void load_reductions(Region& memory);
 
 }  // namespace shardlib::detail
 

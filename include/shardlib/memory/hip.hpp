@@ -45,6 +45,8 @@
 #define cudaEventRecord hipEventRecord
 #define cudaEventQuery hipEventQuery
 #define cudaErrorNotReady hipErrorNotReady
+#define cudaFuncAttributes hipFuncAttributes
+#define cudaFuncGetAttributes hipFuncGetAttributes
 
 #define cublasStatus_t hipblasStatus_t
 #define CUBLAS_STATUS_SUCCESS HIPBLAS_STATUS_SUCCESS

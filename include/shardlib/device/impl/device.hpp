@@ -166,7 +166,10 @@ SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_p
   auto staged = std::make_unique<StagedCommunicator>(std::move(host), host_pool_);
   Region& memory = *pool_->device_memory();
   if (memory.gpu() == nullptr && tuning_.nccl == nullptr) return staged;
-  if (!stream_) stream_ = memory.make_stream();
+  if (!stream_) {
+    stream_ = memory.make_stream();
+    detail::load_reductions(memory);
+  }
   detail::nccl::Use use{.library = detail::nccl::library(tuning_.nccl),
                         .sums = sums_,
                         .pool = pool_,

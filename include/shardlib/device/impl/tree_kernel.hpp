@@ -31,6 +31,23 @@ void start_in_stream(Stream& stream, std::int64_t items, const Kernel& kernel, c
       .put({"the tree kernel", {{in.data(), in.bytes()}, {out.data(), out.bytes()}}, run});
 }
 
+#if defined(SHARDLIB_LAUNCHER_CUDA) && (defined(__CUDACC__) || defined(__HIPCC__))
+template <class... T>
+void load_reductions_of(const T&...) {
+  (load_on_cuda<ReduceTree<T, Sum>>(), ...);
+  (load_on_cuda<ReduceTree<T, Max>>(), ...);
+}
+#endif
+
+SHARDLIB_INLINE void load_reductions([[maybe_unused]] Region& memory) {
+#if defined(SHARDLIB_LAUNCHER_CUDA) && (defined(__CUDACC__) || defined(__HIPCC__))
+  const Gpu* const gpu = memory.gpu();
+  if (gpu == nullptr) return;
+  gpu->use();
+  load_reductions_of(f32{}, f64{}, bf16{}, i32{}, u32{});
+#endif
+}
+
 SHARDLIB_INLINE void reduce_in_stream(Stream& stream, DType dtype, Reduction op, const Buffer& in, std::size_t ranks,
                                       std::size_t n, const Buffer& out) {
   visit_dtype(dtype, [&](auto zero) {
