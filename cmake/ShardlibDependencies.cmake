@@ -1,21 +1,25 @@
 # Finds what shardlib::shardlib stands on. Both this project and the installed package configuration include it, so
 # that a build tree and an installation see the same targets. SHARDLIB_WITH_MPI, _DNNL and _OPENMP are ON (must be
-# there), OFF or AUTO (used where found); the outcome is in SHARDLIB_USE_MPI, _DNNL and _OPENMP.
+# there), OFF or AUTO (used where found); the outcome is in SHARDLIB_USE_MPI, _DNNL and _OPENMP. SHARDLIB_WITH_KOKKOS and
+# SHARDLIB_USE_KOKKOS are the same for Kokkos.
 include_guard(DIRECTORY)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
-find_package(Eigen3 CONFIG REQUIRED)
-find_package(fmt CONFIG REQUIRED)
-include("${CMAKE_CURRENT_LIST_DIR}/ShardlibKokkos.cmake")
-
+find_package(Eigen3 CONFIG QUIET)
+find_package(fmt CONFIG QUIET)
 find_path(SHARDLIB_RANDOM123_INCLUDE_DIR Random123/philox.h)
 mark_as_advanced(SHARDLIB_RANDOM123_INCLUDE_DIR)
-if(NOT SHARDLIB_RANDOM123_INCLUDE_DIR)
-  message(FATAL_ERROR "shardlib needs the Random123 headers (Debian: librandom123-dev);"
-                      " set -DSHARDLIB_RANDOM123_INCLUDE_DIR=/path where they are elsewhere")
+set(shardlib_required "") # and not found
+if(NOT Eigen3_FOUND)
+  list(APPEND shardlib_required "Eigen 3 (libeigen3-dev)")
 endif()
-if(NOT TARGET shardlib::random123)
+if(NOT fmt_FOUND)
+  list(APPEND shardlib_required "fmt (libfmt-dev)")
+endif()
+if(NOT SHARDLIB_RANDOM123_INCLUDE_DIR)
+  list(APPEND shardlib_required "Random123/philox.h (librandom123-dev)")
+elseif(NOT TARGET shardlib::random123)
   add_library(shardlib::random123 INTERFACE IMPORTED GLOBAL)
   target_include_directories(shardlib::random123 INTERFACE "${SHARDLIB_RANDOM123_INCLUDE_DIR}")
 endif()
@@ -85,6 +89,13 @@ foreach(part IN ITEMS "|toml++/toml.h|libtomlplusplus-dev"
     list(APPEND SHARDLIB_MISSING "${header} (${package})")
   endif()
 endforeach()
+if(shardlib_required)
+  list(APPEND shardlib_required ${SHARDLIB_MISSING})
+  list(JOIN shardlib_required ", " shardlib_required)
+  message(FATAL_ERROR "shardlib: not found: ${shardlib_required}; install them (on Debian scripts/setup.sh does), or name the"
+                      " folders of their include and lib in CMAKE_PREFIX_PATH")
+endif()
+include("${CMAKE_CURRENT_LIST_DIR}/ShardlibKokkos.cmake")
 if(SHARDLIB_MISSING)
   list(JOIN SHARDLIB_MISSING ", " SHARDLIB_MISSING)
   message(STATUS "shardlib: not found: ${SHARDLIB_MISSING}; parts of io/ and run/ that need these do not compile")

@@ -1,4 +1,5 @@
-# Provides the target Kokkos::kokkos.
+# Provides the target Kokkos::kokkos, unless SHARDLIB_WITH_KOKKOS is OFF, or AUTO and there is none. The outcome is in
+# SHARDLIB_USE_KOKKOS.
 #
 # A proper Kokkos (4 or newer) is taken from its own package configuration. Debian's cannot be used: Debian 12 has only
 # Trilinos' Kokkos 3.4, whose configuration names an include folder that does not exist, and sid's Kokkos 5.2 names
@@ -75,6 +76,10 @@ function(_shardlib_find_kokkos)
   find_library(SHARDLIB_KOKKOS_CORE_LIBRARY NAMES kokkoscore trilinos_kokkoscore)
   mark_as_advanced(SHARDLIB_KOKKOS_INCLUDE_DIR SHARDLIB_KOKKOS_CORE_LIBRARY)
   if(NOT SHARDLIB_KOKKOS_INCLUDE_DIR OR NOT SHARDLIB_KOKKOS_CORE_LIBRARY)
+    if(SHARDLIB_WITH_KOKKOS STREQUAL "AUTO")
+      message(STATUS "shardlib: no Kokkos, which this launcher does not need; as_kokkos is left out")
+      return()
+    endif()
     message(FATAL_ERROR "shardlib needs Kokkos (4 or newer, or Debian 12's libtrilinos-kokkos-dev) and found none that"
                         " works. Install it (on Debian scripts/setup.sh does), or set -DKokkos_DIR=/folder/of/"
                         "KokkosConfig.cmake.")
@@ -105,4 +110,10 @@ function(_shardlib_find_kokkos)
                  " work and are not used")
 endfunction()
 
-_shardlib_find_kokkos()
+if(SHARDLIB_WITH_KOKKOS)
+  _shardlib_find_kokkos()
+endif()
+set(SHARDLIB_USE_KOKKOS OFF)
+if(SHARDLIB_WITH_KOKKOS AND TARGET Kokkos::kokkos)
+  set(SHARDLIB_USE_KOKKOS ON)
+endif()

@@ -2,7 +2,8 @@
 # On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
 # compute-sanitizer, and trains GPT-2: losses against the CPU's, tokens/s and MFU, beside PyTorch where it is installed;
 # the largest preset that fits, and the time of each op.
-# Needs nvcc, cuBLAS and the libraries of scripts/setup.sh; no network.
+# Needs nvcc, cuBLAS and libraries of scripts/setup.sh (not Kokkos, MPI, oneDNN), and says which are missing; no network.
+# CMAKE_PREFIX_PATH names the folders of libraries that are not the system's.
 #   scripts/gpu.sh                    all of it
 #   scripts/gpu.sh --no-tests         without the tests, which take most of the time to compile
 #   scripts/gpu.sh -- OPTIONS         options of benchmarks/gpt2_gpu.py, as in -- --preset gpt2-774m --batch 8
@@ -34,6 +35,31 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv
 architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d . | sort -nu | paste -sd ';')
 [[ $architectures =~ ^[0-9]+(\;[0-9]+)*$ ]] || die "nvidia-smi names no compute capability ('$architectures'): update the driver"
 [ "${architectures%%;*}" -ge 80 ] || die "a GPU of compute capability ${architectures%%;*}, but the kernels need 80 (A100) or later"
+
+# The libraries: a project that only looks for them.
+check=$(mktemp -d)
+cat >"$check/CMakeLists.txt" <<EOF
+cmake_minimum_required(VERSION 3.22)
+project(libraries LANGUAGES C CXX)
+set(SHARDLIB_WITH_OPENMP AUTO)
+include($root/cmake/ShardlibDependencies.cmake)
+find_package(Catch2 QUIET)
+find_path(CATCH catch2/catch.hpp)
+if(NOT Catch2_FOUND AND NOT CATCH)
+  message(STATUS "no Catch2")
+endif()
+EOF
+mkdir -p build/log
+found=yes
+cmake -G Ninja -S "$check" -B "$check/build" >build/log/gpu-libraries.log 2>&1 || found=no
+rm -rf "$check"
+missing=$(tr -s '\n ' ' ' <build/log/gpu-libraries.log | sed -n 's/.*shardlib: not found: \([^;]*\);.*/\1/p')
+[ -z "$missing" ] || die "not found: $missing: install them (on Debian scripts/setup.sh does), or name the folders that" \
+  "have their include and lib in CMAKE_PREFIX_PATH, as in CMAKE_PREFIX_PATH=/opt/fmt:/opt/eigen scripts/gpu.sh"
+[ $found = yes ] || die "looking for libraries failed; build/log/gpu-libraries.log: $(tail -n 5 build/log/gpu-libraries.log)"
+if [ $tests = yes ] && grep -q 'no Catch2' build/log/gpu-libraries.log; then
+  die "not found: Catch2, which the tests need: install it (Debian's catch2), or give --no-tests"
+fi
 
 # Tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for it.
 files='kernel_.*|map_numbers|ops_(attention|dropout|einsum|index|linear_cross_entropy|norms|statistics)|model_gpt2'

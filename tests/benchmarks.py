@@ -20,13 +20,19 @@ def gpu_script():
     """What scripts/gpu.sh says before it compiles anything, with stand-ins for nvcc and nvidia-smi."""
     script = os.path.join(os.path.dirname(BENCHMARKS), "scripts/gpu.sh")
 
-    def expect(status, text, *options, capability="9.0"):
+    def expect(status, text, *options, capability="9.0", libraries=True):
         with tempfile.TemporaryDirectory() as folder:
+            where = []
+            if not libraries:  # CMake looks for them in a folder that has none
+                toolchain = os.path.join(folder, "nothing.cmake")
+                only = "".join(f"set(CMAKE_FIND_ROOT_PATH_MODE_{kind} ONLY)\n" for kind in ("PACKAGE", "INCLUDE", "LIBRARY"))
+                put(toolchain, f"set(CMAKE_FIND_ROOT_PATH {folder})\n{only}")
+                where.append(f"CMAKE_TOOLCHAIN_FILE={toolchain}")
             stand_ins = {"nvcc": "exit 1", "nvidia-smi": f"case $1 in *compute_cap*) echo {capability} ;; esac" if capability else "exit 9"}
             for name, body in stand_ins.items():
                 put(os.path.join(folder, name), f"#!/bin/sh\n{body}\n")
                 os.chmod(os.path.join(folder, name), 0o755)
-            done = ran(status, "env", f"PATH={folder}:{os.environ['PATH']}", script, *options)
+            done = ran(status, "env", *where, f"PATH={folder}:{os.environ['PATH']}", script, *options)
         check(text in done.stdout + done.stderr, f"gpu.sh {' '.join(options)} says '{text}'", done.stdout + done.stderr)
 
     expect(0, "scripts/gpu.sh --no-tests ", "--help")
@@ -35,6 +41,9 @@ def gpu_script():
     expect(1, "nvidia-smi shows no GPU", capability="")
     expect(1, "compute capability 75, but the kernels need 80", capability="7.5")
     expect(1, "names no compute capability ('[N/A]')", capability="[N/A]")
+    expect(1, "gpu.sh: not found: Eigen 3 (libeigen3-dev), fmt (libfmt-dev), Random123/philox.h (librandom123-dev), "
+              "toml++/toml.h (libtomlplusplus-dev), nlohmann/json.hpp (nlohmann-json3-dev), utf8proc.h (libutf8proc-dev), "
+              "blosc.h (libblosc-dev), zlib.h (zlib1g-dev): install them", libraries=False)  # fmt: skip
 
 
 def main():

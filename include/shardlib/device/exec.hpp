@@ -77,7 +77,7 @@ struct Exec {
 #if defined(KOKKOS_ENABLE_SERIAL)
     using Range = Kokkos::RangePolicy<Kokkos::Serial, Kokkos::IndexType<std::int64_t>>;
     Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
-#else  // a Kokkos without the serial space (Debian sid's)
+#else  // no Kokkos, or one without the serial space (Debian sid's)
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
   }

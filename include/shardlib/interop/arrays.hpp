@@ -17,6 +17,8 @@
 #include "shardlib/support/kokkos.hpp"
 
 namespace shardlib {
+
+#if !defined(SHARDLIB_WITHOUT_KOKKOS)
 namespace detail {
 
 template <class T, int Rank>
@@ -43,6 +45,7 @@ auto as_kokkos(const Tensor<D, S>& x) {
   }
   (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
 }
+#endif
 
 /// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
 /// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. A device with its

@@ -1,5 +1,10 @@
-// Includes Kokkos. The library includes its headers only here.
+// Includes Kokkos. The library includes its headers only here. With SHARDLIB_WITHOUT_KOKKOS, programs whose kernels
+// start on GPUs do without it.
 #pragma once
+
+#include <string>
+
+#if !defined(SHARDLIB_WITHOUT_KOKKOS)
 
 // C++26 has no arithmetic between two enums, but Kokkos 4 uses it to lay out its teams' scratch memory. This operator
 // in its namespace does the same. Later releases of Kokkos do not need it.
@@ -17,3 +22,35 @@ operator+(A a, B b) {
 #endif
 
 #include <Kokkos_Core.hpp>
+
+#endif
+
+namespace shardlib::detail {
+
+/// "Kokkos 5.2.2"
+inline std::string kokkos_text() {
+#if defined(SHARDLIB_WITHOUT_KOKKOS)
+  return "no Kokkos";
+#else
+  return "Kokkos " + std::to_string(KOKKOS_VERSION / 10000) + "." + std::to_string(KOKKOS_VERSION / 100 % 100) + "." +
+         std::to_string(KOKKOS_VERSION % 100);
+#endif
+}
+
+/// Initializes Kokkos. Returns false if there is nothing to finalize, as when the program has done it.
+inline bool initialize_kokkos() {
+#if defined(SHARDLIB_WITHOUT_KOKKOS)
+  return false;
+#else
+  if (Kokkos::is_initialized()) return false;
+  Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
+  return true;
+#endif
+}
+inline void finalize_kokkos() {
+#if !defined(SHARDLIB_WITHOUT_KOKKOS)
+  Kokkos::finalize();
+#endif
+}
+
+}  // namespace shardlib::detail

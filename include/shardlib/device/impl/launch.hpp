@@ -330,7 +330,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
                                 const std::function<int()>& program) {
   detail::occupy_standard_streams();
   detail::keep_running_without_reader();
-  bool finalize_kokkos = false;
+  bool has_started_kokkos = false;
   detail::Ending ending;
 #if defined(SHARDLIB_WITH_MPI)
   bool finalize_mpi = false;
@@ -347,10 +347,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
     }
 #endif
     detail::check_settings();
-    if (!Kokkos::is_initialized()) {
-      Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
-      finalize_kokkos = true;
-    }
+    has_started_kokkos = detail::initialize_kokkos();
     ending.status = program();
 #if defined(SHARDLIB_WITH_MPI)
     ending.idle = detail::mpi::process.idle;
@@ -373,7 +370,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
     detail::print_error(output);
     ending.status = 1;
   }
-  if (finalize_kokkos) Kokkos::finalize();
+  if (has_started_kokkos) detail::finalize_kokkos();
 #if defined(SHARDLIB_WITH_MPI)
   detail::shm::node.reset();
   if (finalize_mpi) deadline.emplace("the end of MPI");

@@ -214,8 +214,7 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
 }
 
 SHARDLIB_INLINE std::string Options::version() const {
-  std::string with =
-      fmt::format("Kokkos {}.{}.{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100, KOKKOS_VERSION % 100);
+  std::string with = shardlib::detail::kokkos_text();
 #if defined(SHARDLIB_WITH_MPI)
   with += ", MPI";
 #endif
