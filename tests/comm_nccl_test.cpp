@@ -1,9 +1,12 @@
 // Groups of GPUs that communicate by NCCL, over a stand-in for it. First the stand-in: it must find what NCCL forbids.
 #include "nccl_stand_in.hpp"
 
+#include <unistd.h>
+
 #include <barrier>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -633,6 +636,21 @@ TEST_CASE("a device that does not come to where NCCL connects a group does not l
   };
   CHECK(error_of([&] { on_nccl("d=3", gather, GpuSums::tree, functions); }) == "my own");
   CHECK(take_faults().empty());
+}
+
+// For rank_faults.py, which kills a rank of it.
+TEST_CASE("ranks whose NCCL connects for ever", "[.connecting]") {
+  // The stand-in does not reach other processes, so none of them sees another one arrive.
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  on_mesh("d=" + show(world_size()),
+          [](const DevicePtr& device) {
+            device->everybody().barrier();
+            std::printf("rank %d is process %d\n", world_rank(), static_cast<int>(getpid()));
+            std::fflush(stdout);
+            const Buffer all = on_device<f32>(*device, 4 * static_cast<std::size_t>(device->size()));
+            device->everybody().all_gather(on_device<f32>(*device, 4), all).wait();
+          },
+          {.kind = DeviceKind::simulated});
 }
 
 TEST_CASE("an NCCL whose communicators block gives the same sums", "[nccl]") {

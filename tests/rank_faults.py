@@ -76,9 +76,9 @@ class Job:
         print(f"{self.name}: over {time.monotonic() - began:.1f} s later", flush=True)
 
 
-def kill_one(mpiexec, tests, ranks, expected, variables, has_status=True):
+def kill_one(mpiexec, tests, ranks, expected, variables, has_status=True, case="endless"):
     """Kills rank 1 after its first collectives."""
-    job = Job("killed", mpiexec, ranks, [tests, "[.endless]"], variables)
+    job = Job(f"killed, {case}", mpiexec, ranks, [tests, f"[.{case}]"], variables)
     while len(job.pids) < ranks:
         line = job.process.stdout.readline()
         if not job.check(line, "all ranks come to their collectives"):
@@ -180,6 +180,11 @@ def main():
             kill_one([*mpiexec, "--enable-recovery"], args.tests, ranks,
                      rf"all_gather: device 1 \(rank 1 of {ranks}\) has died{last}: .*; start again, from the last checkpoint",
                      {"SHARDLIB_SHM": shared}, has_status=False)  # fmt: skip
+        for shared in ("1", "0"):
+            last = ", after it began all_gather of 16 bytes at .*comm_nccl_test.cpp:[0-9]+" if shared == "1" else ""
+            kill_one([*mpiexec, "--enable-recovery"], args.tests, 2,
+                     rf"a collective: device 1 \(rank 1 of 2\) has died{last}: .*; start again, from the last checkpoint",
+                     {"SHARDLIB_SHM": shared}, has_status=False, case="connecting")  # fmt: skip
     if args.trainer:
         for ranks, shared in ((2, "1"), (4, "1"), (2, "0")):
             stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})

@@ -128,7 +128,7 @@ class Communicator {
                     [&] { return start_recv(buffer, from); });
   }
 
-  /// Throws Aborted if another device of this process has failed, so that what waits for it ends.
+  /// Throws if another device has failed, as far as it is known, so that what waits for it ends.
   virtual void check_failure() const {}
 
   /// From now on, the flight recorder records this group's communications.

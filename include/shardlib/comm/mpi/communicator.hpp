@@ -53,6 +53,7 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] bool takes_rows() const override { return is_in_node(); }
 
   [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
+  void check_failure() const override { progress_->check_others(*log_); }
 
  private:
   using MpiOp = detail::mpi::MpiOp;

@@ -278,6 +278,15 @@ class ProgressEngine {
       if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
   }
+  /// What a wait for something else than MPI must do now and then: it answers other ranks, and throws if a member of
+  /// the group has died, or another rank has waited too long.
+  void check_others(const GroupLog& group) const {
+    watch.answer();
+    for (std::size_t i = 0; i < group.members.size(); ++i)
+      if (const int rank = group.members[i]; process.has_died(rank))
+        fail_died("a collective", rank, i, group.members.size(), last_of(rank));
+    if (watch.others_have_timed_out()) watch.fail_timeout(ranks_, group.tuning.patience);
+  }
   /// After a failure the other members may never free their communicator, which is collective.
   void fail() { failed_ = true; }
   [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
