@@ -114,3 +114,28 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
   });
   SUCCEED();
 }
+
+TEST_CASE("a backward pass rounds the cotangent of logits in its own memory, and gives the other half back",
+          "[ops][memory]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Tied w{table(mesh)};
+    const Ids tokens = ids(mesh);
+    constexpr std::size_t logits = batch * length * table_rows * 4;
+    std::size_t before = 0, after = 0;
+    int casts = 0;
+    {
+      const detail::Observing observing(device, [&](const auto& ran) {
+        const std::size_t live = device->pool()->stats().live;
+        if (std::string_view(ran.op.name) == "cross_entropy_backward") before = live;
+        if (std::string_view(ran.op.name) != "cast" || !ran.work.in_place) return;
+        ++casts;
+        after = live;
+      });
+      static_cast<void>(value_and_grad(mesh, loss<bf16, Tied>, w, tokens, nullptr));
+    }
+    expect(casts == 1, "one for both operands, not " + std::to_string(casts));
+    expect(after <= before - logits / 2, std::to_string(before) + " bytes before, " + std::to_string(after) + " after");
+  });
+  SUCCEED();
+}

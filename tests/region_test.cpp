@@ -100,6 +100,35 @@ TEST_CASE("freed neighbors are one range again, in whichever order they are free
   } while (std::ranges::next_permutation(order).found);
 }
 
+TEST_CASE("a block that shrinks leaves its end to the next one, and its pool counts that") {
+  const auto region = Region::make_meta();
+  std::byte* const block = region->allocate(10 * 64);
+  region->allocate(64);
+  region->shrink(block, 10 * 64, 4 * 64);
+  CHECK(region->allocate(6 * 64) == block + 4 * 64);
+  region->free(block, 4 * 64);
+  CHECK(region->allocate(4 * 64) == block);
+  CHECK(region->reserved() == 11 * 64);
+
+  const auto pool = Pool::make();
+  {
+    const Buffer kept = pool->allocate(100'000);
+    std::memset(kept.data(), 7, 50'000);
+    pool->shrink(kept, 50'000);
+    CHECK(kept.bytes() == 50'000);
+    CHECK(pool->stats().live == 50'048);
+    const Buffer next = pool->allocate(50'000);
+    std::memset(next.data(), 8, 50'000);
+    CHECK(next.data() == kept.data() + 50'048);
+    CHECK(kept.data()[49'999] == std::byte{7});
+  }
+  CHECK(pool->stats().live == 0);
+  const Buffer all = pool->allocate(100'000);
+  CHECK(pool->stats().reserved < 110'000);
+  int elsewhere = 0;
+  pool->shrink(Buffer(&elsewhere, sizeof elsewhere, nullptr), 2);  // is not the pool's, and stays
+}
+
 TEST_CASE("a block that no free range holds begins in the last one") {
   const auto region = Region::make_meta();
   region->allocate(64);
@@ -345,6 +374,10 @@ TEST_CASE("AddressSanitizer sees what lies in no block") {
     CHECK(region->allocate(64) == data);
     CHECK(__asan_address_is_poisoned(data) == 0);
     CHECK(__asan_address_is_poisoned(data + 64) == 1);
+    region->shrink(next, 128, 64);
+    CHECK(__asan_region_is_poisoned(next, 64) == nullptr);
+    CHECK(__asan_address_is_poisoned(next + 64) == 1);
+    CHECK(__asan_address_is_poisoned(next + 128) == 1);
   }
   CHECK(__asan_region_is_poisoned(data, 128 + 64 + 128) == nullptr);  // whoever has the addresses next
 }

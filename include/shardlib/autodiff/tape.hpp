@@ -49,6 +49,8 @@ struct Node : Counted {
   int outputs = 1;
   bool stopped = false;  ///< the program called stop_gradient on this value or on a value computed from it
   bool twice = false;    ///< the residuals are those of the tape, so that the VJPs can be differentiated
+  /// Casts the result's cotangent to the operands' dtype, once for all VJPs, where the result has another one.
+  std::function<ValuePtr(ValuePtr cotangent)> cast_cotangent;
   /// Computes all VJPs at once, where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
   /// The backward pass of a replayed function. Its leaves are the edges' inputs.

@@ -49,6 +49,7 @@ class Buffer {
   }
 
  private:
+  friend class Pool;
   struct Block : detail::Counted {
     std::byte* data;
     std::size_t bytes;
@@ -90,6 +91,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   static constexpr std::size_t long_block = std::size_t{1} << 18;
   /// Uninitialized memory. *Throws* Error if there is not enough memory.
   Buffer allocate(std::size_t bytes);
+  /// Frees what lies behind the first `bytes` of a block of this pool that no other handle shares. Other memory stays.
+  void shrink(const Buffer& block, std::size_t bytes);
 
   /// True for meta memory: nothing may read or write these blocks.
   [[nodiscard]] bool is_meta() const { return region_->is_meta(); }
@@ -109,6 +112,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
+  /// Gives a block back when its last handle has gone.
+  struct Lease {
+    std::shared_ptr<Pool> pool;
+    std::size_t bytes, taken;  ///< as counted, and in the region
+    void operator()(void* p) const { pool->give(static_cast<std::byte*>(p), bytes, taken); }
+  };
   [[noreturn]] void fail(std::size_t bytes) const;
   /// `taken` is the size in the region of a block that counts as `bytes`.
   void give(std::byte* p, std::size_t bytes, std::size_t taken);

@@ -55,6 +55,8 @@ class Region {
   std::byte* allocate(std::size_t bytes);
   /// `bytes` must be the allocated size.
   void free(std::byte* data, std::size_t bytes);
+  /// Frees what lies behind the first `to` bytes of a block of `from` bytes.
+  void shrink(std::byte* data, std::size_t from, std::size_t to);
   /// Returns the pages outside of all blocks to the system.
   void trim();
   /// The number of bytes that have been part of a block at any time. The difference to the peak of bytes in blocks is

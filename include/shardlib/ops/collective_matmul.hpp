@@ -11,6 +11,7 @@
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib {
 
@@ -82,7 +83,7 @@ inline constexpr auto gathering_vjp = [](const auto& ct, const auto& other, cons
   static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_scatter", Tensor<D, due>>(
       OpInfo{"einsum_scatter", transpose, {}}, ct.device(), global,
-      ScatteringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), other.value(), shards.dim, shards.axis});
+      ScatteringEinsum{&einsum_plan<transpose>(), ct.value(), other.value(), shards.dim, shards.axis});
 };
 /// The cotangent of the other operand Y: the gathering einsum of the result's cotangent with X, whose shards travel
 /// again.
@@ -96,7 +97,7 @@ inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, c
   static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_unreduced", Tensor<D, due>>(
       OpInfo{"einsum_unreduced", transpose, {}}, ct.device(), global,
-      GatheringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), x.value(), false, shards.dim, shards.axis});
+      GatheringEinsum{&einsum_plan<transpose>(), ct.value(), x.value(), false, shards.dim, shards.axis});
 };
 
 template <OpSpec O, class Result, bool First, Spec Whole, class X, class Y>
@@ -104,10 +105,13 @@ Result einsum_gathering(const Site& site, const X& x, const Y& other) {
   static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   const Calling op{"einsum_unreduced", O, site};
   const ValuePtr &a = First ? x.value() : other.value(), &b = First ? other.value() : x.value();
-  return record<"einsum_unreduced", Result>(op, x.device(), sizes_by_name(op, parsed<Result::spec>, {&a, &b}),
-                                            GatheringEinsum{&einsum_plan<O>(), a, b, First, shards.dim, shards.axis},
-                                            vjp(x, save(other), gathering_vjp<X, Whole>),
-                                            vjp(other, save(x), beside_gathering_vjp<Y, Whole>));
+  const auto result = record<"einsum_unreduced", Result>(
+      op, x.device(), sizes_by_name(op, parsed<Result::spec>, {&a, &b}),
+      GatheringEinsum{&einsum_plan<O>(), a, b, First, shards.dim, shards.axis},
+      vjp(x, save(other), gathering_vjp<X, Whole>), vjp(other, save(x), beside_gathering_vjp<Y, Whole>));
+  using D = typename X::value_type;
+  if constexpr (!std::is_same_v<typename Result::value_type, D>) cast_cotangent(result.value(), dtype_v<D>);
+  return result;
 }
 
 template <class X>

@@ -16,6 +16,7 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib {
 
@@ -84,14 +85,9 @@ auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
   return record_product<Result>(op, x.value(), y.value(),
                                 Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
 }
-/// The cotangent in the operands' dtype. The result's dtype may be wider.
-template <class D, class Ct>
-auto narrowed(const Ct& ct) {
-  if constexpr (std::is_same_v<typename Ct::value_type, D>)
-    return ct;
-  else
-    return cast<D>(ct);
-}
+/// Makes the VJPs of this result's op read its cotangent in the operands' dtype, to which it is cast once for all of
+/// them: the types of these cotangents still say the result's dtype.
+void cast_cotangent(const ValuePtr& result, DType operands);
 
 /// The cotangent of operand X: an einsum of the result's cotangent with the other operand.
 template <class X>
@@ -103,7 +99,8 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
   constexpr Spec due = dual_spec(X::spec, axes);
   constexpr Spec kept = reachable(due, Ct::spec, Other::spec);
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, kept);
-  const auto grad = multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrowed<D>(ct), other);
+  const auto grad =
+      multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, Tensor<D, Ct::spec>(ct.value()), other);
   if constexpr (kept == due)
     return grad;
   else
@@ -122,11 +119,13 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = 
   using R = detail::dtype_or<Out, D>;
   using Result = Tensor<R, detail::result_of<rules::einsum, O, S, T>>;
   const detail::Calling op{"einsum_unreduced", O, site};
-  return detail::record<"einsum_unreduced", Result>(
+  const auto result = detail::record<"einsum_unreduced", Result>(
       op, x.device(), detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value(), &y.value()}),
       detail::Einsum<D, R>{&detail::einsum_plan<O>(), x.value(), y.value()},
       detail::vjp(x, detail::save(y), detail::einsum_vjp<Tensor<D, S>>),
       detail::vjp(y, detail::save(x), detail::einsum_vjp<Tensor<E, T>>));
+  if constexpr (!std::is_same_v<R, D>) detail::cast_cotangent(result.value(), dtype_v<D>);
+  return result;
 }
 
 namespace detail {

@@ -125,6 +125,10 @@ class Backward::Pass : public Counted {
       for (auto& output : p.outputs) p.cotangents.push_back(output.take());
       p.outputs.clear();
       if (twice_ && !p.node->twice) fail_twice(p.node->op, device_);
+      if (p.node->cast_cotangent) {
+        const TransposeOf line(p.node->op.site);
+        p.cotangents[0] = p.node->cast_cotangent(std::move(p.cotangents[0]));
+      }
       p.edges = twice_ ? p.node->edges : std::exchange(p.node->edges, {});
       if (p.node->fused_vjp)
         p.inputs = run_fused(*p.node, p.cotangents);

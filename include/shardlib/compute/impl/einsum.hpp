@@ -3,15 +3,20 @@
 
 #include "shardlib/compute/einsum.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::detail {
@@ -21,6 +26,42 @@ SHARDLIB_INLINE double einsum_flops(const Value& x, const Value& y) {
   for (int i = 0; i < y.spec->rank(); ++i)
     if (!x.spec->has(y.spec->dims[i].name)) flops *= static_cast<double>(y.local[i]);
   return flops;
+}
+
+/// f32 to bf16, in the operand's memory if no other value shares it: then the half of it that is not used is freed.
+struct CastInPlace {
+  ValuePtr x;
+  Buffer operator()(const Value& out) const {
+    x->storage->materialize();
+    if (x->storage.use_count() > 1 || !x->storage->buffer.unique()) return cast_kernel<bf16, f32>(*x, out);
+    const Exec exec = out.device->exec();
+    const f32* const from = x->as<const f32>();
+    program_state(out.device).work.in_place = true;
+    const Buffer result = std::move(x->storage->buffer);
+    bf16* const to = result.as<bf16>();
+    // Elements k to 2k are written to the places of elements k/2 to k. So pieces that double in size do not overlap
+    // with what they read, and what they overwrite has been read.
+    const std::int64_t n = out.count(), first = std::min<std::int64_t>(n, 4096);
+    const Buffer head = exec.pool->allocate(static_cast<std::size_t>(first) * sizeof(bf16));
+    kernels::apply_flat(exec, first, CastElement{}, from, head.as<bf16>());
+    exec.copy(to, head.data(), head.bytes());
+    for (std::int64_t k = first; k < n; k *= 2)
+      kernels::apply_flat(exec, std::min(k, n - k), CastElement{}, from + k, to + k);
+    exec.pool->shrink(result, out.bytes());
+    return result;
+  }
+};
+
+SHARDLIB_INLINE void cast_cotangent(const ValuePtr& result, DType operands) {
+  if (!result->slot) return;
+  result->slot.node->cast_cotangent = [operands](ValuePtr ct) {
+    const Calling op("cast", {}, {});
+    if (ct->slot || ct.use_count() > 1 || operands != DType::bf16) return cast_floating(op, ct, operands);
+    const DevicePtr device = ct->device;
+    const TensorSpec& spec = *ct->spec;
+    const GlobalSizes sizes = ct->global;
+    return record_erased(op, device, operands, spec, sizes, CastInPlace{std::move(ct)}, {});
+  };
 }
 
 /// The roles of dims in a product, which is made at run time.

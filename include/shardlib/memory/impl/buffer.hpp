@@ -37,10 +37,21 @@ SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
     stats_.live += rounded;
     stats_.peak = std::max(stats_.peak, stats_.live);
   }
-  auto lease = std::shared_ptr<void>(begin, [pool = shared_from_this(), rounded, taken](void* p) {
-    pool->give(static_cast<std::byte*>(p), rounded, taken);
-  });
+  auto lease = std::shared_ptr<void>(begin, Lease{shared_from_this(), rounded, taken});
   return Buffer(data, bytes, std::move(lease), false, device_);
+}
+
+SHARDLIB_INLINE void Pool::shrink(const Buffer& block, std::size_t bytes) {
+  Lease* const lease = std::get_deleter<Lease>(block.block_->owner);
+  if (lease == nullptr) return;  // memory from elsewhere
+  const std::size_t freed = lease->bytes - round(bytes), taken = std::exchange(lease->taken, lease->taken - freed);
+  block.block_->bytes = bytes;
+  lease->bytes -= freed;
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.live -= freed;  // before the memory is free, as in `give`
+  }
+  region_->shrink(static_cast<std::byte*>(block.block_->owner.get()), taken, lease->taken);
 }
 
 SHARDLIB_INLINE Pool::Stats Pool::stats() const {

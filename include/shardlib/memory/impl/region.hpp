@@ -136,6 +136,16 @@ SHARDLIB_INLINE void Region::free(std::byte* data, std::size_t bytes) {
   free_.give(begin, size);
 }
 
+SHARDLIB_INLINE void Region::shrink(std::byte* data, std::size_t from, std::size_t to) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::size_t kept = block_bytes(to), freed = block_bytes(from) - kept;
+  if (freed == 0) return;
+  overwrite(begin + to, from - to);
+  const std::lock_guard lock(mutex_);
+  if (!is_meta()) detail::poison(begin + kept - detail::guard_bytes, freed + detail::guard_bytes);
+  free_.give(begin + kept, freed);
+}
+
 SHARDLIB_INLINE void Region::trim() {
   const std::lock_guard lock(mutex_);
   const std::size_t page = detail::page_bytes();
