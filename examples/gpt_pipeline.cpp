@@ -97,12 +97,16 @@ class Gpt : Layout<"p r d s t"> {
   using Activation = gpt::Residual;
   using Layout::Layout;
 
-  // The names in the whole model, whose layers are all like those of this rank.
-  [[nodiscard]] std::vector<std::string> leaf_names(const Weights& w) const {
-    gpt::Model<f32> whole;
+  // The leaves of the whole model, whose layers are all like those of this rank, still with its tensors or none.
+  template <dtype D>
+  [[nodiscard]] gpt::Model<D> leaves_of_whole(const gpt::StageModel<D>& w) const {
+    gpt::Model<D> whole;
     whole.unembed.resize(o.tied ? 0 : 1);
     whole.layers.assign(static_cast<std::size_t>(o.layers), w.layers.at(0));
-    return shardlib::leaf_names(whole);
+    return whole;
+  }
+  [[nodiscard]] std::vector<std::string> leaf_names(const Weights& w) const {
+    return shardlib::leaf_names(leaves_of_whole(w));
   }
   // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
   [[nodiscard]] Weights initial_weights() const {
@@ -174,7 +178,10 @@ class WholeGpt {
     };
     const auto weights = [this, &trained]() -> const gpt::Model<C>& {
       if (weights_.empty()) {
-        auto& to = weights_.emplace_back(cast_tree<gpt::Model<C>>(gpt::initial_weights(whole_, o_, 0)));
+        auto& to = weights_.emplace_back(model_.leaves_of_whole(trained.model()));
+        const Sizes sizes = gpt::sizes_of(o_, whole_.device()->axes());
+        for_each_leaf([&]<dtype D, Spec S>(std::string_view, Tensor<D, S>& leaf) { leaf = zeros<D, S>(whole_, sizes); },
+                      to);
         io::reshard(mesh_, trained.model(), to, {.rename_from = model_.names_in_model()});
       }
       return weights_[0];
