@@ -7,7 +7,9 @@ Needs nothing but Python's standard library. Prints what failed; the exit status
 """
 import json
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -278,6 +280,7 @@ def resuming(p):
     check('mesh = "d=2,s=1,t=2"' in text_of(f"{p.folder}/whole/config.toml"), "the run's configuration names the mesh")
     sampling_is_stopped(p)
     sample_of_the_stop(p)
+    second_interrupt(p)
     status = interrupted("killed", 9, 3)
     check(status == -9, f"SIGKILL ends the run ({status})")
     done = max(checkpoints(f"{p.folder}/killed"))
@@ -340,6 +343,86 @@ def sampling_is_stopped(p):
         rest = process.communicate()[0] + "it hangs"
     check("step-00000020" in kept, f"the checkpoint is whole before the sample ({kept})")
     check(process.returncode == 0 and "stopped by a signal" in rest, f"SIGTERM stops the sample ({process.returncode})", rest[-500:])
+
+
+def in_terminal(command, first, second):
+    """Runs the command in a terminal of its own. Types Ctrl-C once `first(shown)` holds, and again once `second(pid)` holds.
+    Its wait status, and what the terminal has shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp(command[0], command)
+    shown, typed, limit = b"", 0, time.time() + TIMEOUT
+    while time.time() < limit:
+        if select.select([terminal], [], [], 0.001)[0]:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # the last process of the terminal has ended
+                break
+        if typed < 2 and (second(pid) if typed else first(shown)):
+            os.write(terminal, b"\x03")
+            os.kill(pid, signal.SIGCONT)  # which `second` may have stopped
+            typed += 1
+    else:
+        os.kill(pid, signal.SIGKILL)
+        shown += b"it hangs"
+    os.close(terminal)
+    return os.waitpid(pid, 0)[1], shown.decode(errors="replace")
+
+
+def second_interrupt(p):
+    """Ctrl-C saves and stops. A second one while the run saves ends it at once, and the checkpoint before stays whole."""
+    folder = f"{p.folder}/twice"
+    options = ["--d-model=128", "--vocabulary=2048", "--mesh=d=2", "--save-every=0", f"--run={folder}"]
+    command = p.gpt_command(*options, "--steps=100000")
+    p.gpt(*options, "--steps=4").succeeds()
+
+    def trains(shown):
+        return b"tokens/s" in shown
+
+    def saving():
+        return any(name.startswith("step-") and ".tmp-" in name for name in os.listdir(f"{folder}/checkpoints"))
+
+    def stopped_while_saving(pid):
+        if saving():
+            os.kill(pid, signal.SIGSTOP)
+            if saving():
+                return True
+            os.kill(pid, signal.SIGCONT)
+        return False
+
+    def ranks_left():
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    if f"--run={folder}".encode() in file.read().split(b"\0"):
+                        yield int(pid)
+            except OSError:
+                continue
+
+    for _ in range(5):  # a try may miss the moment: then the run saves and ends well
+        newest = max(checkpoints(folder))
+        kept = tree(f"{folder}/checkpoints")
+        status, shown = in_terminal(command, trains, stopped_while_saving)
+        if status != 0:
+            break
+    saved = f"{folder}/checkpoints/step-{newest:08d}"
+    check(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, f"the second Ctrl-C ends the run ({status})", shown[-800:])
+    check("stopping after this step; a second Ctrl-C ends at once" in shown, "the first Ctrl-C is answered", shown[-800:])
+    check(f"ended at once by a second signal; the newest checkpoint is {saved}: the same command goes on from there" in shown,
+          "the end names the checkpoint", shown[-800:])  # fmt: skip
+    check(kept.items() <= tree(f"{folder}/checkpoints").items(), "the checkpoints before are whole")
+    check(saving() and max(checkpoints(folder)) == newest, "it was saving")
+    if p.mpiexec:  # which asks its ranks to end, and kills them a second later
+        status, shown = in_terminal([*p.mpiexec, "-n", "2", *command], trains, lambda _: True)
+        check(status != 0, f"Ctrl-C twice ends mpirun ({status})", shown[-800:])
+        limit = time.time() + 10
+        while list(ranks_left()) and time.time() < limit:
+            time.sleep(0.05)
+        check(not list(ranks_left()), "no rank is left")
+    newest = max(checkpoints(folder))
+    run = p.gpt(*options, f"--steps={newest + 1}")
+    run.succeeds()
+    run.check(f"going on from step {newest} of {newest + 1}" in run.out and not saving(), "the run goes on from its checkpoint")
 
 
 def sample_of_the_stop(p):

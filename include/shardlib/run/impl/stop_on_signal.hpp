@@ -1,16 +1,24 @@
 // Stopping a run by a signal.
 #pragma once
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <future>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
+
+#include "shardlib/run/run_directory.hpp"
 
 namespace shardlib::run::detail {
 
@@ -24,6 +32,48 @@ inline sigset_t stop_signal_set() {
   sigemptyset(&set);
   for (const int signal : stop_signals) sigaddset(&set, signal);
   return set;
+}
+
+/// The path of the file LATEST of the run that signals stop, empty without --run. Handlers read it at any time, so it
+/// is in static memory. Only the process whose `speaks_of_stop` is set
+/// says something: the first rank.
+inline std::array<char, 4096> latest_of_stop{};
+inline std::atomic<bool> speaks_of_stop = false;
+
+/// Writes to stderr by what a handler may call.
+inline void say_in_handler(std::initializer_list<std::string_view> texts) {
+  for (const std::string_view text : texts)
+    if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+/// The second signal of a kind ends the process as usual, by that signal. Before, it says what the run has kept.
+inline void end_by_signal(int signal) {
+  std::signal(signal, SIG_DFL);
+  if (speaks_of_stop) {
+    const std::string_view latest = latest_of_stop.data();
+    std::array<char, 64> name{};
+    const int file = latest.empty() ? -1 : ::open(latest.data(), O_RDONLY | O_CLOEXEC);
+    const ssize_t length = file < 0 ? -1 : ::read(file, name.data(), name.size());
+    say_in_handler({"\nended at once by a second signal; "});
+    if (latest.empty())
+      say_in_handler({"without --run nothing was kept\n"});
+    else if (length <= 0)
+      say_in_handler({"no checkpoint is complete yet, so the same command starts again\n"});
+    else
+      say_in_handler({"the newest checkpoint is ", latest.substr(0, latest.rfind('/') + 1),
+                      std::string_view(name.data(), static_cast<std::size_t>(length - 1)),
+                      ": the same command goes on from there\n"});
+  }
+  ::raise(signal);
+}
+
+inline void ask_to_stop(int signal) {
+  const int error = errno;  // of the code that the handler interrupts
+  stop_signal = signal;
+  std::signal(signal, end_by_signal);
+  if (signal == SIGINT && speaks_of_stop)
+    say_in_handler({"\nstopping after this step; a second Ctrl-C ends at once\n"});
+  errno = error;
 }
 
 /// The signal handlers and their thread, one for all devices of the process.
@@ -40,10 +90,7 @@ class SignalThread {
   SignalThread() {
     stop_signal = 0;
     for (const int signal : stop_signals) {
-      const auto before = std::signal(signal, [](int s) {
-        stop_signal = s;
-        std::signal(s, SIG_DFL);
-      });
+      const auto before = std::signal(signal, ask_to_stop);
       if (before == SIG_IGN) std::signal(signal, SIG_IGN);  // nohup
     }
     thread_ = std::thread([end = end_.get_future()] {
@@ -67,20 +114,32 @@ class SignalThread {
   std::thread thread_;
 };
 
-/// While this object lives, the first of these signals asks the run to stop after its step; the second one kills the
-/// process as usual. This thread receives neither, because a handler that runs inside a GEMM of oneDNN 2.6 corrupts the
-/// heap (the cause is not known).
+/// While this object lives, the first of these signals asks the run to stop after its step; a second one of the same
+/// kind kills the process as usual. This thread receives neither, because a handler that runs inside a GEMM of oneDNN
+/// 2.6 corrupts the heap (the cause is not known). With `run`, a folder or a default-constructed RunDirectory, the
+/// handlers say what happens.
 class StopOnSignal {
  public:
-  StopOnSignal() {
+  explicit StopOnSignal(const RunDirectory* run = nullptr) {
+    const std::string latest = run != nullptr && run->exists() ? run->checkpoints() + "/LATEST" : "";
+    speaks_ = run != nullptr && latest.size() < latest_of_stop.size();
+    if (speaks_) {
+      latest_of_stop = {};
+      std::ranges::copy(latest, latest_of_stop.begin());
+      speaks_of_stop = true;
+    }
     const sigset_t signals = stop_signal_set();
     pthread_sigmask(SIG_BLOCK, &signals, &before_);
   }
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
-  ~StopOnSignal() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~StopOnSignal() {
+    if (speaks_) speaks_of_stop = false;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
 
  private:
+  bool speaks_ = false;
   std::shared_ptr<SignalThread> thread_ = SignalThread::get();
   sigset_t before_{};
 };

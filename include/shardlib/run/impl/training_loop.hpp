@@ -133,7 +133,7 @@ class TrainingLoop {
     say(fmt::format("{} parameters, mesh {}, {}", program_.parameters, to_string(device_->axes()),
                     described_data(training_, data_)));
     peak_ = peak_of_run(device_, training_, program_.dtype);
-    const StopOnSignal stop;  // before other threads start, because they inherit its signal mask
+    const StopOnSignal stop(speaks_ ? &directory_ : nullptr);  // before other threads start: they inherit its mask
     if (found) {
       skipped_batches_ = found->skipped_batches;
       resumed_at_ = first;
