@@ -1,7 +1,6 @@
 // The setup that gpt_fsdp and gpt_pipeline share for the model of gpt_model.hpp: options, sizes and initial values.
 #pragma once
 
-#include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/training.hpp>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "gpt_model.hpp"
+#include "trainers.hpp"
 
 namespace gpt {
 
@@ -26,17 +26,7 @@ struct ModelOptions {
 };
 
 inline void declare(run::Options& options, ModelOptions& o) {
-  options.group("model");
-  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
-  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
-  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
-  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
-  options.add("--d-head", o.d_head, "width of a head", run::size());
-  options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
-  run::declare(options, o.config.rope);
-  run::declare(options, o.config.recompute);
+  declare_model(options, o, "width of the feed-forward layer");
   options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches in training",
               run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
@@ -45,8 +35,6 @@ inline void declare(run::Options& options, ModelOptions& o) {
               "seqax: as in seqax, with 1/sqrt(d_head) in the queries instead of the scores",
               run::one_of({"depth-scaled", "seqax"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
-  options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
-  options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
   options.flag("--collective-matmul", o.config.collective_matmul,
                "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
 }

@@ -1,8 +1,6 @@
 // Around the model of moe_model.hpp: its options, presets, sizes and first values.
 #pragma once
 
-#include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "moe_model.hpp"
+#include "trainers.hpp"
 
 namespace moe {
 
@@ -23,13 +22,7 @@ struct ModelOptions {
 };
 
 inline void declare(run::Options& options, ModelOptions& o) {
-  options.group("model");
-  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
-  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
-  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
-  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
-  options.add("--d-head", o.d_head, "width of a head", run::size());
-  options.add("--d-ff", o.d_ff, "width of an expert", run::size());
+  declare_model(options, o, "width of an expert");
   options.add("--experts", o.experts, "number of experts per layer; a multiple of the size of axis e", run::size());
   options.add("--experts-per-token", o.config.top_k, "number of experts per token", run::size());
   options.flag("--norm-topk-prob", o.config.norm_topk_prob,
@@ -40,12 +33,6 @@ inline void declare(run::Options& options, ModelOptions& o) {
               run::at_least(0));
   options.add("--balance", o.config.balance, "weight of the loss that balances the experts", run::at_least(0));
   options.add("--router-z", o.config.router_z, "weight of the router's z-loss", run::at_least(0));
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
-  run::declare(options, o.config.rope);
-  run::declare(options, o.config.recompute);
-  options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
-  options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
 }
 
 // The shapes of public models. --load of their folders sets the same options.

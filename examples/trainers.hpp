@@ -7,6 +7,7 @@
 #include <shardlib/device/mesh_axes.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/options.hpp>
+#include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 
@@ -34,6 +35,25 @@ inline void declare_others(shardlib::run::Options& options) {
                                       "--timeline", "--model"});
   options.known_by({"moe"}, {"--experts", "--experts-per-token", "--norm-topk-prob", "--shared", "--shared-gate",
                              "--capacity", "--balance", "--router-z"});
+}
+
+// The options that the models of gpt_fsdp, gpt_pipeline and moe share. `d_ff` describes that option.
+template <class ModelOptions>
+void declare_model(shardlib::run::Options& options, ModelOptions& o, const char* d_ff) {
+  namespace run = shardlib::run;
+  options.group("model");
+  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
+  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
+  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
+  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
+  options.add("--d-head", o.d_head, "width of a head", run::size());
+  options.add("--d-ff", o.d_ff, d_ff, run::size());
+  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
+  run::declare(options, o.config.rope);
+  run::declare(options, o.config.recompute);
+  options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
+  options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
 }
 
 // Reads the command line. It prints what --help and the like ask for, and then returns false: nothing is to be trained.
