@@ -1345,6 +1345,8 @@ def mistakes(p):
         ([f"--validation-data={nowhere}"], ["nowhere/file"]),
         ([f"--data={p.folder}"], [p.folder, "flat-tokens", "--stream"]),
         (["--data="], ["--data"]),
+        ([p.text], ["needs its option's name before it, as in --data", p.text]),
+        (["--mesh="], ["--mesh has no effect with an empty value", "leave it out for the default"]),
         ([f"--load={nowhere}"], ["--load: ", "nowhere/file"]),
         ([f"--evaluate={nowhere}"], ["--evaluate: ", "nowhere/file"]),
         ([f"--tokenizer={nowhere}"], ["--tokenizer: ", "nowhere/file"]),
@@ -1388,9 +1390,14 @@ def mistakes(p):
         (["--mesh=d,t"], ["mesh", "name=size"]),
         (["--mesh=d=2,d=2"], ["mesh", "each axis once"]),
         (["--mesh=d=99999,t=99999"], ["mesh", "smaller"]),
+        (["--mesh=d=1,t=16000000"], ["16000000 devices as threads", "of memory are left", "smaller mesh"]),
     ]
     for options, words in wrong:
         p.gpt(*options).fails(2, *words)
+    core = str(min(os.sched_getaffinity(0)))
+    run = p.gpt("--mesh=d=8", "--steps=1", limits=["taskset", "-c", core])
+    run.succeeds()
+    run.check("note: the 8 devices of mesh d=8,s=1,t=1 are threads, which take turns on 1 core:" in run.out, "a note on many threads")
     p.gpt(data=False).fails(2, "--data", "--help")
     streamed = os.path.join(p.folder, "no-stream")
     p.gpt(f"--stream={nowhere}", f"--run={streamed}", data=False).fails(2, "--stream: ", "nowhere/file")

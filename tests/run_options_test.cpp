@@ -160,6 +160,7 @@ TEST_CASE("options: errors of the command line", "[run]") {
   fails({"--xylophone"}, "unknown option --xylophone (see --help)");
   fails({"-x"}, "unknown option -x (see --help)");
   fails({"stray"}, "'stray': every value here needs its option's name before it (see --help)");
+  fails({"/"}, "'/': every value here needs its option's name before it, as in --data / (see --help)");
   fails({"--steps"}, "--steps needs a value, as in --steps=VALUE (see --help)");
   fails({"--steps", "--tied"}, "--steps needs a value, as in --steps=VALUE (see --help)");
   fails({"--tied=true"}, "--tied=true: a flag takes no value; --no-tied switches it off (see --help)");

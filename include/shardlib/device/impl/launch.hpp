@@ -34,6 +34,7 @@
 #include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 #ifndef SHARDLIB_COMPILED
@@ -196,6 +197,11 @@ inline void check_settings() {
 
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
                                     const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind, GpuSums sums) {
+  constexpr std::size_t device_bytes = std::size_t{1} << 20;  // stack, pool and groups, besides its tensors
+  if (const std::size_t left = left_bytes(); left / device_bytes < static_cast<std::size_t>(count))
+    throw UsageError("mesh " + to_string(mesh) + ": " + std::to_string(count) + " devices as threads take about " +
+                     std::to_string(count) + " MB for themselves, but " + std::to_string(left / device_bytes) +
+                     " MB of memory are left: choose a smaller mesh");
   const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
   struct Result {
     std::exception_ptr error;

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
@@ -79,8 +81,12 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
-      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size())
-        detail::bad_option("'" + word + "': every value here needs its option's name before it");
+      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size()) {
+        std::error_code error;
+        const bool is_data = find("--data", false) != none && std::filesystem::exists(word, error);
+        detail::bad_option("'" + word + "': every value here needs its option's name before it" +
+                           (is_data ? ", as in --data " + word : ""));
+      }
       request.arguments.push_back(word);
       continue;
     }

@@ -242,7 +242,9 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 }
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
-  if (t.directory.empty() || t.plan || t.sample_only || !t.graph.empty() || world_rank() != 0) return;
+  if (t.plan || !t.graph.empty() || world_rank() != 0) return;
+  detail::note_threads(t);
+  if (t.directory.empty() || t.sample_only) return;
   print_console(
       fmt::format("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe()));
 }

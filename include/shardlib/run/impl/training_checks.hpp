@@ -10,9 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/device/impl/launch_parts.hpp"
+#include "shardlib/device/launch.hpp"
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/run/chat.hpp"
+#include "shardlib/run/console.hpp"
 #include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/sampling.hpp"
 #include "shardlib/run/training.hpp"
@@ -36,6 +40,9 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
+  o.in_vain({"--mesh"}, [&t](const Options&) {
+    return t.mesh.empty() ? "with an empty value: give axes, as in d=4,t=2, or leave it out for the default" : "";
+  });
   o.in_vain({"--step-graph"}, [&t](const Options&) {
     return t.plan || t.sample_only || !t.graph.empty() ? "in a call that does not train: leave it out" : "";
   });
@@ -43,6 +50,16 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
         [&t] { return !t.directory.empty(); });
+}
+
+/// Notes that the devices are threads, where they are far more than the cores: such a run looks as if it hangs.
+inline void note_threads(const Training& t) {
+  const int devices = device_count(parse_mesh(t.mesh)), cores = shardlib::detail::threads_per_device(1);
+  if (under_mpi() || devices <= 4 * cores) return;
+  print_console(
+      fmt::format("note: the {} devices of mesh {} are threads, which take turns on {} {}: a step takes long; --plan "
+                  "describes it without running it\n",
+                  devices, t.mesh, cores, cores == 1 ? "core" : "cores"));
 }
 
 inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
