@@ -478,8 +478,17 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
 TEST_CASE("a folded graph keeps products and collectives, and has no cycle", "[graph]") {
   const auto mesh = parse_mesh("d=4,s=1,t=2");
   const std::string whole = run::dot(mesh, one_layer), folded = run::dot(mesh, one_layer, {.fold = true});
-  for (const std::string kind : {"product", "input", "axes0", "axes1", "axes2"})
+  for (const std::string kind : {"product", "axes0", "axes1", "axes2"})
     REQUIRE(count(folded, "class=\"" + kind) == count(whole, "class=\"" + kind));
+  REQUIRE(count(folded, "class=\"input") == 0);
+  for (const std::string weight : {"w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})  // gathered in both passes
+    REQUIRE(count(folded, "[label=\"all_gather\\n[layer/" + weight + ",\\n") == 2);
+  // The backward pass below the forward pass, and all text at least 9 pixels high in a window of 1400.
+  const std::string svg = run::svg(folded);
+  REQUIRE(count(folded, "fontsize=12") == 2);
+  REQUIRE(std::stod(svg.substr(svg.find("viewBox=\"0.00 0.00 ") + 19)) <= 12 * 1400 / 9.0);
+  REQUIRE(count(folded, "  // kept n") > 5);
+  REQUIRE(count(svg, "<path class=\"kept\"") == count(folded, "  // kept n"));
   const int small = count(whole, "class=\"op\"");
   REQUIRE(count(folded, "class=\"op\"") < small - 15);
   REQUIRE(count(folded, "[label=\"rms_norm, *\\n(2 ops)\"") == 2);

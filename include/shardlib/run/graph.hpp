@@ -14,7 +14,9 @@ namespace shardlib::run {
 
 /// How a graph is drawn.
 struct GraphOptions {
-  bool fold = false;  ///< one node for neighboring ops that neither communicate nor multiply matrices
+  /// One node for neighboring ops that neither communicate nor multiply matrices; inputs as lines of the ops that read
+  /// them; the backward pass below the forward pass; dotted arrows as comments, from which `svg` draws curves.
+  bool fold = false;
 };
 
 /// The graph of the ops of value_and_grad in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
@@ -27,9 +29,9 @@ struct GraphOptions {
                                               const std::function<void(const DevicePtr&)>& body,
                                               const GraphOptions& options = {});
 
-/// The picture of DOT text as the text of an SVG file, drawn by Graphviz' program `dot`. A browser shows it as large as
-/// its window, bright or dark, enlarges it by the wheel, and shows what a node says at the pointer. Throws UsageError
-/// if `dot` is not installed. `svg(dot(mesh, body))`
+/// The picture of DOT text as the text of an SVG file, drawn by Graphviz' program `dot`. A browser shows it as wide as
+/// its window, bright or dark, moves and enlarges it, and shows what a node says at the pointer. Throws UsageError if
+/// `dot` is not installed. `svg(dot(mesh, body))`
 [[nodiscard]] SHARDLIB_INLINE std::string svg(const std::string& dot);
 /// Writes that file. Throws UsageError as `svg` does, or if `path` cannot be created or is not a regular file. Throws
 /// Error if the system cannot write it, as on a full disk.

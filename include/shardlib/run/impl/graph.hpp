@@ -57,8 +57,9 @@ class Graph {
   }
 
   /// Makes one node of neighboring ops that neither communicate nor multiply matrices, where that leaves the graph
-  /// without a cycle.
+  /// without a cycle. Inputs become lines of the ops that read them.
   void fold() {
+    folded_ = true;
     std::vector<std::size_t> into(nodes_.size());
     std::iota(into.begin(), into.end(), std::size_t{0});
     for (const Edge& edge : edges_) {
@@ -85,13 +86,19 @@ class Graph {
       nodes_[into[i]].kept += nodes_[i].kept;
       nodes_[i].kind = Kind::folded;
     }
+    for (const Edge& edge : edges_)
+      if (nodes_[edge.from].kind == Kind::input)
+        nodes_[edge.to].inputs += fmt::format("\n[{},\n{}]", nodes_[edge.from].name, bytes_text(edge.bytes));
+    std::erase_if(edges_, [&](const Edge& edge) { return nodes_[edge.from].kind == Kind::input; });
+    for (Node& node : nodes_)
+      if (node.kind == Kind::input) node.kind = Kind::folded;
   }
 
   [[nodiscard]] std::string text(const std::string& title) const {
     std::string out = fmt::format(
-        "digraph {{\n  label={}; labelloc=t; fontname=\"sans-serif\"; fontsize=16; bgcolor=transparent; nodesep=0.15; "
-        "ranksep=0.3;\n  node [fontname=\"sans-serif\", fontsize=11, margin=\"0.08,0.04\", color=\"#444444\"];\n"
-        "  edge [fontname=\"sans-serif\", fontsize=9, color=\"#777777\", fontcolor=\"#555555\", arrowsize=0.7];\n",
+        "digraph {{\n  label={}; labelloc=t; fontname=\"sans-serif\"; fontsize=16; bgcolor=transparent; nodesep=0.02; "
+        "ranksep=0.3;\n  node [fontname=\"sans-serif\", fontsize=12, margin=\"0.06,0.03\", color=\"#444444\"];\n"
+        "  edge [fontname=\"sans-serif\", fontsize=12, color=\"#777777\", fontcolor=\"#555555\", arrowsize=0.7];\n",
         quote(title));
     out += nodes(Kind::input);
     for (const auto& [kind, name] : {std::pair{Kind::forward, "forward"}, {Kind::backward, "backward"}})
@@ -105,13 +112,34 @@ class Graph {
                            quote(axes), fill(number));
       out += "  }\n";
     }
+    std::set<std::pair<std::size_t, std::string>> told;  // a value is described at its first arrow
+    std::set<std::size_t> goes_on, begun;
     for (const Edge& edge : edges_) {
-      // Both passes begin at the top, so an edge between them moves no node down.
-      if (nodes_[edge.from].kind != Kind::backward && nodes_[edge.to].kind == Kind::backward)
-        out += fmt::format("  n{} -> n{} [constraint=false, style=dotted];\n", edge.from, edge.to);
-      else
+      const Kind from = nodes_[edge.from].kind, to = nodes_[edge.to].kind;
+      if (from == Kind::forward && to == Kind::forward) goes_on.insert(edge.from);
+      if (from == Kind::backward) begun.insert(edge.to);
+      const std::string label = in_lines(edge.spec) + "\n" + bytes_text(edge.bytes);
+      if (from == Kind::backward || to != Kind::backward)
         out += fmt::format("  n{} -> n{} [label={}];\n", edge.from, edge.to,
-                           quote(edge.spec + "\n" + bytes_text(edge.bytes)));
+                           told.emplace(edge.from, label).second || !folded_ ? quote(label) : "\"\"");
+      else if (folded_)  // `svg` draws it: `dot` would make room for it in every row
+        out += fmt::format("  // kept n{} n{}\n", edge.from, edge.to);
+      else  // both passes begin at the top, so such an edge moves no node down
+        out += fmt::format("  n{} -> n{} [constraint=false, style=dotted];\n", edge.from, edge.to);
+    }
+    if (folded_) {
+      // Rows are narrower than columns: the colors stand in the first one, and an invisible node is between the passes.
+      out += "  between [shape=point, style=invis];\n";
+      bool first = true;
+      for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (nodes_[i].kind == Kind::forward && std::exchange(first, false))
+          for (const auto& [axes, number] : colors_)
+            out += fmt::format("  {} -> n{} [style=invis];\n", quote("axes " + axes), i);
+        if (nodes_[i].kind == Kind::forward && !goes_on.contains(i))
+          out += fmt::format("  n{} -> between [style=invis];\n", i);
+        if (nodes_[i].kind == Kind::backward && !begun.contains(i))
+          out += fmt::format("  between -> n{} [style=invis];\n", i);
+      }
     }
     return out + "}\n";
   }
@@ -123,9 +151,10 @@ class Graph {
     Kind kind = Kind::input;
     bool recomputed = false;
     double flops = 0;
-    std::int64_t bytes = 0;  ///< sent
-    std::size_t kept = 0;    ///< bytes that the backward pass reads
-    std::size_t color = 0;   ///< of the axes, from 1 on
+    std::int64_t bytes = 0;   ///< sent
+    std::size_t kept = 0;     ///< bytes that the backward pass reads
+    std::size_t color = 0;    ///< of the axes, from 1 on
+    std::string inputs = {};  ///< a line for each that is folded into the op
   };
   struct Edge {
     std::size_t from, to;
@@ -136,6 +165,14 @@ class Graph {
 
   static std::string bytes_text(std::size_t bytes) { return unit_text(Unit::bytes, static_cast<double>(bytes)); }
   static std::string spec_text(const TensorSpec& spec) { return std::string(shardlib::to_string(spec).view()); }
+  /// In a folded graph, each spec of an op spec on a line of its own.
+  [[nodiscard]] std::string in_lines(std::string spec) const {
+    if (!folded_) return spec;
+    for (const auto& [sign, cut] : {std::pair<std::string_view, std::string_view>{", ", ",\n"}, {" -> ", "\n→ "}})
+      for (std::size_t at = spec.find(sign); at != std::string::npos; at = spec.find(sign, at + cut.size()))
+        spec.replace(at, sign.size(), cut);
+    return spec;
+  }
   std::size_t input(const shardlib::detail::OpRead& read) {
     nodes_.push_back({read.what, spec_text(*read.spec)});
     return nodes_.size() - 1;
@@ -160,15 +197,19 @@ class Graph {
     }
     return false;
   }
-  /// "cast, norm and 3 more", two names a line.
+  /// "cast, norm, ...", in lines of about 20 characters.
   static std::string listed(const std::vector<std::string>& names) {
-    constexpr std::size_t most = 4;
+    constexpr std::size_t most = 4, width = 20;
     std::vector<std::string> distinct;
     for (const std::string& name : names)
       if (std::ranges::find(distinct, name) == distinct.end()) distinct.push_back(name);
     std::string text;
-    for (std::size_t i = 0; i < std::min(distinct.size(), most); ++i)
-      text += (i == 0 ? "" : i % 2 == 0 ? ",\n" : ", ") + distinct[i];
+    std::size_t line = 0;
+    for (std::size_t i = 0; i < std::min(distinct.size(), most); ++i) {
+      const bool fits = line + distinct[i].size() <= width;
+      text += (i == 0 ? "" : fits ? ", " : ",\n") + distinct[i];
+      line = (fits ? line : 0) + distinct[i].size();
+    }
     return text + (distinct.size() > most ? ", ..." : "") + fmt::format("\n({} ops)", names.size());
   }
   std::size_t color(const shardlib::detail::OpWork& work) {
@@ -187,8 +228,8 @@ class Graph {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       const Node& node = nodes_[i];
       if (node.kind != kind) continue;
-      std::string label = node.name;
-      if (!node.spec.empty()) label += "\n" + node.spec;
+      std::string label = node.name + node.inputs;
+      if (!node.spec.empty()) label += "\n" + in_lines(node.spec);
       if (node.recomputed) label += "\n(recomputed)";
       if (node.flops > 0) label += "\n" + unit_text(Unit::count, node.flops) + (node.flops < 1e3 ? " FLOP" : "FLOP");
       if (node.bytes > 0) label += "\nsends " + bytes_text(static_cast<std::size_t>(node.bytes));
@@ -207,6 +248,7 @@ class Graph {
   std::set<Edge> edges_;
   std::map<const void*, std::size_t> producers_;
   std::map<std::string, std::size_t> colors_;
+  bool folded_ = false;
 };
 
 }  // namespace detail

@@ -1,6 +1,8 @@
-// Definitions of graph.hpp: the picture, which fits the window, is moved and enlarged there, and follows its theme.
+// Definitions of graph.hpp: the picture, which is as wide as its window, is moved and enlarged there, and follows its
+// theme.
 #pragma once
 
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -27,6 +30,7 @@ namespace detail {
 /// Colors for a dark window, where those of the file are for a bright one and for paper.
 inline constexpr std::string_view graph_style = R"(<style>
 svg { background: #ffffff; cursor: grab }
+.kept { fill: none; stroke: #777777; stroke-dasharray: 1 4; stroke-linecap: round }
 @media screen and (prefers-color-scheme: dark) {
   svg { background: #16181d }
   text { fill: #e8e8e8 }
@@ -35,6 +39,7 @@ svg { background: #ffffff; cursor: grab }
   .edge path { stroke: #8b919d }
   .edge polygon { stroke: #8b919d; fill: #8b919d }
   .edge text { fill: #b4bac6 }
+  .kept { stroke: #9aa0ac }
   .input polygon { fill: #16181d }
   .op path { fill: #23262e }
   .product path { fill: #454b58 }
@@ -48,22 +53,40 @@ svg { background: #ffffff; cursor: grab }
 </style>
 )";
 
-/// The wheel enlarges at the pointer, dragging moves; + and - enlarge at the middle, 0 and a double click show all.
+/// The picture is as wide as the window. The wheel, dragging and keys move it; with Ctrl the wheel enlarges at the
+/// pointer, + and - at the middle. 0 shows all, and a double click the width again.
 inline constexpr std::string_view graph_script = R"(<script><![CDATA[
 const svg = document.documentElement, whole = svg.viewBox.baseVal;
 const all = [whole.x, whole.y, whole.width, whole.height];
-let view = all.slice(), drag = null;
+let view = null, drag = null, moved = false;
 const show = () => svg.setAttribute("viewBox", view.join(" "));
+const reset = () => {
+  const width = Math.max(all[2], innerWidth / 1.3), height = width * innerHeight / innerWidth;
+  view = [all[0] + (all[2] - width) / 2, all[1], width, height];
+  moved = false;
+  show();
+};
+const move = (x, y) => {
+  [x, y].forEach((by, i) => {
+    const ends = [all[i], all[i] + all[i + 2] - view[i + 2]];
+    view[i] = Math.max(Math.min(...ends), Math.min(Math.max(...ends), view[i] + by));
+  });
+  moved = true;
+  show();
+};
 const point = (x, y) => new DOMPoint(x, y).matrixTransform(svg.getScreenCTM().inverse());
 const zoom = (by, at) => {
   const size = Math.min(4, Math.max(0.02, view[2] / by / all[2])) * all[2] / view[2];
   view = [at.x - (at.x - view[0]) * size, at.y - (at.y - view[1]) * size, view[2] * size, view[3] * size];
+  moved = true;
   show();
 };
 const middle = () => ({x: view[0] + view[2] / 2, y: view[1] + view[3] / 2});
 svg.addEventListener("wheel", e => {
   e.preventDefault();
-  zoom(Math.exp(-e.deltaY / 400), point(e.clientX, e.clientY));
+  const unit = e.deltaMode === 1 ? 16 : 1, size = unit * view[2] / innerWidth;
+  if (e.ctrlKey || e.metaKey) zoom(Math.exp(-unit * e.deltaY / 400), point(e.clientX, e.clientY));
+  else move(e.deltaX * size, e.deltaY * size);
 }, {passive: false});
 svg.addEventListener("pointerdown", e => {
   if (e.button !== 0) return;
@@ -73,20 +96,52 @@ svg.addEventListener("pointerdown", e => {
 svg.addEventListener("pointermove", e => {
   if (!drag) return;
   const to = point(e.clientX, e.clientY);
-  view[0] += drag.x - to.x;
-  view[1] += drag.y - to.y;
-  show();
+  move(drag.x - to.x, drag.y - to.y);
 });
 svg.addEventListener("pointerup", () => { drag = null; });
-const reset = () => { view = all.slice(); show(); };
 svg.addEventListener("dblclick", reset);
+addEventListener("resize", () => { if (!moved) reset(); });
 addEventListener("keydown", e => {
+  const part = {ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.9, PageDown: 0.9, Home: -1e6, End: 1e6}[e.key];
+  if (part) move(0, part * view[3]);
   if (e.key === "+" || e.key === "=") zoom(1.25, middle());
   if (e.key === "-") zoom(0.8, middle());
-  if (e.key === "0") reset();
+  if (e.key === "0") { view = all.slice(); moved = true; show(); }
 });
+reset();
 ]]></script>
 )";
+
+/// The SVG of `dot` with dotted curves for the lines "// kept n1 n2" of its text, behind the nodes.
+inline std::string with_kept(std::string svg, std::string_view dot) {
+  struct Place {
+    double x, top, bottom;  ///< of a node's text
+  };
+  std::map<std::string, Place, std::less<>> places;
+  for (std::size_t at = svg.find("class=\"node"); at != std::string::npos; at = svg.find("class=\"node", at + 1)) {
+    const std::string_view group(svg.data() + at, svg.find("</g>", at) - at);
+    const auto number = [&](std::string_view before, std::size_t from) {
+      return std::strtod(group.data() + group.find(before, from) + before.size(), nullptr);
+    };
+    const std::size_t name = group.find("<title>") + 7, text = group.find("<text "), last = group.rfind("<text ");
+    if (text < group.size())
+      places[std::string(group.substr(name, group.find('<', name) - name))] = {
+          number(" x=\"", text), number(" y=\"", text), number(" y=\"", last)};
+  }
+  std::string curves;
+  constexpr std::string_view mark = "  // kept ";
+  for (std::size_t at = dot.find(mark); at != std::string_view::npos; at = dot.find(mark, at + 1)) {
+    std::istringstream words(std::string(dot.substr(at + mark.size(), dot.find('\n', at) - at - mark.size())));
+    std::string from, to;
+    words >> from >> to;
+    const Place &a = places.at(from), &b = places.at(to);
+    const double middle = (a.bottom + b.top) / 2;
+    curves += fmt::format("<path class=\"kept\" d=\"M{:.0f},{:.0f} C{:.0f},{:.0f} {:.0f},{:.0f} {:.0f},{:.0f}\"/>\n",
+                          a.x, a.bottom, a.x, middle, b.x, middle, b.x, b.top);
+  }
+  if (!curves.empty()) svg.insert(svg.find("<g id=\"node"), curves);
+  return svg;
+}
 
 /// A node or an arrow of the SVG of `dot`.
 struct GraphPart {
@@ -161,7 +216,8 @@ SHARDLIB_INLINE std::string svg(const std::string& dot) {
     throw UsageError("a graph needs the program `dot`: install the package graphviz");
   if (!ran || WEXITSTATUS(status) != 0) throw UsageError("cannot draw a graph: `dot -Tsvg` has failed");
   const auto drawn = io::read_file(picture);
-  return detail::fitted(detail::with_titles({reinterpret_cast<const char*>(drawn.data()), drawn.size()}));
+  const std::string plain(reinterpret_cast<const char*>(drawn.data()), drawn.size());
+  return detail::fitted(detail::with_titles(detail::with_kept(plain, dot)));
 }
 
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
