@@ -120,9 +120,10 @@ TEST_CASE("kernel teams: lanes of the simulated device show a missing barrier", 
   CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);
   CHECK(result(true, Reverse<false>{nullptr, n}) != reversed);
   const Place device(true);
-  CHECK_THROWS_WITH(device.exec.for_items(4, 0, Leaves{}),
-                    "simulated device: a lane of a kernel's team missed a barrier that others wait at");
-  CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);  // the next kernel finds all in order
+  const char* const words = "simulated device: a lane of a kernel's team missed a barrier that others wait at";
+  device.exec.for_items(4, 0, Leaves{});
+  for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(device.exec.synchronize(), words);  // as a GPU's error, which stays
+  CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);  // the next device finds all in order
 }
 
 TEST_CASE("kernel teams: a reduction has the same bits for any number of lanes", "[simulated]") {

@@ -231,7 +231,7 @@ inline bool check_case(const DevicePtr& device, const Case& c) {
 
 /// Leaves the device's pool with memory that holds NaN, or -1: what an op does not write shows.
 inline void poison(const Device& device) {
-  if (device_kind() == DeviceKind::simulated) {  // which overwrites what is freed; each access costs two system calls
+  if (device_kind() == DeviceKind::simulated) {  // which overwrites what is freed
     const Buffer all = device.pool()->allocate(std::size_t{1} << 18U);
     return;
   }

@@ -164,16 +164,19 @@ TEST_CASE("einsum and reduction have the bits of the tree over local products, o
       std::vector<std::vector<float>> summands;
       for (std::size_t d = 0; d < parts; ++d) {
         const std::size_t n = 24 / parts;
-        std::vector<float> left, right, product(7 * 12);
+        std::vector<float> left, right;
         for (std::size_t b = 0; b < 7; ++b)
           for (std::size_t a = 0; a < n; ++a) left.push_back(x.span()[b * 24 + d * n + a]);
         right.assign(w.span().begin() + static_cast<std::ptrdiff_t>(d * n * 12),
                      w.span().begin() + static_cast<std::ptrdiff_t>((d + 1) * n * 12));
         const int lhs[]{0, 1}, rhs[]{1, 2}, out[]{0, 2};
         const auto k = static_cast<std::int64_t>(n);
-        kernels::einsum(device->exec(), kernels::plan_einsum(lhs, rhs, out), DType::f32, DType::f32, left.data(),
-                        Shape{7, k}, right.data(), Shape{k, 12}, product.data());
-        summands.push_back(product);
+        const Buffer a = device->to_device(make_buffer(*device, left)),
+                     b = device->to_device(make_buffer(*device, right));
+        const Buffer product = device->pool()->allocate(sizeof(float) * 7 * 12);
+        kernels::einsum(device->exec(), kernels::plan_einsum(lhs, rhs, out), DType::f32, DType::f32, a.data(),
+                        Shape{7, k}, b.data(), Shape{k, 12}, product.data());
+        summands.push_back(values_of<float>(product));
       }
       const auto whole = all_reduce<"B C +d -> B C">(y);
       const auto part = reduce_scatter<"B C +d -> B C/d">(y);

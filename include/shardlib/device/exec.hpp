@@ -13,6 +13,7 @@
 #include "shardlib/device/simulated_team.hpp"
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/simulated_queue.hpp"
 #include "shardlib/support/kokkos.hpp"
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
 #include "shardlib/device/kokkos_launcher.hpp"
@@ -48,8 +49,21 @@ struct Exec {
   [[nodiscard]] detail::Gpu* gpu() const { return on_device() ? pool->device_memory()->gpu() : nullptr; }
   /// Whether the kernels run in memory that host code cannot access.
   [[nodiscard]] bool on_device() const { return pool != nullptr && pool->device_memory() != nullptr; }
-  /// Opens the device's memory while the result lives. `for_each`, `zero` and `copy` do so by themselves.
-  [[nodiscard]] MemoryAccess access() const { return MemoryAccess(on_device() ? pool->device_memory() : nullptr); }
+  /// Waits for the simulated device's stream.
+  void synchronize() const {
+    if (detail::SimulatedQueue* const queue = on_device() ? pool->device_memory()->queue() : nullptr)
+      queue->synchronize();
+  }
+  /// Waits for the stream, and opens the device's memory while the result lives. `for_each` does so by itself.
+  [[nodiscard]] MemoryAccess access() const {
+    synchronize();
+    return MemoryAccess(on_device() ? pool->device_memory() : nullptr);
+  }
+  /// Puts work(), which holds by value all that it needs, into the simulated device's stream.
+  template <class F>
+  void launch(const F& work) const {
+    if (!dry) pool->device_memory()->queue()->launch(work);
+  }
   /// Calls f(), which reads or writes shards on the calling thread. `exec.run([&] { product.run(); })`
   template <class F>
   void run(const F& f) const {
@@ -83,7 +97,8 @@ struct Exec {
   }
   /// Runs a kernel: kernel(team, item) for each item in [0, items), which are independent. The kernel is a struct that
   /// holds all it needs by value, and its call is a template of the team (HostTeam says what a team has). It allocates
-  /// nothing and throws nothing. `scratch_bytes` is what one item needs of scratch memory.
+  /// nothing and throws nothing. `scratch_bytes` is what one item needs of scratch memory. On a device the kernel runs
+  /// later, in the order of the device's stream.
   template <class Kernel>
   void for_items(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
@@ -110,9 +125,7 @@ struct Exec {
     if (gpu() != nullptr) return for_items_on_gpu(items, scratch_bytes, kernel);
 #endif
     const Buffer block = scratch(scratch_bytes);
-    if (dry) return;
-    const MemoryAccess open = access();
-    detail::run_simulated(items, block.data(), kernel);
+    launch([items, at = block.data(), kernel] { detail::run_simulated(items, at, kernel); });
   }
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   /// The same on a GPU, which the pool's memory must be of. Other teams need no code for such a kernel.
@@ -142,11 +155,11 @@ struct Exec {
   /// host's.
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {
-    if (!dry && gpu() != nullptr && pool->device_memory()->zero(to, bytes)) return;
+    if (!dry && on_device() && pool->device_memory()->zero(to, bytes)) return;
     for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });
   }
   void copy(void* to, const void* from, std::size_t bytes) const {
-    if (!dry && gpu() != nullptr && pool->device_memory()->copy(to, from, bytes)) return;
+    if (!dry && on_device() && pool->device_memory()->copy(to, from, bytes)) return;
     for_pieces(bytes, [to, from](std::size_t at, std::size_t n) {
       std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, n);
     });

@@ -51,11 +51,17 @@ using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data)
 SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(const Exec& exec, std::span<const std::int64_t> shape,
                                                          std::span<ErasedOperand> operands);
 
+/// The size of an F whose bytes are a copy of it, or else 0.
+template <class F>
+inline constexpr std::size_t plain_size = std::is_trivially_copyable_v<F> ? sizeof(F) : 0;
+
 /// Runs the loops. A row that is contiguous in every operand goes to `loop` in place; others are copied through
 /// tiles. This function is not inlined and does not depend on f's type, so that each f costs the compiler only one
-/// loop.
+/// loop. A device copies f, of `f_bytes` as plain_size says; it waits for the kernel if f is larger than 64 bytes or
+/// not plain.
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
-                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f);
+                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f,
+                                  std::size_t f_bytes);
 
 }  // namespace detail
 
@@ -97,7 +103,7 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
     return run_typed(exec, loops.items(), body::Elementwise<body::ElementRow<F, T...>>{loops, row});
   }
 #endif
-  detail::apply_erased(exec, shape, erased, &ElementLoop<F, T...>::run, &f);
+  detail::apply_erased(exec, shape, erased, &ElementLoop<F, T...>::run, &f, detail::plain_size<F>);
 }
 
 /// As above, over n contiguous elements.

@@ -296,8 +296,8 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   const detail::Gemm<T, C> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
   if constexpr (std::is_same_v<T, bf16>)
     if (!has_bf16_gemm()) return detail::gemm_of_copies(exec, whole);
+  if (exec.on_device()) return exec.launch([whole] { whole.run(); });
   exec.run([&] {
-    const MemoryAccess open = exec.access();
     const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
     if (threads == 1) return whole.run();
     // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would

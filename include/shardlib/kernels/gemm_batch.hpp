@@ -27,15 +27,14 @@ void gemm_batch(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, st
     return detail::gpu_gemm(*exec.gpu(), trans_a, trans_b, m, n, k, a, lda, stride_a, b, ldb, stride_b, c, ldc,
                             stride_c, count, accumulate);
 #endif
-  const MemoryAccess open = exec.access();
   const auto one = [&](std::int64_t i) {
     const T* const left = a + i * stride_a;
     const T* const right = b + i * stride_b;
     C* const result = c + i * stride_c;
     gemm<T, C>(exec, trans_a, trans_b, m, n, k, left, lda, right, ldb, result, ldc, accumulate);
   };
-  if (count >= exec.available_threads()) return exec.for_each(count, one);
-  for (std::int64_t i = 0; i < count; ++i) one(i);  // the threads share each product
+  if (!exec.on_device() && count >= exec.available_threads()) return exec.for_each(count, one);
+  for (std::int64_t i = 0; i < count; ++i) one(i);  // the threads share each product, or a device runs it later
 }
 
 }  // namespace shardlib::kernels

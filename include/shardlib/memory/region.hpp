@@ -21,6 +21,7 @@ namespace shardlib {
 
 namespace detail {
 class Gpu;
+class SimulatedQueue;
 /// The identity of a device's hardware, which is the same for all processes, whatever number each gives it.
 using HardwareName = std::array<char, 16>;
 /// What a device is.
@@ -43,8 +44,9 @@ class Region {
   /// Meta memory: addresses that no program can use. An access is a fault.
   static std::shared_ptr<Region> make_meta();
   /// Memory of the simulated device. Kernels and copies may access it, between `open` and `close`; any other access is
-  /// a fault. A freed block is overwritten with NaN.
-  static std::shared_ptr<Region> make_simulated();
+  /// a fault. A freed block is overwritten with NaN when the device has run what it began before. SimulatedQueue says
+  /// what the seed does.
+  static std::shared_ptr<Region> make_simulated(std::uint64_t seed = 0);
   /// Memory of a GPU, for the device `local_rank` of this machine: the devices are dealt out to the GPUs. The
   /// `sharers`, the devices of one GPU, share its memory evenly. *Throws* UsageError if the build or the machine has no
   /// GPU.
@@ -72,13 +74,16 @@ class Region {
   virtual void close() {}
   /// The GPU whose memory this is. Null for all memory that the host's cores can access.
   [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
+  /// The stream of the simulated device whose memory this is. Null for all other memory.
+  [[nodiscard]] virtual detail::SimulatedQueue* queue() { return nullptr; }
   /// A stream of the device beside its own. Null for host memory.
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
   /// The hardware of device memory.
   [[nodiscard]] virtual detail::HardwareName hardware() const { return {}; }
   /// The model of a GPU. Other memory has none.
   [[nodiscard]] virtual detail::HardwareModel model() const { return {}; }
-  /// Copies, or clears (`zero`), bytes of this memory by the device itself. Returns false if the host has to do it.
+  /// Copies, or clears (`zero`), bytes of this memory by the device itself, in the order of its stream. If one side of
+  /// a copy is host memory, the host waits for it. Returns false if this is host memory.
   virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
   virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }
   /// Describes the memory in a pool's error when it is exhausted. Empty for the memory of this machine.
@@ -96,8 +101,10 @@ class Region {
   virtual Addresses grow(std::size_t bytes) = 0;
   /// Returns whole pages to the system. If that fails, the pages stay.
   virtual void discard(std::uintptr_t begin, std::size_t bytes) = 0;
-  /// Called before a block becomes free.
-  virtual void overwrite(std::uintptr_t /*begin*/, std::size_t /*bytes*/) {}
+  /// Called when addresses become a block of `size` bytes, and before a block becomes free that was asked for with
+  /// `bytes`. They make AddressSanitizer's marks.
+  virtual void begin_block(std::uintptr_t begin, std::size_t size);
+  virtual void end_block(std::uintptr_t begin, std::size_t bytes);
   /// Call it before the addresses are released: it removes the AddressSanitizer marks, because the next owner may use
   /// all of them.
   void leave();

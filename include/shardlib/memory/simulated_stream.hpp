@@ -1,4 +1,4 @@
-// A stream of the simulated device. Its work runs late, and in order.
+// A stream of the simulated device beside that of its kernels. Its work runs late, and in order.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,7 @@ class SimulatedStream final : public Stream {
   [[nodiscard]] CUstream_st* handle() override { return reinterpret_cast<CUstream_st*>(this); }
   /// The stream that has this handle.
   static SimulatedStream& of(CUstream_st* handle) { return *reinterpret_cast<SimulatedStream*>(handle); }
-  /// Kernels of the simulated device have run when they return, so this only notes that the caller has asked for it.
-  void follow_device() override { follows_ = true; }
+  void follow_device() override;
   /// Whether `follow_device` was called since the last mark.
   [[nodiscard]] bool follows_device() const { return follows_; }
   [[nodiscard]] std::unique_ptr<StreamMark> mark() override;
@@ -66,6 +65,7 @@ class SimulatedStream final : public Stream {
   std::deque<Work> queue_;
   std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
   std::string fault_;
+  std::uint64_t follows_until_ = 0;  ///< the work of the device's queue that work in this stream waits for
   bool follows_ = false;
 };
 

@@ -49,6 +49,7 @@ struct MapFunction : Counted {
 #endif
   };
   const void* f = nullptr;
+  std::size_t f_bytes = 0;  ///< the size of a function whose bytes are a copy of it
   std::size_t operands = 0;
   DType result{};
   Loop forward;  ///< operands..., result
@@ -117,6 +118,7 @@ struct MapLoops : MapFunction {
 
   explicit MapLoops(const F& g) : function(g) {
     f = &function;
+    if (std::is_trivially_copyable_v<F>) f_bytes = sizeof(F);
     operands = N;
     result = dtype_v<R>;
 #if defined(SHARDLIB_TYPED_KERNELS)

@@ -45,6 +45,9 @@ struct Tuning {
   /// For tests that fail or die while a checkpoint is saved: called on each device as it passes a phase. In order:
   /// "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
   std::function<void(std::string_view phase, int device)> checkpoint_phase = nullptr;
+  /// For tests: the simulated device's kernels also run at random moments, which this number chooses. At 0 they run as
+  /// late as they can.
+  std::uint64_t simulated_seed = 0;
   /// For tests: functions to call in place of libnccl's, also by the simulated device.
   const detail::nccl::Functions* nccl = nullptr;
 };

@@ -64,7 +64,7 @@ class MapArrays {
 #if defined(SHARDLIB_TYPED_KERNELS)
     if (kernels::takes_typed_kernels(exec)) return launch(exec, function, loop, wanted);
 #endif
-    kernels::detail::apply_erased(exec, view(shape_.local), arrays, loop.run, function.f);
+    kernels::detail::apply_erased(exec, view(shape_.local), arrays, loop.run, function.f, function.f_bytes);
   }
 
  private:

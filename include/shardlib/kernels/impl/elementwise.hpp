@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "shardlib/kernels/body/elementwise.hpp"
@@ -70,7 +71,8 @@ struct ErasedRow {
   std::size_t count;
   bool dense;  ///< every operand is contiguous
   UnitLoop loop;
-  const void* f;
+  const void* f;  ///< null: its bytes are in `held`
+  alignas(std::max_align_t) std::array<std::byte, 64> held;
 
   SHARDLIB_HOST_ONLY template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, const std::array<std::int64_t, max_operands>& offsets,
@@ -81,6 +83,7 @@ struct ErasedRow {
              (offsets[k] + (start + i) * operands[k].stride) * static_cast<std::int64_t>(operands[k].element);
     };
     std::byte* data[max_operands];
+    const void* const function = f != nullptr ? f : held.data();
     if constexpr (Team::single) {
       constexpr std::int64_t tile_size = 256;
       alignas(64) std::byte tiles[max_operands][tile_size * 8];
@@ -93,7 +96,7 @@ struct ErasedRow {
           if (operands[k].stride != 1 && (operands[k].stride != 0 || begin == 0))
             copy_tile(operands[k], place(k, begin), tiles[k], length, true);
         }
-        loop(f, length, data);
+        loop(function, length, data);
         for (std::size_t k = 0; k < count; ++k)
           if (operands[k].output && operands[k].stride != 1)
             copy_tile(operands[k], place(k, begin), tiles[k], length, false);
@@ -102,7 +105,7 @@ struct ErasedRow {
       team.lanes(n, [&](std::int64_t i) {
         for (std::size_t k = 0; k < count; ++k) data[k] = place(k, i);
 #if !defined(__CUDA_ARCH__) && !defined(__HIP_DEVICE_COMPILE__)  // apply_erased throws on a GPU
-        loop(f, 1, data);
+        loop(function, 1, data);
 #endif
       });
     }
@@ -110,13 +113,20 @@ struct ErasedRow {
 };
 
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
-                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
+                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f,
+                                  std::size_t f_bytes) {
   if (exec.gpu() != nullptr) static_cast<void>(exec.access());  // throws: a GPU cannot call the loop
   const auto loops = elementwise_loops(exec, shape, operands);
-  ErasedRow row{{}, operands.size(), true, loop, f};
+  ErasedRow row{{}, operands.size(), true, loop, f, {}};
   std::copy(operands.begin(), operands.end(), row.operands.begin());
   for (const ErasedOperand& o : operands) row.dense = row.dense && o.stride == 1;
+  const bool held = exec.on_device() && f_bytes > 0 && f_bytes <= row.held.size();
+  if (held) {
+    std::memcpy(row.held.data(), f, f_bytes);
+    row.f = nullptr;
+  }
   exec.for_items(loops.items(), 0, body::Elementwise<ErasedRow>{loops, row});
+  if (!held) exec.synchronize();
 }
 
 }  // namespace shardlib::kernels::detail

@@ -17,7 +17,6 @@ namespace shardlib {
 SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from) {
   for (Region* const device : {to.device_memory(), from.device_memory()})
     if (device != nullptr && device->copy(to.data(), from.data(), from.bytes())) return;
-  const MemoryAccess open_to(to.device_memory()), open_from(from.device_memory());
   if (from.bytes() > 0) std::memcpy(to.data(), from.data(), from.bytes());  // which must not be given null pointers
 }
 

@@ -13,7 +13,34 @@
 #include "shardlib/memory/region.hpp"
 #include "shardlib/memory/system.hpp"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define SHARDLIB_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SHARDLIB_ASAN
+#endif
+#endif
+#ifdef SHARDLIB_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace shardlib::detail {
+
+// AddressSanitizer reports accesses outside of blocks and to the guard bytes after each block.
+#ifdef SHARDLIB_ASAN
+inline constexpr std::size_t guard_bytes = 64;
+inline void poison(std::uintptr_t begin, std::size_t bytes) {
+  ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
+}
+inline void unpoison(std::uintptr_t begin, std::size_t bytes) {
+  ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
+}
+#undef SHARDLIB_ASAN
+#else
+inline constexpr std::size_t guard_bytes = 0;
+inline void poison(std::uintptr_t, std::size_t) {}
+inline void unpoison(std::uintptr_t, std::size_t) {}
+#endif
 
 /// This process's own memory.
 class Heap : public Region {

@@ -13,36 +13,9 @@
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/system.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SHARDLIB_ASAN
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SHARDLIB_ASAN
-#endif
-#endif
-#ifdef SHARDLIB_ASAN
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace shardlib {
 
 namespace detail {
-
-// AddressSanitizer reports accesses outside of blocks and to the guard bytes after each block.
-#ifdef SHARDLIB_ASAN
-inline constexpr std::size_t guard_bytes = 64;
-inline void poison(std::uintptr_t begin, std::size_t bytes) {
-  ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
-}
-inline void unpoison(std::uintptr_t begin, std::size_t bytes) {
-  ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
-}
-#undef SHARDLIB_ASAN
-#else
-inline constexpr std::size_t guard_bytes = 0;
-inline void poison(std::uintptr_t, std::size_t) {}
-inline void unpoison(std::uintptr_t, std::size_t) {}
-#endif
 
 SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
   const int kind = file == -1 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
@@ -105,11 +78,18 @@ SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
       return nullptr;
     }
   }
-  if (!is_meta()) {
-    detail::unpoison(*begin, size);
-    detail::poison(*begin + size - detail::guard_bytes, detail::guard_bytes);
-  }
+  begin_block(*begin, size);
   return reinterpret_cast<std::byte*>(*begin);
+}
+
+SHARDLIB_INLINE void Region::begin_block(std::uintptr_t begin, std::size_t size) {
+  if (is_meta()) return;
+  detail::unpoison(begin, size);
+  detail::poison(begin + size - detail::guard_bytes, detail::guard_bytes);
+}
+
+SHARDLIB_INLINE void Region::end_block(std::uintptr_t begin, std::size_t bytes) {
+  if (!is_meta()) detail::poison(begin, block_bytes(bytes));
 }
 
 SHARDLIB_INLINE std::size_t Region::block_bytes(std::size_t bytes) const {
@@ -129,11 +109,9 @@ SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t
 
 SHARDLIB_INLINE void Region::free(std::byte* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::size_t size = block_bytes(bytes);
-  overwrite(begin, bytes);
+  end_block(begin, bytes);
   const std::lock_guard lock(mutex_);
-  if (!is_meta()) detail::poison(begin, size);
-  free_.give(begin, size);
+  free_.give(begin, block_bytes(bytes));
 }
 
 SHARDLIB_INLINE void Region::shrink(std::byte* data, std::size_t from, std::size_t to) {

@@ -21,6 +21,7 @@
 
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
+#include "shardlib/memory/simulated_queue.hpp"
 #include "shardlib/memory/simulated_stream.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
@@ -95,12 +96,34 @@ inline void explain_simulated_faults() {
 /// see the pages change.
 class Simulated final : public Heap {
  public:
-  Simulated() : key_(pkey_alloc(0, PKEY_DISABLE_ACCESS)) { explain_simulated_faults(); }
+  explicit Simulated(std::uint64_t seed) : key_(pkey_alloc(0, PKEY_DISABLE_ACCESS)), queue_(*this, seed) {
+    explain_simulated_faults();
+  }
   ~Simulated() override {
+    try {
+      queue_.synchronize();
+    } catch (...) {  // as a GPU's error that no call has asked for
+    }
     for (const Addresses& range : ranges_) simulated_addresses.remove(range.first);
     if (has_key()) pkey_free(key_);
   }
   [[nodiscard]] bool is_device() const override { return true; }
+  [[nodiscard]] SimulatedQueue* queue() override { return &queue_; }
+  bool copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return true;  // memcpy takes no null pointers
+    if (contains(to, bytes) && contains(from, bytes)) {
+      queue_.launch([to, from, bytes] { std::memcpy(to, from, bytes); });
+      return true;
+    }
+    queue_.synchronize();
+    const MemoryAccess access(this);
+    std::memcpy(to, from, bytes);
+    return true;
+  }
+  bool zero(void* to, std::size_t bytes) override {
+    if (bytes > 0) queue_.launch([to, bytes] { std::memset(to, 0, bytes); });
+    return true;
+  }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<SimulatedStream>(*this); }
   [[nodiscard]] HardwareName hardware() const override {
     HardwareName name{};
@@ -142,10 +165,19 @@ class Simulated final : public Heap {
     if (has_key() || openings_ == 0) conceal();
     return more;
   }
-  void overwrite(std::uintptr_t begin, std::size_t bytes) override {
+  // In the order of the stream: kernels that have yet to run may use what is free for later ones.
+  void discard(std::uintptr_t begin, std::size_t bytes) override {
+    queue_.put([this, begin, bytes] { Heap::discard(begin, bytes); });
+  }
+  void begin_block(std::uintptr_t begin, std::size_t size) override {
+    if (guard_bytes > 0) queue_.put([this, begin, size] { Heap::begin_block(begin, size); });
+  }
+  void end_block(std::uintptr_t begin, std::size_t bytes) override {
     SimulatedStream::freed(reinterpret_cast<const void*>(begin), bytes);
-    const MemoryAccess access(this);
-    std::memset(reinterpret_cast<void*>(begin), 0xff, bytes);  // NaN in every floating dtype
+    queue_.put([this, begin, bytes] {
+      std::memset(reinterpret_cast<void*>(begin), 0xff, bytes);  // NaN in every floating dtype
+      Heap::end_block(begin, bytes);
+    });
   }
   [[nodiscard]] bool protect(int access) const {
     bool done = true;
@@ -168,12 +200,13 @@ class Simulated final : public Heap {
   std::mutex mutex_;
   std::vector<Addresses> ranges_;
   int openings_ = 0;  ///< without a key
+  SimulatedQueue queue_;
 };
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::shared_ptr<Region> Region::make_simulated() {
-  return std::make_shared<detail::Simulated>();
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_simulated(std::uint64_t seed) {
+  return std::make_shared<detail::Simulated>(seed);
 }
 
 }  // namespace shardlib

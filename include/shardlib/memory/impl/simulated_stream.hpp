@@ -8,6 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "shardlib/memory/region.hpp"
+#include "shardlib/memory/simulated_queue.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
@@ -22,8 +24,11 @@ inline SimulatedStreams simulated_streams;
 
 class SimulatedStream::Mark final : public StreamMark {
  public:
-  Mark(SimulatedStream& stream, std::uint64_t number) : stream_(stream), number_(number) {}
+  explicit Mark(SimulatedStream& stream)
+      : stream_(stream), number_(stream.put_), follows_until_(stream.follows_until_) {}
   bool passed() override {
+    // This thread runs its device's kernels without the mutex, so that others can run theirs.
+    stream_.region_.queue()->advance(follows_until_);
     const std::lock_guard lock(simulated_streams.mutex);
     run_all();
     if (!stream_.fault_.empty()) throw Error(stream_.fault_);
@@ -32,7 +37,7 @@ class SimulatedStream::Mark final : public StreamMark {
 
  private:
   SimulatedStream& stream_;
-  std::uint64_t number_;
+  std::uint64_t number_, follows_until_;
 };
 
 SHARDLIB_INLINE SimulatedStream::SimulatedStream(Region& region) : region_(region) {
@@ -47,10 +52,18 @@ SHARDLIB_INLINE SimulatedStream::~SimulatedStream() {
   simulated_streams.is_empty = simulated_streams.all.empty();
 }
 
+SHARDLIB_INLINE void SimulatedStream::follow_device() {
+  const std::lock_guard lock(simulated_streams.mutex);
+  follows_ = true;
+  follows_until_ = region_.queue()->last();
+  put({.name = "the wait for kernels",
+       .step = [queue = region_.queue(), until = follows_until_] { return queue->advance(until); }});
+}
+
 SHARDLIB_INLINE std::unique_ptr<StreamMark> SimulatedStream::mark() {
   const std::lock_guard lock(simulated_streams.mutex);
   follows_ = false;
-  return std::make_unique<Mark>(*this, put_);
+  return std::make_unique<Mark>(*this);
 }
 
 SHARDLIB_INLINE void SimulatedStream::put(Work work) {

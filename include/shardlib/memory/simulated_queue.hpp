@@ -1,0 +1,82 @@
+// The stream of a simulated device's kernels and copies. They run late, and in order.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+
+class Region;
+
+namespace detail {
+
+/// What a simulated device has begun and not yet done. Nothing runs when it is put in, but when a thread asks for it:
+/// any thread, because GPUs run by themselves. After an error nothing runs any more, and all that asks throws it.
+class SimulatedQueue {
+ public:
+  /// With a seed, work also runs at random moments, which are the same for the same seed. With 0 it runs as late as it
+  /// can.
+  SimulatedQueue(Region& region, std::uint64_t seed) : region_(region), random_(seed) {}
+  SimulatedQueue(const SimulatedQueue&) = delete;
+  SimulatedQueue& operator=(const SimulatedQueue&) = delete;
+
+  /// Puts work() behind what was put before. It holds by value all that it needs, like a kernel of a GPU.
+  template <class F>
+  void put(const F& work) {
+    static_assert(std::is_trivially_copy_constructible_v<F> && std::is_trivially_destructible_v<F> &&
+                      alignof(F) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__,
+                  "a kernel is a plain struct: a device gets a copy of its bytes");
+    auto held = std::make_unique_for_overwrite<std::byte[]>(sizeof(F));
+    ::new (held.get()) F(work);
+    put({[](const std::byte* of) { (*std::launder(reinterpret_cast<const F*>(of)))(); }, std::move(held)});
+  }
+  /// The same for a kernel or a copy. With a seed, all so far may run now. It does where much is left to do, because
+  /// the queue of a GPU is short, too.
+  template <class F>
+  void launch(const F& work) {
+    put(work);
+    run_early();
+  }
+  /// The number of pieces of work so far.
+  [[nodiscard]] std::uint64_t last() const;
+  /// Runs the first `until` pieces of work. Never waits: it returns false if another thread runs some.
+  bool advance(std::uint64_t until);
+  /// Runs all work, as a host that waits for the stream of a GPU.
+  void synchronize();
+
+ private:
+  struct Work {
+    void (*run)(const std::byte* held);
+    std::unique_ptr<std::byte[]> held;
+  };
+  void put(Work work);
+  void run_early();
+  bool advance(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+
+  Region& region_;
+  mutable std::mutex mutex_;  ///< not held while work runs
+  std::condition_variable idle_;
+  std::deque<Work> work_;
+  std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
+  std::uint64_t random_;
+  std::exception_ptr error_;
+  bool busy_ = false;  ///< a thread runs work
+};
+
+}  // namespace detail
+
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/memory/impl/simulated_queue.hpp"
+#endif
