@@ -508,6 +508,28 @@ TEST_CASE("second derivatives: what a nested call takes from the function around
       return cubes(std::get<2>(value_and_grad(mesh, of, w.a)));
     });
     expect(check_gradients(mesh, GradientCheck{.elements = 3}, auxiliary, w) == 9, "auxiliary");
+    // Weights of a call below another one that are constants: all of them, and one beside others.
+    const auto all_constant = allow_unused([&](const Weights& p) -> Loss {
+      const auto middle = [&](const Tensor<f64, "A/d C">& c) -> Loss {
+        const auto inner = [](const Tensor<f64, "A/d B/t">& a) { return std::pair(cubes(a), square(a)); };
+        return cubes(c) + total(std::get<2>(value_and_grad(mesh, inner, w.a)));
+      };
+      const auto slope = all_reduce<"A/d C +t -> A/d C">(value_and_grad(mesh, middle, w.c).second);
+      return total(p.c * slope);
+    });
+    expect(check_gradients(mesh, GradientCheck{.elements = 3}, all_constant, v) == 9, "constants below a call");
+    const auto one_constant = allow_unused([&](const Weights& p) -> Loss {
+      const auto middle = [&](const Tensor<f64, "A/d C">& c) -> Loss {
+        const auto inner = [](const Weights& q) -> Loss {
+          return total(einsum<"A/d B/t, B/t -> A/d">(q.a, shard<"B -> B/t">(q.b))) * 0.1 + cubes(q.c);
+        };
+        const auto [loss, grads] = value_and_grad(mesh, inner, Weights{w.a, c, w.b});
+        return loss + total(square(reduce_gradients(mesh, grads).c));
+      };
+      const auto slope = all_reduce<"A/d C +t -> A/d C">(value_and_grad(mesh, middle, w.c).second);
+      return total(p.c * slope);
+    });
+    expect(check_gradients(mesh, GradientCheck{.elements = 3}, one_constant, v) == 9, "a constant below a call");
   });
   SUCCEED();
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -35,9 +36,10 @@ class Backward;  // backward.hpp
 /// One op on the tape: the destinations of its operands' cotangents, and the VJPs that compute them from the result's
 /// cotangent. Each node owns the nodes of its operands, down to the leaves. There is no global list.
 struct Node : Counted {
-  OpInfo op;
+  OpInfo op;                     ///< without a name for leaves
   Handle<const ModelPart> part;  ///< that the op belongs to
-  /// 0 for leaves. An op's operands have smaller numbers, so descending order is a valid backward order.
+  /// 0 for leaves, except for those of a call inside of a differentiated function. An op's operands have smaller
+  /// numbers, so descending order is a valid backward order.
   std::uint64_t sequence = 0;
   struct Edge {
     Slot input;
@@ -55,6 +57,9 @@ struct Node : Counted {
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
   /// The backward pass of a replayed function. Its leaves are the edges' inputs.
   std::function<Backward(const std::vector<ValuePtr>& cotangents)> remat;
+
+  /// "a weight" or "the result of tanh at trainer.cpp:12", for errors.
+  [[nodiscard]] std::string describe() const { return *op.name == 0 ? "a weight" : "the result of " + op.describe(); }
 };
 
 /// A copy of the value with a slot that collects its gradient: a node without operands.

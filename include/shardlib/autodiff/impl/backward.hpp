@@ -22,9 +22,10 @@ class Backward::Pass : public Counted {
  public:
   Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves, bool twice)
       : leaves_(std::move(leaves)), twice_(twice) {
-    for (const Slot& leaf : leaves_) nodes_.push_back(leaf.node);
-    if (twice_)
-      for (const auto& node : nodes_) inner_leaves_.insert(node.get());
+    for (const Slot& leaf : leaves_) {
+      nodes_.push_back(leaf.node);
+      if (leaf && leaf.node->sequence != 0) inner_leaves_.insert(leaf.node.get());
+    }
     for (const auto& [slot, ct] : roots) {
       if (ct) device_ = ct->device;
       deliver(slot, ct);
@@ -60,8 +61,7 @@ class Backward::Pass : public Counted {
   }
 
  private:
-  /// Operands have smaller numbers, so descending order is valid. Leaves have 0 and differ by their addresses; only
-  /// those of a pass that is itself differentiated may have operands, of the function around it.
+  /// Operands have smaller numbers, so descending order is valid. Leaves of number 0 differ by their addresses.
   using Key = std::pair<std::uint64_t, Node*>;
   using Nodes = std::set<const Node*>;
   struct Pending {
@@ -184,7 +184,7 @@ class Backward::Pass : public Counted {
   std::vector<Slot> leaves_;
   const bool twice_;
   std::vector<Handle<const Node>> nodes_;  ///< nodes of the leaves
-  Nodes inner_leaves_;                     ///< the same, of a pass that is itself differentiated
+  Nodes inner_leaves_;  ///< those with a number, which may have an operand in a function around this pass
   DevicePtr device_;
   ProgramState* state_ = nullptr;  ///< of the device, while ops run
   std::map<Key, Pending> pending_;

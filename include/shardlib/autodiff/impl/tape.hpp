@@ -107,11 +107,10 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   if (!any || s.mode == ProgramState::Mode::start) return;
   if (s.mode == ProgramState::Mode::checkpoint) {
     const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
-    const Node& maker = *outside->input.node;
     throw Error(out->made_by.describe() + " of result `" + std::string(to_string(*out->spec).view()) +
                 "`: inside explicit_activation_checkpointing it uses a tensor from outside, " +
-                (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
-                "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
+                outside->input.node->describe() + "; pass that as an argument, or its gradient would be lost (" +
+                out->device->describe() + ")");
   }
   auto node = Handle<Node>::make();
   node->op = out->made_by;

@@ -67,9 +67,7 @@ SHARDLIB_INLINE void Differentiation::look_outside(const ValuePtr& value, const 
     twice_ = true;
     return;
   }
-  const Node& maker = *value->slot.node;
-  throw Error(op_.describe() + ": " + what + " is " +
-              (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
+  throw Error(op_.describe() + ": " + what + " is " + value->slot.node->describe() +
               " in a function that is itself differentiated, but this gradient is not differentiated again, so the "
               "outer gradient would miss this use; take `stop_gradient` of it before this call, if that is meant (" +
               device_->describe() + ")");
@@ -78,11 +76,11 @@ SHARDLIB_INLINE void Differentiation::look_outside(const ValuePtr& value, const 
 SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const std::string& name) {
   auto leaf = as_leaf(*value);
   leaf->label = name;
-  if (nested_ && value->slot) {  // the leaf is a copy of a value of the function around this call
+  if (nested_) {  // the number says that the leaf is newer than the function around this call
     leaf->slot.node->sequence = ++state_.sequence;
-    leaf->slot.node->op = op_;
     leaf->slot.node->twice = true;
-    leaf->slot.node->edges.push_back({value->slot, {}, [](const ValuePtr& ct, const Residuals&) { return ct; }});
+    if (value->slot)  // the leaf is a copy of a value of that function
+      leaf->slot.node->edges.push_back({value->slot, {}, [](const ValuePtr& ct, const Residuals&) { return ct; }});
   }
   const std::string& title =
       titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
@@ -134,8 +132,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::transpose(
   if (outer_ != ProgramState::Pass::none && !twice_)
     for (const auto& [slot, ct] : roots)
       if (const Node* node = outside_below(slot.node.get(), first_, leaves_))
-        throw Error(op_.describe() + ": its function uses " +
-                    (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
+        throw Error(op_.describe() + ": its function uses " + node->describe() +
                     " from outside, in a function that is itself differentiated, so the outer gradient would miss "
                     "this use; pass it as an argument, with `stop_gradient` if no gradient is meant (" +
                     device_->describe() + ")");
