@@ -139,6 +139,32 @@ TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
     };
     expect_says(differentiate(mesh, captured, w), {"value_and_grad: its function uses a weight from outside"});
 
+    // In the place of the parameter, an outer weight is the mistake that it is in a call that is not nested.
+    const auto with_outer = [&](const auto& own) {
+      return allow_unused([&, own](const Weights& p) -> Loss {
+        const auto x = own(p.a);
+        const auto with = [&](const Weights& q) -> Loss { return sum(q.a * q.b * x); };
+        return sum(p.b * value_and_grad(mesh, with, p).second.a);  // the gradient by q.a is q.b * x
+      });
+    };
+    using A = Tensor<f32, "M/d">;
+    expect_says(differentiate(mesh, with_outer([](const A& a) { return a; }), w),
+                {"the weight `a` comes from outside of the function that value_and_grad differentiates",
+                 ", or `w * 1.0` from before the call if only the gradient of the function around the call is meant"});
+    const auto deeper = [&](const Weights& p) -> Loss {
+      const auto middle = [&](const Weights& q) -> Loss {
+        const auto with = [&](const Weights& r) -> Loss { return sum(r.a * r.b * p.a); };
+        return sum(q.b * value_and_grad(mesh, with, q).second.a);
+      };
+      return sum(p.b * value_and_grad(mesh, middle, p).second.b);
+    };
+    expect_says(differentiate(mesh, deeper, w), {"the weight `a` comes from outside"});
+    const auto kept = value_and_grad(mesh, with_outer([](const A& a) { return a * 1.0; }), w).second;
+    expect_equal(values_of<f32>(kept.a.value()->data()), values_of<f32>((w.b * w.b).value()->data()));
+    const auto stopped = value_and_grad(mesh, with_outer([](const A& a) { return stop_gradient(a); }), w).second;
+    expect_equal(values_of<f32>(stopped.a.value()->data()), std::vector<f32>(stopped.a.span().size(), 0.0F));
+    expect_equal(values_of<f32>(stopped.b.value()->data()), values_of<f32>((w.b * w.a * 2.0).value()->data()));
+
     // With constants it is a number like any other, and leaves the outer tape alone.
     const auto constant = [&](const Weights& p) -> Loss {
       const auto [loss, grads] = value_and_grad(mesh, inner, Weights{stop_gradient(p.a), stop_gradient(p.b)});

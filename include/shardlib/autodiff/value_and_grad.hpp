@@ -65,8 +65,8 @@ class Differentiation {
   const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
   std::optional<WithNames> names_;  ///< set while the function runs
   std::vector<Slot> leaves_;
-  std::deque<std::string> titles_;  ///< names of the weights: "the weight `layers/0/w`"
-  std::vector<std::pair<Handle<Storage>, const std::string*>> weights_;  ///< and the previous `weight` of their storage
+  std::deque<Differentiated> weights_;
+  std::vector<Handle<Storage>> running_;  ///< storages of the weights, while the function runs
 };
 
 }  // namespace detail

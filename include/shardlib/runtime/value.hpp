@@ -25,6 +25,14 @@ struct Slot {
   Handle<Node> node;
   int output = 0;
   explicit operator bool() const { return node != nullptr; }
+  friend bool operator==(const Slot&, const Slot&) = default;
+};
+
+/// A weight by which value_and_grad differentiates the function that runs now.
+struct Differentiated {
+  std::string title;             ///< "the weight `w1`"
+  Slot outside;                  ///< of the tensor that the call was given
+  const Differentiated* around;  ///< the same storage as a weight of a call around this one
 };
 
 /// The buffer of a value or, for a deferred value, the function that computes it. Values that differ only in spec or
@@ -36,9 +44,8 @@ struct Storage : Counted {
   std::function<Buffer()> compute;
   /// Adds the result of `compute` to a sum of the value's dtype, without materializing it. Only few values have it.
   std::function<void(std::byte* sum)> add_to = nullptr;
-  /// "the weight `w1`", while value_and_grad runs the function that it differentiates by this weight.
-  const std::string* weight = nullptr;
-  Buffer mirror = {};  ///< a copy of device memory in host memory, for `span`
+  const Differentiated* weight = nullptr;  ///< of the innermost call that differentiates by it
+  Buffer mirror = {};                      ///< a copy of device memory in host memory, for `span`
 
   /// Computes the value if it is deferred.
   void materialize() {
@@ -56,8 +63,8 @@ struct Value;
 [[gnu::cold]] SHARDLIB_INLINE void note_write(const Value& value);
 /// Notes that the op has written the shard, and has not read it.
 [[gnu::cold]] SHARDLIB_INLINE void note_overwritten(const Value& value);
-/// The error if an op reads a weight that is not the function's parameter, because the gradient would miss it.
-[[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_outside(const Value& value);
+/// Throws if an op reads a weight that is not the function's parameter, because the gradient would miss it.
+[[gnu::cold]] SHARDLIB_INLINE void check_inside(const Value& value);
 /// The error if the VJP of an op is differentiated, but has no derivative.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device);
 
@@ -79,8 +86,8 @@ struct Value : Counted {
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
   /// The shard; computes it now if it is deferred.
   [[nodiscard]] const Buffer& data() const {
-    if (storage->weight != nullptr && !slot && !stopped) [[unlikely]]
-      fail_outside(*this);
+    if (storage->weight != nullptr && !stopped) [[unlikely]]
+      check_inside(*this);
     storage->materialize();
     note_read(*this);
     return storage->buffer;

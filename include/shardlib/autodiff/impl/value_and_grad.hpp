@@ -82,11 +82,11 @@ SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const st
     if (value->slot)  // the leaf is a copy of a value of that function
       leaf->slot.node->edges.push_back({value->slot, {}, [](const ValuePtr& ct, const Residuals&) { return ct; }});
   }
-  const std::string& title =
-      titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
+  const std::string title = leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`";
   look_outside(value, title);
   bind_names(op_, *value, title);
-  weights_.emplace_back(leaf->storage, std::exchange(leaf->storage->weight, &title));
+  leaf->storage->weight = &weights_.emplace_back(Differentiated{title, value->slot, leaf->storage->weight});
+  running_.push_back(leaf->storage);
   leaves_.push_back(leaf->slot);
   return leaf;
 }
@@ -105,8 +105,8 @@ SHARDLIB_INLINE void Differentiation::begin_forward() {
 SHARDLIB_INLINE void Differentiation::end_forward() {
   state_.nested = outer_nested_;
   state_.twice = outer_twice_;
-  for (auto it = weights_.rbegin(); it != weights_.rend(); ++it) it->first->weight = it->second;
-  weights_.clear();
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) (*it)->weight = (*it)->weight->around;
+  running_.clear();
   names_.reset();
   state_.pass = ProgramState::Pass::backward;
 }
@@ -152,8 +152,8 @@ SHARDLIB_INLINE void Differentiation::require_used(const std::vector<ValuePtr>& 
                                                    const char* remedy) const {
   for (std::size_t i = 0; i < leaves_.size(); ++i)
     if (!cotangents[i] && !leaves_[i].node->stopped)
-      throw Error(op_.describe() + ": " + what + titles_[i] + ", so its gradient would be zero; " + remedy + " (" +
-                  device_->describe() + ")");
+      throw Error(op_.describe() + ": " + what + weights_[i].title + ", so its gradient would be zero; " + remedy +
+                  " (" + device_->describe() + ")");
 }
 
 struct GradientCall::Parts : Counted {

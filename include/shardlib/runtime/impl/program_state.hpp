@@ -20,9 +20,7 @@ SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device) {
 SHARDLIB_INLINE void note_read(const Value& value) {
   ProgramState& s = program_state(value.device);
   if (s.transposing != nullptr && value.slot &&
-      std::ranges::none_of(s.transposing->differentiable, [&](const Slot& slot) {
-        return slot.node == value.slot.node && slot.output == value.slot.output;
-      }))
+      std::ranges::find(s.transposing->differentiable, value.slot) == s.transposing->differentiable.end())
     fail_twice(s.transposing->op, value.device);
   if (!s.note_reads) return;
   s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
