@@ -39,6 +39,9 @@ class Differentiation {
   /// Notes that the value belongs to a function that is differentiated, or throws Error if the call is not nested.
   [[gnu::cold]] SHARDLIB_INLINE void look_outside(const ValuePtr& value, const std::string& what);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
+  /// Whether the call is inside of a function that is differentiated, and whether its gradient is differentiated there.
+  [[nodiscard]] bool nested() const { return nested_; }
+  [[nodiscard]] bool twice() const { return twice_; }
   /// Call it before the function runs.
   [[gnu::cold]] SHARDLIB_INLINE void begin_forward();
   /// Call it after the function has returned. Later uses of the weights do not contribute to the gradient.
@@ -60,7 +63,7 @@ class Differentiation {
   ProgramState& state_;
   ProgramState::Pass outer_;  ///< other than `none`: inside a function that is differentiated
   const bool nested_;
-  const bool outer_nested_, outer_twice_;
+  const bool outer_twice_;
   bool twice_ = false;              ///< the gradient is differentiated
   const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
   std::optional<WithNames> names_;  ///< set while the function runs

@@ -52,6 +52,15 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
                                                DType loss_dtype,
                                                FunctionRef<double(const std::vector<ValuePtr>&)> loss);
 
+template <class D, Spec S>
+const Tensor<D, S>& loss_of(const Tensor<D, S>& loss) {
+  return loss;
+}
+template <class L, class A>
+const L& loss_of(const std::pair<L, A>& result) {
+  return result.first;
+}
+
 }  // namespace detail
 
 /// Compares the gradients of `value_and_grad(mesh, f, weights, args...)` with central differences of the loss, element
@@ -79,11 +88,11 @@ std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, cons
   };
   detail::each_value(weights, bind);
   (detail::each_value(args, bind), ...);
-  using Loss = std::remove_cvref_t<decltype(detail::loss_and_auxiliary(f(weights, args...)).first)>;
+  using Loss = std::remove_cvref_t<decltype(detail::loss_of(f(weights, args...)))>;
   const auto loss = [&](const std::vector<detail::ValuePtr>& at) {
     std::size_t i = 0;
     const W moved = detail::with_leaves(weights, [&](const detail::ValuePtr&, const std::string&) { return at[i++]; });
-    return fetch(cast<f64>(detail::loss_and_auxiliary(f(moved, args...)).first)).data[0];
+    return fetch(cast<f64>(detail::loss_of(f(moved, args...)))).data[0];
   };
   return detail::compare_gradients(how, leaves, dtype_v<typename Loss::value_type>, loss);
 }

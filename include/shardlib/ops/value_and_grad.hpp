@@ -133,10 +133,6 @@ template <class T>
 
 /// The same value, untracked by the tape, also if the tape tracks the original.
 ValuePtr copy_without_slot(const ValuePtr& value);
-/// As above, unless the gradient by the function that has returned the value is itself differentiated.
-ValuePtr returned_value(const ValuePtr& value);
-/// As above, for an auxiliary result. Inside of a function that is differentiated, that function has its gradient.
-ValuePtr returned_auxiliary(const ValuePtr& value);
 /// The value under the spec of T. The code that computed a cotangent may have known other axes of the mesh.
 ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
 /// Zeros in the shape of the value.
@@ -158,6 +154,10 @@ class GradientCall {
   /// `begin` marks the start of the function, `end` its return.
   void begin();
   void end();
+  /// The loss for the caller: without its slot, unless the gradient is itself differentiated.
+  [[nodiscard]] ValuePtr returned(const ValuePtr& loss) const;
+  /// The same of an auxiliary result. Inside of a function that is differentiated, that function has its gradient.
+  [[nodiscard]] ValuePtr auxiliary(const ValuePtr& value) const;
   /// The cotangents of the weights. One is null where the loss does not depend on the weight, which only `unused`
   /// allows.
   std::vector<ValuePtr> backward(const ValuePtr& loss, bool unused);
@@ -183,23 +183,23 @@ W tracked_weights(GradientCall& call, const char* op, const W& weights, const Ar
   return tracked;
 }
 
-/// The auxiliary results of a function, without their gradients: tensors, trees of tensors, and tuples of those.
-/// Other types stay as they are.
+/// The auxiliary results of a function for the caller: tensors, trees of tensors, and tuples of those. Other types stay
+/// as they are.
 template <class T>
-T stopped_parts(const T& x) {
+T auxiliary_parts(const GradientCall& call, const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
-    return std::apply([](const auto&... parts) { return T{stopped_parts(parts)...}; }, x);
+    return std::apply([&](const auto&... parts) { return T{auxiliary_parts(call, parts)...}; }, x);
   else
-    return with_leaves(x, [](const ValuePtr& value, const std::string&) { return returned_auxiliary(value); });
+    return with_leaves(x, [&](const ValuePtr& value, const std::string&) { return call.auxiliary(value); });
 }
-/// Splits a function's result into (loss, auxiliary results without gradients).
+/// Splits a function's result into (loss, auxiliary results for the caller).
 template <class D, Spec S>
-std::pair<Tensor<D, S>, std::nullptr_t> loss_and_auxiliary(const Tensor<D, S>& loss) {
+std::pair<Tensor<D, S>, std::nullptr_t> loss_and_auxiliary(const GradientCall& /*call*/, const Tensor<D, S>& loss) {
   return {loss, nullptr};
 }
 template <class L, class A>
-std::pair<L, A> loss_and_auxiliary(const std::pair<L, A>& result) {
-  return {result.first, stopped_parts(result.second)};
+std::pair<L, A> loss_and_auxiliary(const GradientCall& call, const std::pair<L, A>& result) {
+  return {result.first, auxiliary_parts(call, result.second)};
 }
 
 inline void set_gradients(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& grads,
@@ -231,9 +231,9 @@ template <Spec A, class F, class W, class... Args>
   detail::GradientCall call(mesh.device());
   const W tracked = detail::tracked_weights(call, "value_and_grad", weights, args...);
   call.begin();
-  const auto [loss, auxiliary] = detail::loss_and_auxiliary(f(tracked, args...));
+  const auto [loss, auxiliary] = detail::loss_and_auxiliary(call, f(tracked, args...));
   Result result{};
-  std::get<0>(result) = std::tuple_element_t<0, Result>(detail::returned_value(loss.value()));
+  std::get<0>(result) = std::tuple_element_t<0, Result>(call.returned(loss.value()));
   call.end();
   const auto cotangents = call.backward(loss.value(), detail::is_allow_unused<std::remove_cvref_t<F>>);
   if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;

@@ -24,13 +24,6 @@ SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t 
 SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
   return detached(*value);
 }
-SHARDLIB_INLINE ValuePtr returned_value(const ValuePtr& value) {
-  return program_state(value->device).twice ? value : ValuePtr(detached(*value));
-}
-SHARDLIB_INLINE ValuePtr returned_auxiliary(const ValuePtr& value) {
-  const ProgramState& s = program_state(value->device);
-  return s.twice || s.nested ? value : ValuePtr(detached(*value));
-}
 SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   auto zero = detached(*like);
   zero->storage = Handle<Storage>::make(allocate(*zero));
@@ -44,7 +37,6 @@ SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr
       state_(program_state(device)),
       outer_(state_.pass),
       nested_(nested && outer_ == ProgramState::Pass::forward),
-      outer_nested_(state_.nested),
       outer_twice_(state_.twice),
       first_(state_.sequence) {
   if (nested && state_.mode != ProgramState::Mode::eager)
@@ -98,12 +90,10 @@ SHARDLIB_INLINE void Differentiation::argument(const ValuePtr& value, std::size_
 }
 
 SHARDLIB_INLINE void Differentiation::begin_forward() {
-  state_.nested = nested_;
   state_.twice = twice_;
 }
 
 SHARDLIB_INLINE void Differentiation::end_forward() {
-  state_.nested = outer_nested_;
   state_.twice = outer_twice_;
   for (auto it = running_.rbegin(); it != running_.rend(); ++it) (*it)->weight = (*it)->weight->around;
   running_.clear();
@@ -201,6 +191,12 @@ SHARDLIB_INLINE void GradientCall::end() {
   ProgramState& s = program_state(parts_->device);
   s.residual_bytes = std::max(parts_->live(), parts_->before) - parts_->before;
   s.stopwatch.change(Stopwatch::backward);
+}
+SHARDLIB_INLINE ValuePtr GradientCall::returned(const ValuePtr& loss) const {
+  return parts_->differentiation.twice() ? loss : ValuePtr(detached(*loss));
+}
+SHARDLIB_INLINE ValuePtr GradientCall::auxiliary(const ValuePtr& value) const {
+  return parts_->differentiation.nested() ? value : ValuePtr(detached(*value));
 }
 SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& loss, bool unused) {
   require_mesh(*loss, parts_->device, "the loss");
