@@ -113,5 +113,6 @@ std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&.
 }  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED
+#include "shardlib/autodiff/impl/checkpoint.hpp"
 #include "shardlib/autodiff/impl/value_and_grad.hpp"
 #endif

@@ -1,0 +1,168 @@
+// Definitions of explicit_activation_checkpointing and save_for_backward.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
+  return detached(*value);
+}
+
+/// The backward pass of a checkpointed call. It runs the function again from its arguments and its saved values, and
+/// differentiates it by the `wanted` arguments. Ops are deferred and run only if a VJP reads their value. `names` is
+/// the scope of names that was open in the forward pass.
+inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
+                       const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
+                       const DevicePtr& device, const Handle<NameSizes>& names, const Handle<const Kept>& kept) {
+  std::vector<Slot> leaves;
+  const auto fresh = [&](const ValuePtr& value, const std::string&) -> ValuePtr {
+    auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
+    leaves.push_back(leaf->slot);
+    return leaf;
+  };
+  std::vector<std::pair<Slot, ValuePtr>> roots;
+  const auto root = [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[roots.size()]); };
+  {
+    const WithMode mode(program_state(device), ProgramState::Mode::replay, saved, kept);
+    const WithNames scope(program_state(device), names);
+    call.run(fresh, root);
+  }
+  return {roots, std::move(leaves)};
+}
+
+/// The names of a policy's ops, which commas part.
+inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
+  using Ops = std::vector<std::string>;
+  constexpr bool marked = true, all_occur = true;
+  if (policy.name == "marked" || policy.name == "seqax") return Handle<Kept>::make(marked);
+  if (policy.name == "everything") return Handle<Kept>::make(!marked);
+  if (policy.name == "dots")
+    return Handle<Kept>::make(!marked, Ops{"einsum_unreduced", "einsum_scatter", "grouped_einsum", "causal_attention"});
+  if (policy.name == "attention") return Handle<Kept>::make(!marked, Ops{"causal_attention"}, all_occur);
+  Ops ops;
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = policy.name.find(',', begin);
+    ops.push_back(policy.name.substr(begin, end - begin));
+  }
+  return Handle<Kept>::make(!marked, std::move(ops), all_occur);
+}
+
+/// The path of the part of the model that holds all weights among the values: "layers/3". Null if there is none.
+inline Handle<const ModelPart> common_part(const std::vector<ValuePtr>& values) {
+  std::string_view common;
+  for (const ValuePtr& value : values) {
+    if (!value->is_leaf()) continue;
+    const std::string_view path = value->label;
+    if (common.empty()) common = path;
+    while (!path.starts_with(common) || (path.size() > common.size() && path[common.size()] != '/')) {
+      const auto parent = common.rfind('/');
+      if (parent == std::string_view::npos) return nullptr;
+      common = common.substr(0, parent);
+    }
+  }
+  return common.empty() ? nullptr : Handle<const ModelPart>::make(std::string(common));
+}
+
+struct CheckpointForward::Parts : Counted {
+  Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
+      : inputs(std::move(values)),
+        device(inputs.front()->device),
+        part(program_state(device), program_state(device).observer ? common_part(inputs) : nullptr) {
+    if (policy.name == "none") return;
+    kept = kept_by(policy);
+    mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
+  }
+  /// Throws if the function has not run an op that the policy names.
+  void check_occur(const std::vector<ValuePtr>& saved) const {
+    if (program_state(device).counts.contains("on_submeshes")) return;  // another submesh may run the op
+    for (const std::string& op : kept->ops) {
+      const auto is_result = [&](const ValuePtr& value) { return value->made_by.name == op; };
+      if (!kept->all_occur || std::ranges::any_of(saved, is_result)) continue;
+      std::string ran;
+      for (const auto& [name, count] : program_state(device).counts)
+        if (count.calls > 0) ran += (ran.empty() ? "`" : ", `") + name + "`";
+      throw Error("explicit_activation_checkpointing: the policy keeps the results of `" + op +
+                  "`, but the function runs no such op; name one that it runs (this program has run " + ran +
+                  "), or none, marked (seqax), dots, attention or everything (" + device->describe() + ")");
+    }
+  }
+  std::vector<ValuePtr> inputs;
+  DevicePtr device;
+  WithPart part;
+  Handle<const Kept> kept;
+  std::optional<WithMode> mode;  ///< set while the function runs
+  Handle<Node> node;
+};
+SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy) {
+  if (inputs.empty()) return;
+  const ProgramState& s = program_state(inputs.front()->device);
+  if (s.mode == ProgramState::Mode::eager && !s.twice) parts_ = Handle<Parts>::make(std::move(inputs), policy);
+}
+SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
+SHARDLIB_INLINE bool CheckpointForward::active() const {
+  return parts_ && parts_->mode;
+}
+SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
+  auto& device = parts_->device;
+  const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
+  parts_->mode.reset();
+  parts_->check_occur(saved);
+  auto node = Handle<Node>::make();
+  node->op = {"explicit_activation_checkpointing", {}, {}};
+  node->part = program_state(device).part;
+  std::vector<bool> wanted;
+  for (const ValuePtr& value : parts_->inputs) {
+    wanted.push_back(bool(value->slot));
+    node->edges.push_back({value->slot, {{detached(*value)}, {}}, nullptr});
+  }
+  if (std::ranges::find(wanted, true) == wanted.end()) return false;
+  auto& residuals = node->edges.front().saved.values;
+  residuals.insert(residuals.end(), saved.begin(), saved.end());
+  node->sequence = ++program_state(device).sequence;
+  node->outputs = 0;
+  const auto& scopes = program_state(device).scopes;
+  const auto names = scopes.empty() ? Handle<NameSizes>::make() : scopes.back();
+  node->remat = [call = std::move(call), wanted, saved, device, names,
+                 kept = parts_->kept](const std::vector<ValuePtr>& cotangents) {
+    return replay(*call, wanted, saved, cotangents, device, names, kept);
+  };
+  parts_->node = std::move(node);
+  return true;
+}
+SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
+  auto connected = detached(*value);
+  Slot slot{parts_->node, parts_->node->outputs++};
+  if (is_floating(value->dtype)) connected->slot = std::move(slot);  // integers have no derivative
+  return connected;
+}
+
+SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
+  ProgramState& s = program_state(x->device);
+  if (s.mode == ProgramState::Mode::eager || s.mode == ProgramState::Mode::start || !s.kept->marked) return x;
+  if (s.mode == ProgramState::Mode::checkpoint) {
+    auto residuals = detached(*x);
+    residuals->made_by = op;
+    s.saved.push_back(std::move(residuals));
+    return x;
+  }
+  // In a replay, use the saved value instead of computing it.
+  auto known = Handle<Value>::make(*x);
+  known->storage = s.saved.at(s.next_saved++)->storage;
+  return known;
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,133 @@
+// The fields of a plain struct: their number, references to them, their names and types. The struct needs no extra
+// code.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace shardlib::detail {
+
+struct any_field {
+  template <class T>
+  operator T() const;
+};
+template <class T, std::size_t... I>
+constexpr bool constructible_from(std::index_sequence<I...>) {
+  return requires {
+    T{(static_cast<void>(I), any_field{})...};
+  };
+}
+/// The number of fields of an aggregate: the largest number of initializers that it accepts.
+template <class T, std::size_t N = 24>
+constexpr std::size_t field_count() {
+  if constexpr (N == 0 || constructible_from<T>(std::make_index_sequence<N>{}))
+    return N;
+  else
+    return field_count<T, N - 1>();
+}
+
+// A structured binding lists its names, so each number of fields needs its own line.
+#define SHARDLIB_FIELDS(n, ...)               \
+  else if constexpr (field_count<U>() == n) { \
+    auto& [__VA_ARGS__] = object;             \
+    return std::tie(__VA_ARGS__);             \
+  }
+template <class T>
+constexpr auto fields(T& object) {
+  using U = std::remove_const_t<T>;
+  if constexpr (requires { object.as_tuple(); })
+    return std::apply([](auto&... f) { return std::tie(f...); }, object.as_tuple());
+  SHARDLIB_FIELDS(1, a)
+  SHARDLIB_FIELDS(2, a, b)
+  SHARDLIB_FIELDS(3, a, b, c)
+  SHARDLIB_FIELDS(4, a, b, c, d)
+  SHARDLIB_FIELDS(5, a, b, c, d, e)
+  SHARDLIB_FIELDS(6, a, b, c, d, e, f)
+  SHARDLIB_FIELDS(7, a, b, c, d, e, f, g)
+  SHARDLIB_FIELDS(8, a, b, c, d, e, f, g, h)
+  SHARDLIB_FIELDS(9, a, b, c, d, e, f, g, h, i)
+  SHARDLIB_FIELDS(10, a, b, c, d, e, f, g, h, i, j)
+  SHARDLIB_FIELDS(11, a, b, c, d, e, f, g, h, i, j, k)
+  SHARDLIB_FIELDS(12, a, b, c, d, e, f, g, h, i, j, k, l)
+  SHARDLIB_FIELDS(13, a, b, c, d, e, f, g, h, i, j, k, l, m)
+  SHARDLIB_FIELDS(14, a, b, c, d, e, f, g, h, i, j, k, l, m, n)
+  SHARDLIB_FIELDS(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+  SHARDLIB_FIELDS(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  SHARDLIB_FIELDS(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+  SHARDLIB_FIELDS(18, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r)
+  SHARDLIB_FIELDS(19, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s)
+  SHARDLIB_FIELDS(20, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+  SHARDLIB_FIELDS(21, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u)
+  SHARDLIB_FIELDS(22, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v)
+  SHARDLIB_FIELDS(23, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w)
+  else static_assert(field_count<U>() > 0 && field_count<U>() < 24,
+                     "a struct of tensors has 1 to 23 fields; nest structs");
+}
+#undef SHARDLIB_FIELDS
+
+// An object that is declared but never defined. The compiler prints a pointer to one of its members with the member's
+// name.
+template <class T>
+struct nowhere {
+  T object;
+};
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wundefined-var-template"
+#pragma clang diagnostic ignored "-Wundefined-internal"
+#endif
+template <class T>
+extern nowhere<T> somewhere;
+template <class T>
+constexpr T& phantom() {
+  return somewhere<T>.object;
+}
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+template <class P>
+struct pointer {
+  P p;
+};
+template <pointer P>
+constexpr std::string_view spelled() {
+  return __PRETTY_FUNCTION__;
+}
+template <class T, std::size_t I>
+consteval std::string_view field_name() {
+  constexpr auto* p = __builtin_addressof(std::get<I>(fields(phantom<T>())));
+  constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
+#if defined(__clang__) || defined(__EDG__)
+  constexpr std::string_view after = "}]";  // "...somewhere.object.w_q}]"
+#else
+  constexpr std::string_view after = ")}";  // "...object.Layer::w_q)}; std::string_view = ...]"
+#endif
+  constexpr std::size_t end = text.rfind(after);
+  constexpr std::size_t start = text.find_last_of(".:", end) + 1;
+  return text.substr(start, end - start);
+}
+template <class T>
+using fields_t = decltype(fields(std::declval<T&>()));
+template <class T>
+inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
+
+/// The types of the fields, as a tuple.
+template <class Tuple>
+struct plain;
+template <class... F>
+struct plain<std::tuple<F&...>> {
+  using type = std::tuple<std::remove_const_t<F>...>;
+};
+template <class T>
+using field_types = typename plain<fields_t<T>>::type;
+
+/// The struct whose members name the fields of T.
+template <class T>
+struct named_as {
+  using type = T;
+};
+
+}  // namespace shardlib::detail
