@@ -1,6 +1,9 @@
 // Second derivatives: hessian_vector_product and nested value_and_grad against differences of gradients, of each op;
 // ops without them throw.
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <shardlib/shardlib.hpp>
 #include <sstream>
@@ -530,6 +533,30 @@ TEST_CASE("second derivatives: what a nested call takes from the function around
       return total(p.c * slope);
     });
     expect(check_gradients(mesh, GradientCheck{.elements = 3}, one_constant, v) == 9, "a constant below a call");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("second derivatives: logsumexp of infinities", "[grad]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const double inf = std::numeric_limits<double>::infinity();
+    using Rows = Tensor<f64, "A/d C">;
+    HostArray<f64> rows({4, 3}), along({4, 3});
+    rows.data = {1, inf, inf, -inf, -inf, -inf, inf, -inf, 2, -inf, 0, 0};
+    along.data = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 4};
+    const auto x = place<Rows>(mesh, rows), v = place<Rows>(mesh, along);
+    const auto expect_near = [](const auto& y, const std::vector<f64>& expected) {
+      const auto found = fetch(all_reduce<"A/d C +t -> A/d C">(y)).data;
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        expect(std::abs(found.at(i) - expected[i]) <= 1e-15, show(i) + ": " + show(found[i]));
+    };
+    const auto loss = [](const Rows& y) -> Loss { return total(logsumexp<"A/d C -> A/d">(y)); };
+    const std::vector<f64> shares{0, 0.5, 0.5, 0, 0, 0, 1, 0, 0, 0, 0.5, 0.5};
+    expect_near(value_and_grad(mesh, loss, x).second, shares);
+    const auto outer = [&](const Rows& y) { return value_and_grad(mesh, loss, y); };
+    expect_near(std::get<2>(value_and_grad(mesh, outer, x)), shares);
+    expect_near(hessian_vector_product(mesh, loss, x, v), {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.5, 0.5});  // p (v - p v)
   });
   SUCCEED();
 }

@@ -19,20 +19,20 @@ namespace detail {
 template <OpName Name, OpSpec O, class D, Spec S>
 using statistic_t = Tensor<after_t<is_float<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
 
-/// Multiplies the cotangent by Slope(x, result), a function of numbers.
+/// Multiplies the cotangent by Slope(x, constants..., result), a function of numbers.
 template <OpName Name, class Slope, class X>
 struct SlopeVjp {
   OpInfo op;
-  template <class Ct, class Out>
-  auto operator()(const Ct& ct, const X& x, const Out& y) const {
-    return map_as<Name, X>(op, Slope{}, x, y) * ct;
+  template <class Ct, tensor... More>
+  auto operator()(const Ct& ct, const X& x, const More&... more) const {
+    return map_as<Name, X>(op, Slope{}, x, more...) * ct;
   }
 };
-/// The value `y` as the result of an op of x, whose derivative by x is Slope(x, y).
-template <OpName Name, class Slope, class Out, class X>
-Out with_slope(const OpInfo& op, const X& x, const Out& y) {
+/// The value `y` as the result of an op of x, whose derivative by x is Slope(x, constants..., y).
+template <OpName Name, class Slope, class Out, class X, class... Constants>
+Out with_slope(const OpInfo& op, const X& x, const Out& y, const Constants&... constants) {
   return record_unary<Name, Out>(op, y, sizes_of(y.value()), same_bytes,
-                                 vjp_of_result(x, save(x), SlopeVjp<Name, Slope, X>{op}));
+                                 vjp_of_result(x, save(x, constants...), SlopeVjp<Name, Slope, X>{op}));
 }
 
 /// exp(x - m) of an element and the maximum. Where that is infinite, so are the elements that count: each is 1.
@@ -63,11 +63,11 @@ struct LogsumexpVjp {
     return map_as<"logsumexp", X>(op, SoftmaxShare{}, x, most, total) * ct;
   }
 };
-/// The softmax by the result.
+/// The same by the result. Only where that is infinite does it depend on the total.
 struct ShareOfResult {
   template <class T>
-  SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
-    return y - y == T(0) ? exp(x - y) : T(0);
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& total, const T& y) const {
+    return y - y == T(0) ? exp(x - y) : y > T(0) && x == y ? T(1) / total : T(0);
   }
 };
 struct NormSlope {
@@ -80,7 +80,7 @@ struct NormSlope {
 }  // namespace detail
 
 /// log(sum(exp(x))) over unsharded dims, which does not overflow. It is -inf where all elements are, and inf where one
-/// is. Backward: softmax. `logsumexp<"B/d V -> B/d">(logits)`
+/// is. Backward: softmax, of which elements that are inf have equal shares. `logsumexp<"B/d V -> B/d">(logits)`
 template <OpSpec O, dtype D, Spec S>
 auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"logsumexp", O, D, S> {
   using X = Tensor<D, S>;
@@ -94,7 +94,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
     const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
     const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
     if (detail::differentiated_twice(x.value()))
-      return detail::with_slope<"logsumexp", detail::ShareOfResult>(op, x, y);
+      return detail::with_slope<"logsumexp", detail::ShareOfResult>(op, x, y, total);
     return detail::record_unary<"logsumexp", Out>(
         op, y, detail::sizes_of(y.value()), detail::same_bytes,
         detail::vjp(x, detail::save(x, most, total), detail::LogsumexpVjp<X>{op}));
