@@ -1080,12 +1080,12 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
   }
   const Shape one{1};
   const Shape zero{0};
-  const k::Lookup lookup{one, zero, one, DType::i32, 1, rows, first, global};
+  const k::Lookup lookup{one, zero, one, DType::i32, 1, rows, first, global, false, "V"};
   float x = 0;
   for (const i32 id : {18, -1}) {
-    CHECK_THROWS_WITH(k::gather(fx.exec, DType::f32, lookup, &x, &id, &x),
-                      "gather: id " + std::to_string(id) +
-                          " is outside the table's size 18; check the data against the vocabulary size");
+    CHECK_THROWS_WITH(
+        k::gather(fx.exec, DType::f32, lookup, &x, &id, &x),
+        "gather: index " + std::to_string(id) + " is outside dim `V` of size 18; check the data against that size");
   }
 }
 

@@ -322,14 +322,14 @@ TEST_CASE("indices outside the table", "[ops][errors]") {
     const std::string here = " (" + device->describe() + ")";
     for (const int id : {8, -1})
       expect_error<Error>([&] { look_up(id); },
-                          "index_unreduced<`[V/t] M, B -> B M +t`>: gather: id " + std::to_string(id) +
-                              " is outside the table's size 8; check the data against the vocabulary size" + here);
+                          "index_unreduced<`[V/t] M, B -> B M +t`>: gather: index " + std::to_string(id) +
+                              " is outside dim `V` of size 8; check the data against that size" + here);
     look_up(0);
     const Tensor<i32, "B"> i(place(device, DType::i32, ids, {{"B"}, {3}, {1, 7, 2}}));
     expect_error<Error>(
         [&] { static_cast<void>(index_unreduced<"[V/t] [M], B, B -> B +t">(table, i, i)); },
-        "index_unreduced<`[V/t] [M], B, B -> B +t`>: index tensor 2: id 7 is outside the table's size 2; "
-        "check the data against the vocabulary size" +
+        "index_unreduced<`[V/t] [M], B, B -> B +t`>: index tensor 2: index 7 is outside dim `M` of size 2; "
+        "check the data against that size" +
             here);
   });
   SUCCEED();
@@ -589,8 +589,8 @@ TEST_CASE("targets outside the vocabulary", "[ops][errors]") {
     const auto logits = zeros<f32, "B V/t">(mesh, {{"B", 2}, {"V", 4}});
     const auto targets = full<i32, "B">(mesh, {{"B", 2}}, 4);
     expect_error<Error>([&] { cross_entropy(logits, targets); },
-                        "cross_entropy<`B [V/t], B -> B +t`>: gather: id 4 is outside the table's size 4; check the "
-                        "data against the vocabulary size" +
+                        "cross_entropy<`B [V/t], B -> B +t`>: gather: index 4 is outside dim `V` of size 4; check "
+                        "the data against that size" +
                             on_one);
   });
 }

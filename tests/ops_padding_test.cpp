@@ -374,8 +374,8 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
           index_unreduced<"[V] M, B -> B M">(of(std::type_identity<Tensor<f32, "V M">>{}, {{"V", 5, 6}, {"M", 2}}),
                                              place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}}));
         },
-        "index_unreduced<`[V] M, B -> B M`>: gather: id 5 is outside the table's size 5; check the data against the "
-        "vocabulary size");
+        "index_unreduced<`[V] M, B -> B M`>: gather: index 5 is outside dim `V` of size 5; check the data against that "
+        "size");
     fails(
         [&] {
           argmax<"V -> ">(of(std::type_identity<Tensor<f32, "V">>{}, {{"V", 0, 6}}));

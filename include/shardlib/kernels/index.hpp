@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -24,6 +25,7 @@ struct Lookup {
   std::int64_t first_row = 0;      ///< global id of this shard's row 0
   std::int64_t global_rows = 0;    ///< global size of the dim; other ids are an error
   bool joined = false;             ///< the ids are those of join_ids, which has checked them
+  std::string_view dim = {};       ///< name of the looked-up dim, for errors
 };
 
 /// Joins the ids of one more dim to the ids of a lookup along several dims, which are zeros at first: adds the number

@@ -39,6 +39,7 @@ SHARDLIB_INLINE kernels::Lookup rows_along(const Value& table, const IndexAlong&
   lookup.rows = table.local[index.dim];
   lookup.first_row = shard_index(*table.device, table.spec->dims[index.dim].axes) * lookup.rows;
   lookup.global_rows = table.global.logical[index.dim];
+  lookup.dim = table.spec->dims[index.dim].name;
   return lookup;
 }
 

@@ -48,8 +48,8 @@ void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* 
       for (std::int64_t i = 0; i < inner.extent; ++i) {
         const auto id = static_cast<std::int64_t>(ids[walk.offsets[0] + i * inner.strides[0]]);
         if (id >= 0 && id < l.global_rows) continue;
-        throw Error(std::string(op) + ": id " + std::to_string(id) + " is outside the table's size " +
-                    std::to_string(l.global_rows) + "; check the data against the vocabulary size");
+        throw Error(std::string(op) + ": index " + std::to_string(id) + " is outside dim `" + std::string(l.dim) +
+                    "` of size " + std::to_string(l.global_rows) + "; check the data against that size");
       }
     }
   });
