@@ -50,8 +50,8 @@ Weights random_weights(const Grid& mesh, std::uint64_t seed, double mean = 1) {
 }
 
 /// The sum of all elements.
-template <Spec S>
-Loss total(const Tensor<f64, S>& y) {
+template <dtype D, Spec S>
+Tensor<D, "+d +t"> total(const Tensor<D, S>& y) {
   const auto s = sum(y);
   using T = std::remove_const_t<decltype(s)>;
   if constexpr (T::spec == Spec("+d +t"))
@@ -557,6 +557,30 @@ TEST_CASE("second derivatives: logsumexp of infinities", "[grad]") {
     const auto outer = [&](const Rows& y) { return value_and_grad(mesh, loss, y); };
     expect_near(std::get<2>(value_and_grad(mesh, outer, x)), shares);
     expect_near(hessian_vector_product(mesh, loss, x, v), {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.5, 0.5});  // p (v - p v)
+  });
+  SUCCEED();
+}
+
+struct Pair {
+  Tensor<bf16, "A/d"> p, q;
+};
+TEST_CASE("second derivatives: many uses of a bf16 weight are summed in f32", "[grad]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Pair w{ones<bf16, "A/d">(mesh, {{"A", 4}}), ones<bf16, "A/d">(mesh, {{"A", 4}})};
+    const auto uses = [](const Pair& x) {
+      auto sum = x.p;
+      for (int i = 1; i < 300; ++i) sum = sum + x.p;
+      return total(cast<f32>(sum * x.q));  // its gradient by p is 300 q, and 256 + 1 is 256 in bf16
+    };
+    const auto slope = allow_unused([&](const Pair& x) {
+      const auto by_p = Pair(reduce_gradients(mesh, value_and_grad(mesh, uses, x).second)).p;
+      return std::pair(total(cast<f32>(by_p)), by_p);
+    });
+    const auto [loss, grads, by_p] = value_and_grad(mesh, slope, w);
+    const Pair second = reduce_gradients(mesh, grads);
+    expect_equal(values_of<bf16>(by_p.value()->data()), values_of<bf16>((w.q * 300.0).value()->data()));
+    expect_equal(values_of<bf16>(second.q.value()->data()), values_of<bf16>((w.q * 300.0).value()->data()));
   });
   SUCCEED();
 }

@@ -20,24 +20,23 @@ SHARDLIB_INLINE void convert(const Value& from, const Value& to);
 /// Adds a cotangent to `sum`, elements of its dtype's accumulator.
 SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum);
 
-/// The sum of two cotangents of which the tape tracks one or both, on the tape.
-SHARDLIB_INLINE ValuePtr tracked_sum(const ValuePtr& a, const ValuePtr& b);
+/// The sum as a value of the tape, where that tracks some of the addends, whose slots are given.
+SHARDLIB_INLINE ValuePtr tracked_sum(const Value& sum, const std::vector<Slot>& addends);
 
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
-/// other owner. What a value adds by itself (add_to) is rounded apart: an f32 copy of a table, for the few rows that a
-/// lookup reads, would be more than all else that a step adds to the weights' memory.
+/// other owner. The sum is on the tape if an addend is, for a gradient that is differentiated. What a value adds by
+/// itself (add_to) is rounded apart: an f32 copy of a table, for the few rows that a lookup reads, would be more than
+/// all else that a step adds to the weights' memory.
 class Accumulator {
  public:
   void add(ValuePtr ct) {
+    if (ct->slot) {
+      tracked_.push_back(ct->slot);
+      ct = detached(*ct);
+    }
     if (!sum_) {
       if (ct->storage->add_to) ct->storage->materialize();  // the first cotangent: there is no sum yet to add it to
       sum_ = std::move(ct);
-      return;
-    }
-    if (sum_->slot || ct->slot) {  // the cotangents of a gradient that is differentiated
-      const ValuePtr before = take();
-      owned_ = false;
-      sum_ = tracked_sum(before, ct);
       return;
     }
     // What is under way is added when it has arrived, as is all that comes after it, because the order decides the
@@ -49,10 +48,12 @@ class Accumulator {
   }
   ValuePtr take() {
     for (const ValuePtr& ct : std::exchange(later_, {})) add_now(ct);
-    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
-    auto narrow = fresh(*sum_, dtype_);
-    convert(*sum_, *narrow);
-    return narrow;
+    if (owned_ && sum_->dtype != dtype_) {
+      auto narrow = fresh(*sum_, dtype_);
+      convert(*sum_, *narrow);
+      sum_ = std::move(narrow);
+    }
+    return tracked_.empty() ? std::move(sum_) : tracked_sum(*sum_, tracked_);
   }
 
  private:
@@ -91,6 +92,7 @@ class Accumulator {
   }
   ValuePtr sum_;
   std::vector<ValuePtr> later_;  ///< not yet in the sum
+  std::vector<Slot> tracked_;    ///< of the addends that the tape tracks
   DType dtype_ = DType::f32;
   bool owned_ = false;
 };

@@ -3,11 +3,13 @@
 
 #include "shardlib/autodiff/accumulator.hpp"
 
-#include <array>
+#include <utility>
+#include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 
@@ -31,18 +33,19 @@ SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum) {
   });
 }
 
-SHARDLIB_INLINE ValuePtr tracked_sum(const ValuePtr& a, const ValuePtr& b) {
-  const VjpFunction same = [](const ValuePtr& ct, const Residuals& /*none*/) { return ct; };
-  std::array<EdgeSource, 2> sources{EdgeSource{&a, {}, false, same}, EdgeSource{&b, {}, false, same}};
-  const Kernel add = [a, b](const Value& /*out*/) {
-    Accumulator sum;
-    for (const ValuePtr& ct : {a, b}) {
-      static_cast<void>(ct->data());  // counts as a read of the operand
-      sum.add(detached(*ct));
-    }
-    return sum.take()->data();
-  };
-  return record_erased({"accumulate", {}, {}}, a->device, a->dtype, *a->spec, a->global, Kernel(add), sources);
+SHARDLIB_INLINE ValuePtr tracked_sum(const Value& sum, const std::vector<Slot>& addends) {
+  auto out = Handle<Value>::make(sum);
+  out->stopped = false;
+  if (addends.size() == 1) {
+    out->slot = addends.front();  // whose cotangent is the sum's
+    return out;
+  }
+  out->made_by = {"accumulate", {}, {}};
+  std::vector<Node::Edge> edges;
+  for (const Slot& addend : addends)
+    edges.push_back({addend, {}, [](const ValuePtr& ct, const Residuals& /*none*/) { return ct; }});
+  attach(out, std::move(edges), nullptr, program_state(out->device).twice);
+  return out;
 }
 
 }  // namespace shardlib::detail
