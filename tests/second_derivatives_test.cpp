@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "support.hpp"
 
@@ -558,6 +559,52 @@ TEST_CASE("second derivatives: logsumexp of infinities", "[grad]") {
     expect_near(std::get<2>(value_and_grad(mesh, outer, x)), shares);
     expect_near(hessian_vector_product(mesh, loss, x, v), {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.5, 0.5});  // p (v - p v)
   });
+  SUCCEED();
+}
+
+template <class D>
+struct WeightsOf {
+  Tensor<D, "A/d B/t"> a;
+  Tensor<D, "A/d C"> c;
+};
+/// Second derivatives by weights of D are those by the same numbers in f64, but for rounding.
+template <class D>
+void check_dtype(const Grid& mesh, double tolerance) {
+  const auto loss = []<class E>(const WeightsOf<E>& w) {
+    const auto scale = einsum_unreduced<"A/d C, A/d C -> A/d">(softmax<"C">(w.c), w.c);
+    const auto y = tanh(w.a * scale);
+    return total(cast<std::conditional_t<std::is_same_v<E, bf16>, f32, E>>(y * y * w.a));
+  };
+  const auto penalty = [&]<class E>(const WeightsOf<E>& w) {
+    const auto [value, grads] = value_and_grad(mesh, loss, w);
+    const auto whole = reduce_gradients(mesh, grads);
+    using Wide = typename decltype(value)::value_type;
+    return value + total(cast<Wide>(square(whole.a))) + total(cast<Wide>(square(whole.c)));
+  };
+  const auto near = [&](const auto& found, const auto& expected, const char* what) {
+    double error = 0, size = 0;
+    for_each_leaf(
+        [&](std::string_view, const auto& x, const auto& y) {
+          for (std::size_t i = 0; i < y.span().size(); ++i) {
+            error += std::pow(static_cast<double>(static_cast<float>(x.span()[i])) - y.span()[i], 2);
+            size += std::pow(y.span()[i], 2);
+          }
+        },
+        found, expected);
+    expect(size > 0 && std::sqrt(error / size) <= tolerance, std::string(what) + ": " + show(std::sqrt(error / size)));
+  };
+  const Weights w = random_weights(mesh, 1), v = random_weights(mesh, 2, 0);
+  const WeightsOf<D> at{cast<D>(w.a), cast<D>(w.c)}, along{cast<D>(v.a), cast<D>(v.c)};
+  const auto wide_at = cast_tree<WeightsOf<f64>>(at), wide_along = cast_tree<WeightsOf<f64>>(along);
+  near(hessian_vector_product(mesh, loss, at, along), hessian_vector_product(mesh, loss, wide_at, wide_along), "product");
+  near(value_and_grad(mesh, penalty, at).second, value_and_grad(mesh, penalty, wide_at).second, "penalty");
+}
+TEST_CASE("second derivatives in f32 and bf16", "[grad]") {
+  for (const char* text : meshes)
+    on_mesh(text, [](const DevicePtr& device) {
+      check_dtype<f32>(Grid(device), 1e-5);
+      check_dtype<bf16>(Grid(device), 0.03);
+    });
   SUCCEED();
 }
 
