@@ -387,6 +387,44 @@ TEST_CASE("patterns of leaf names", "[optim]") {
   CHECK(LeafRules{}("embed").decay == 1);
 }
 
+struct GainLayer {
+  Tensor<f32, "M"> gain;
+};
+struct Gains {
+  Tensor<f32, "M"> embed;
+  Array<"layers", GainLayer> layers;
+};
+TEST_CASE("a pattern that no leaf has is an error", "[optim]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto x = ones<f32, "M">(mesh, {{"M", 4}});
+    Gains w{x, {{x}, {x}}};
+    const Gains grads = w;
+    const auto sentence = [](const std::string& pattern) {
+      return "LeafRules: '" + pattern +
+             "' is the name of no leaf; write a name in which a * stands for any text, or leave the pattern out: the "
+             "leaves are embed, layers/*/gain";
+    };
+    const LeafRules rules{{{"*/gain", {.decay = 0}}, {"gain", {.rate = 0}}}};
+    SGD sgd;
+    auto moments = SGD::init(w);
+    expect_error<UsageError>([&] { sgd.update(w, moments, grads, 0.5, 1.0, 0, rules); }, sentence("gain"));
+    expect_same(w.embed, grads.embed, "nothing is updated");
+    Adafactor factored;
+    auto rows = Adafactor::init(w);
+    expect_error<UsageError>([&] { factored.update(w, rows, grads, 0.5, 1.0, 0, rules); }, sentence("gain"));
+    expect_error<UsageError>([&] { update_average(w, grads, 0.5, rules); }, sentence("gain"));
+    expect_error<UsageError>(
+        [&] {
+          static_cast<void>(global_norm(mesh, grads, LeafRules{{{"layers/2/*", {.rate = 0}}}}));
+        },
+        sentence("layers/2/*"));
+    sgd.update(w, moments, grads, 0.5, 1.0, 0, LeafRules{{{"*/gain", {.rate = 0}}}});
+    expect_same(w.layers[1].gain, grads.layers[1].gain, "a frozen leaf");
+  });
+  SUCCEED();
+}
+
 auto& first_moments(auto& moments) {
   if constexpr (requires { moments.mu; })
     return moments.mu;

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
+
 namespace shardlib {
 
 /// The factors of an optimizer's learning rate and weight_decay for a leaf. An optimizer leaves a leaf of rate 0 as it
@@ -25,7 +28,8 @@ struct LeafFactors {
   return false;
 }
 
-/// The factors of leaves, for `update` in the place of `decays`: those of the last pattern that a name has, else 1.
+/// The factors of leaves, for `update` in the place of `decays`: those of the last pattern that a name has, else 1. A
+/// pattern that none of the tree's leaves has is a UsageError of `update`, `update_average` and `global_norm`.
 /// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`
 struct LeafRules {
   std::vector<std::pair<std::string, LeafFactors>> rules;  ///< patterns and factors
@@ -39,6 +43,20 @@ struct LeafRules {
 };
 
 namespace detail {
+/// Throws UsageError if none of the leaves has the pattern, which `giver`, such as "--freeze", has been given.
+SHARDLIB_INLINE void require_match(const std::string& giver, std::string_view pattern,
+                                   const std::vector<std::string>& leaves);
+/// Throws UsageError if `decays`, where it is a LeafRules, has a pattern that none of the leaves has.
+template <class Decays, class V>
+void require_matches(const Decays& decays, const UntypedLeaves<V>& tree) {
+  if constexpr (std::is_same_v<Decays, LeafRules>) {
+    if (decays.rules.empty()) return;
+    std::vector<std::string> names;
+    for (const auto& leaf : tree.leaves) names.push_back(leaf.name);
+    for (const auto& [pattern, factors] : decays.rules) require_match("LeafRules:", pattern, names);
+  }
+}
+
 /// Call it before the loop over the leaves, so that the sentence stands near the top of the compiler's output.
 template <class F>
 constexpr void require_factors() {
@@ -57,3 +75,7 @@ template <class F>
 }  // namespace detail
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/optim/impl/leaf_rules.hpp"
+#endif

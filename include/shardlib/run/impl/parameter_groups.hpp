@@ -4,7 +4,6 @@
 #include "shardlib/run/parameter_groups.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,22 +25,6 @@ struct GroupText {
   std::string_view pattern;
   double factor = -1;
 };
-
-/// The leaves of all layers in one: "layers/*/w_q". A list of them fits a message.
-inline std::vector<std::string> folded(const std::vector<std::string>& leaves) {
-  std::vector<std::string> names;
-  for (const std::string& leaf : leaves) {
-    std::string name;
-    for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-      end = leaf.find('/', begin);
-      const std::string part = leaf.substr(begin, end - begin);
-      const bool number = !part.empty() && std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
-      name += (begin == 0 ? "" : "/") + (number ? "*" : part);
-    }
-    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-  }
-  return names;
-}
 
 }  // namespace detail
 
@@ -73,23 +56,18 @@ SHARDLIB_INLINE void declare(Options& options, ParameterGroups& groups) {
 }
 
 SHARDLIB_INLINE void check_groups(const ParameterGroups& groups, const std::vector<std::string>& leaves) {
-  const auto must_match = [&](const char* option, std::string_view pattern) {
-    if (std::ranges::none_of(leaves, [&](const std::string& leaf) { return leaf_matches(pattern, leaf); }))
-      throw UsageError(fmt::format("{} '{}' is the name of no leaf; a * stands for any text, and the leaves are {}",
-                                   option, pattern, fmt::join(detail::folded(leaves), ", ")));
-  };
   const auto check = [&](const char* option, const std::vector<std::string>& texts) {
     for (const std::string& text : texts) {
       const detail::GroupText group(text);
       if (group.factor < 0)
         throw UsageError(fmt::format("{} '{}' has no factor of at least 0 behind its pattern; write it as in '{}=0.1'",
                                      option, text, group.pattern));
-      must_match(option, group.pattern);
+      shardlib::detail::require_match(option, group.pattern, leaves);
     }
   };
   check("--lr-mult", groups.lr_mult);
   check("--decay-mult", groups.decay_mult);
-  for (const std::string& pattern : groups.freeze) must_match("--freeze", pattern);
+  for (const std::string& pattern : groups.freeze) shardlib::detail::require_match("--freeze", pattern, leaves);
   if (std::ranges::all_of(leaves, [&](const std::string& leaf) { return groups(leaf).rate == 0; }))
     throw UsageError("--freeze and --lr-mult leave nothing to train: all leaves have the rate 0");
 }
