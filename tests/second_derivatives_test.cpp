@@ -415,7 +415,18 @@ TEST_CASE("value_and_grad of a function that calls it: a gradient penalty", "[gr
   SUCCEED();
 }
 
-TEST_CASE("second derivatives of recomputed and prefetched functions, and third ones", "[grad]") {
+/// The N-th derivative of each exp(x).
+template <int N>
+Tensor<f64, "A/d B/t"> nth_gradient(const Grid& mesh, const Tensor<f64, "A/d B/t">& x) {
+  const auto f = [&](const Tensor<f64, "A/d B/t">& y) -> Loss {
+    if constexpr (N == 1)
+      return sum(exp(y));
+    else
+      return sum(nth_gradient<N - 1>(mesh, y));
+  };
+  return value_and_grad(mesh, f, x).second;
+}
+TEST_CASE("second derivatives of recomputed and prefetched functions, and higher ones", "[grad]") {
   for (const char* text : meshes)
     on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
@@ -467,14 +478,37 @@ TEST_CASE("second derivatives of recomputed and prefetched functions, and third 
         return total(h.a * v.a) + total(h.c * v.c);
       };
       expect(check_gradients(mesh, GradientCheck{.elements = 3}, allow_unused(product), w) == 9, "third");
-      const auto exps = allow_unused([](const Weights& p) { return total(exp(p.a)); });
-      const auto curvature = [&](const Weights& p) -> Loss {
-        return total(reduce_gradients(mesh, hessian_vector_product(mesh, exps, p, v)).a * v.a);
+      // Of functions of numbers, which broadcast, and exactly: of v^2 exp(a).
+      const auto curvature = [&](const auto& f) {
+        return allow_unused([&mesh, &v, f](const Weights& p) -> Loss {
+          const Weights h = reduce_gradients(mesh, hessian_vector_product(mesh, f, p, v));
+          return total(h.a * v.a) + total(h.b * v.b);
+        });
       };
-      expect(error_of([&] {
-               static_cast<void>(value_and_grad(mesh, allow_unused(curvature), w));
-             }).starts_with("map_backward at "),
-             "a third derivative of an elementwise function");
+      const auto elementwise = allow_unused([](const Weights& p) -> Loss {
+        const auto x = p.a;
+        const auto b = shard<"B -> B/t">(p.b);
+        const auto one = exp(x) * 0.1 + log(x) + log1p(x) + expm1(x) * 0.1 + sin(x) + cos(x) + erf(x) + tanh(x);
+        const auto other = sigmoid(x) + softplus(x) + sqrt(x) + rsqrt(x) + gelu(x) + swish(x) + abs(x) * square(x);
+        const auto two = pow(x, b) + maximum(x * x * x, -b) + x / b + mod(x, 0.7) * x * x;
+        return total(one) + total(other * b) + total(two * map([](auto y, auto z) { return z * exp(y * z); }, x, b));
+      });
+      expect(check_gradients(mesh, GradientCheck{.elements = 3}, curvature(elementwise), w) == 9, "third, of numbers");
+      const auto exps = allow_unused([](const Weights& p) { return total(exp(p.a)); });
+      const Weights found = reduce_gradients(mesh, value_and_grad(mesh, curvature(exps), w).second);
+      const auto by_hand = found.a - square(v.a) * exp(w.a);
+      expect(item(all_reduce<"+d +t -> ">(sum(square(by_hand)))) < 1e-28, "v^2 exp(a)");
+      // Up to the fifth, whichever operands they are by.
+      expect(item(all_reduce<"+d +t -> ">(sum(square(nth_gradient<5>(mesh, w.a) - exp(w.a))))) < 1e-24, "fifth");
+      const std::string sixth = error_of([&] { static_cast<void>(nth_gradient<6>(mesh, w.a)); });
+      expect(sixth.find("functions of numbers have derivatives up to order 5; take") != std::string::npos, sixth);
+      // What has no third derivative says so.
+      const auto softmaxes = allow_unused([](const Weights& p) { return cubes(softmax<"C">(p.c)); });
+      const auto of_softmax = allow_unused([&](const Weights& p) -> Loss {
+        return total(reduce_gradients(mesh, hessian_vector_product(mesh, softmaxes, p, v)).c * v.c);
+      });
+      const std::string none = error_of([&] { static_cast<void>(value_and_grad(mesh, of_softmax, w)); });
+      expect(none.find("its VJP has no derivative") != std::string::npos, none);
     });
   SUCCEED();
 }
@@ -496,8 +530,7 @@ TEST_CASE("second derivatives: what a nested call takes from the function around
     };
     expect(check_gradients(mesh, GradientCheck{.elements = 3}, by_direction(products), v) == 9, "by the direction");
     const auto exps = allow_unused([](const Weights& p) { return total(exp(p.a)); });
-    const std::string third = error_of([&] { static_cast<void>(value_and_grad(mesh, by_direction(exps), v)); });
-    expect(third.starts_with("map_backward at "), third);
+    expect(check_gradients(mesh, GradientCheck{.elements = 3}, by_direction(exps), v) == 9, "of numbers");
     // A tensor of the outer function that is captured, at constant weights and directions.
     const auto captured = [&](const Weights& p) -> Loss {
       const auto k = tanh(p.c);
@@ -596,7 +629,8 @@ void check_dtype(const Grid& mesh, double tolerance) {
   const Weights w = random_weights(mesh, 1), v = random_weights(mesh, 2, 0);
   const WeightsOf<D> at{cast<D>(w.a), cast<D>(w.c)}, along{cast<D>(v.a), cast<D>(v.c)};
   const auto wide_at = cast_tree<WeightsOf<f64>>(at), wide_along = cast_tree<WeightsOf<f64>>(along);
-  near(hessian_vector_product(mesh, loss, at, along), hessian_vector_product(mesh, loss, wide_at, wide_along), "product");
+  near(hessian_vector_product(mesh, loss, at, along), hessian_vector_product(mesh, loss, wide_at, wide_along),
+       "product");
   near(value_and_grad(mesh, penalty, at).second, value_and_grad(mesh, penalty, wide_at).second, "penalty");
 }
 TEST_CASE("second derivatives in f32 and bf16", "[grad]") {
@@ -639,9 +673,10 @@ TEST_CASE("second derivatives: the sentence where there are none", "[grad]") {
     const auto loss = [](const Tensor<f64, "A/d C">& c) -> Loss { return cubes(max<"A/d C -> A/d">(c)); };
     expect_error<Error>(
         [&] { static_cast<void>(hessian_vector_product(mesh, loss, w.c, v.c)); },
-        "max<`A/d C -> A/d`>: its VJP has no derivative, so a second derivative would miss a part; write it in the "
-        "ops that have second derivatives (docs/autodiff.md lists them), take `stop_gradient` of the operand, or give "
-        "hessian_vector_product a step, for the difference of two gradients (" +
+        "max<`A/d C -> A/d`>: its VJP has no derivative, so a derivative of higher order would miss a part; write it "
+        "in the ops that have one (docs/autodiff.md lists them), take `stop_gradient` of the operand, or take a "
+        "difference: hessian_vector_product with a step is that of two gradients, and a third derivative is that of "
+        "two products (" +
             device->describe() + ")");
     // Logits that are not stored are no residuals.
     const auto ids = place<Tensor<i32, "A/d">>(mesh, HostArray<i32>({3}, {4, 0, 3}), {{"A", 3, 4}});

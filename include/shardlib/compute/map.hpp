@@ -54,5 +54,6 @@ void launch_elements(const void* f, const Exec& exec, const kernels::body::Eleme
 }  // namespace shardlib::detail
 
 #ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/hyper_dual.hpp"
 #include "shardlib/compute/impl/map.hpp"
 #endif

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "shardlib/ops/hyper_dual.hpp"
 #include "shardlib/ops/number.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/reductions.hpp"
@@ -57,9 +58,9 @@ struct MapFunction : Counted {
   std::array<Loop, most_mapped> vjp = {};
   /// Loops over the result's cotangent, operands..., all cotangents. None: an operand has no derivative.
   Loop vjp_all;
-  /// The second derivative by the operands i and j, whose elements are at `x`, on the host. None: the result is no
-  /// floating-point number.
-  double (*second)(const void* f, std::size_t i, std::size_t j, const std::byte* const* x) = nullptr;
+  /// The derivative by the operands `by`, one after another, whose elements are at `x`, on the host. None: the result
+  /// is no floating-point number.
+  double (*derivative)(const void* f, const Differentiations& by, const std::byte* const* x) = nullptr;
 #if defined(SHARDLIB_TYPED_KERNELS)
   /// Calls a lambda with symbols of these dtypes. The launches of a lambda are null: its instructions run instead.
   /// Throws for a pointer.
@@ -133,7 +134,7 @@ struct MapLoops : MapFunction {
         (set_pull<I, D>(), ...);
       }
       (std::make_index_sequence<N>{});
-      second = &second_of;
+      derivative = &derivative_of;
       if constexpr (N > 1 && (floating<D> && ...)) vjp_all = SHARDLIB_MAP_LOOP(VjpAll, const R, const D..., D...);
     }
   }
@@ -143,29 +144,23 @@ struct MapLoops : MapFunction {
   void set_pull() {
     if constexpr (floating<DI>) vjp[I] = SHARDLIB_MAP_LOOP(VjpOne<I, DI>, const R, const D..., DI);
   }
-  using Second = Jet<Jet<double, 1>, 1>;
-  /// An input of the function, with the derivative 1 in the outer number, and in the inner one.
   template <class X>
-  static auto second_input(const std::byte* element, bool outer, bool inner) {
+  static auto element_input(const std::byte* element, std::size_t operand, const Differentiations& by) {
     const auto x = load(*reinterpret_cast<const X*>(element));
-    if constexpr (floating<X>) {
-      Second jet(Jet<double, 1>(static_cast<double>(x)));
-      jet.by[0].value = outer ? 1 : 0;
-      jet.value.by[0] = inner ? 1 : 0;
-      return jet;
-    } else {
+    if constexpr (floating<X>)
+      return higher_input(static_cast<double>(x), static_cast<int>(operand), by);
+    else
       return x;
-    }
   }
-  [[gnu::cold]] static double second_of(const void* f, std::size_t i, std::size_t j, const std::byte* const* x) {
-    return second_of(*static_cast<const F*>(f), i, j, x, std::index_sequence_for<D...>{});
+  [[gnu::cold]] static double derivative_of(const void* f, const Differentiations& by, const std::byte* const* x) {
+    return derivative_of(*static_cast<const F*>(f), by, x, std::index_sequence_for<D...>{});
   }
   template <std::size_t... K>
-  [[gnu::cold]] static double second_of(const F& f, std::size_t i, std::size_t j, const std::byte* const* x,
-                                        std::index_sequence<K...> /*operands*/) {
-    const auto y = f(second_input<D>(x[K], K == i, K == j)...);
-    if constexpr (std::is_same_v<std::remove_cv_t<decltype(y)>, Second>)
-      return y.by[0].by[0];
+  [[gnu::cold]] static double derivative_of(const F& f, const Differentiations& by, const std::byte* const* x,
+                                            std::index_sequence<K...> /*operands*/) {
+    const auto y = f(element_input<D>(x[K], K, by)...);
+    if constexpr (std::is_same_v<std::remove_cv_t<decltype(y)>, HigherJet>)
+      return y.by[0].mixed(by.size() - 1);
     else
       return 0;
   }

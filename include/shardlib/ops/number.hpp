@@ -27,14 +27,16 @@ template <class T>
 SHARDLIB_FUNCTION bool vanishes(const T& x) {
   if constexpr (requires { x.by[0]; })
     return vanishes(x.value) && vanishes(x.by[0]);
+  else if constexpr (requires { x.vanishes(); })
+    return x.vanishes();
   else
     return x == T(0);
 }
 }  // namespace detail
 
 /// A dual number: a value and its derivatives by N inputs. In the forward pass a function of map receives Jet<T, 0>,
-/// which has no derivatives and is as large as T. Both passes therefore find the same overloads. T may be a Jet, for
-/// second derivatives. `value` is the value and `by` holds the derivatives.
+/// which has no derivatives and is as large as T. Both passes therefore find the same overloads. T may be a
+/// HyperDual, for higher derivatives. `value` is the value and `by` holds the derivatives.
 template <class T, std::size_t N>
 struct Jet {
   T value{};

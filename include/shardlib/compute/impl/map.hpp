@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,10 +20,10 @@
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
 #include "shardlib/kernels/body/map_program.hpp"
-#include "shardlib/support/error.hpp"
 #endif
 
 namespace shardlib::detail {
@@ -181,12 +182,12 @@ struct MapDerivatives {
   std::array<UnbroadcastFn, most_mapped> sums;
 };
 
-/// ct * g times the second derivative by operands i and j, in the result's shape.
-inline Buffer map_second(const MapFunction& function, std::size_t i, std::size_t j, const Value& ct, const Value& g,
-                         const MapOperands& x, const Value& out) {
-  const HostNumbers cts(ct), gs(g);
-  std::vector<HostNumbers> arrays;
+/// The product of the factors and of the derivative by the operands `by`, in the result's shape.
+inline Buffer map_products(const MapFunction& function, const Differentiations& by, const MapOperands& factors,
+                           const MapOperands& x, const Value& out) {
+  std::vector<HostNumbers> numbers, arrays;
   std::vector<Shape> strides;
+  for (const ValuePtr& factor : factors) numbers.emplace_back(*factor);
   for (const ValuePtr& operand : x) {
     arrays.emplace_back(*operand);
     strides.push_back(broadcast_strides(*operand, *out.spec));
@@ -199,50 +200,67 @@ inline Buffer map_second(const MapFunction& function, std::size_t i, std::size_t
         for (int d = out.local.size(); d-- > 0; rest /= out.local[d]) at += rest % out.local[d] * strides[k][d];
         elements[k] = arrays[k].data() + static_cast<std::size_t>(at) * size_of(x[k]->dtype);
       }
-      result.set(n, cts[n] * gs[n] * function.second(function.f, i, j, elements.data()));
+      double product = function.derivative(function.f, by, elements.data());
+      for (const HostNumbers& factor : numbers) product *= factor[n];
+      result.set(n, product);
     });
   });
 }
 
-/// The cotangent of operand i, in the result's shape, and on the tape if that tracks `ct` or an operand.
-inline ValuePtr map_vjp(const MapDerivatives& map, std::size_t i, const ValuePtr& given, const MapOperands& x) {
-  const ValuePtr ct = with_spec(given, *map.ct_spec);
-  if (!ct->slot && std::ranges::none_of(x, [](const ValuePtr& operand) { return bool(operand->slot); }))
-    return map_pull(*map.function, i, *ct, x);
-  const DType dtype = x[i]->dtype;
-  auto out = make_value(Calling("map_backward", {}, {}), ct->device, dtype, *map.ct_spec, ct->global);
-  const bool twice = program_state(ct->device).twice;
-  const auto residual = [&](const ValuePtr& value) { return twice ? value : ValuePtr(detached(*value)); };
-  MapOperands saved;
-  for (const ValuePtr& operand : x) saved.push_back(residual(operand));
-  std::vector<Node::Edge> edges(x.size() + 1);
-  // It is linear in `ct`: the cotangent of that is the same map of the cotangent.
-  if (ct->slot)
-    edges[0] = {ct->slot, {saved, {}}, [map, i](const ValuePtr& g, const Residuals& residuals) {
-                  const DType wide = map.function->result;
-                  MapDerivatives dual = map;
-                  std::swap(dual.spec, dual.ct_spec);
-                  const auto cast_to = [](const ValuePtr& value, DType to) {
-                    return value->dtype == to ? value : cast_floating(Calling("cast", {}, {}), value, to);
-                  };
-                  return cast_to(map_vjp(dual, i, cast_to(g, wide), residuals.values), wide);
-                }};
-  saved.push_back(residual(ct));
+/// The derivative of a map by the operands `by`, one after another, times the cotangents `factors`, one for each
+/// derivative: the cotangent of the result, then that of the derivative before. In the result's shape, and on the tape
+/// if that tracks a factor or an operand.
+inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations& by, const MapOperands& factors,
+                               const MapOperands& x, DType dtype) {
+  const Value& ct = *factors.front();
+  const auto tracked = [](const ValuePtr& value) { return bool(value->slot); };
+  const auto i = static_cast<std::size_t>(by[0]);
+  const bool first = by.size() == 1 && ct.dtype == map.function->result && dtype == x[i]->dtype;
+  if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_pull(*map.function, i, ct, x);
+  // One of a cotangent and of what it is the cotangent of is partial where the operands lack an axis.
+  const bool has_ct =
+      std::ranges::find(factors, map.ct_spec, [](const ValuePtr& f) { return f->spec; }) != factors.end();
+  const TensorSpec *const spec = has_ct ? map.ct_spec : map.spec, *const dual = has_ct ? map.spec : map.ct_spec;
+  auto out = make_value(Calling(by.size() == 1 ? "map_backward" : "map_derivative", {}, {}), ct.device, dtype, *spec,
+                        ct.global);
+  const bool twice = program_state(ct.device).twice;
+  Residuals saved;
+  for (const MapOperands& values : {x, factors})
+    for (const ValuePtr& value : values) saved.values.push_back(twice ? value : ValuePtr(detached(*value)));
+  const auto operands_of = [n = x.size()](const Residuals& r) {
+    return MapOperands(r.values.begin(), r.values.begin() + static_cast<std::ptrdiff_t>(n));
+  };
+  const auto factors_of = [n = x.size()](const Residuals& r) {
+    return MapOperands(r.values.begin() + static_cast<std::ptrdiff_t>(n), r.values.end());
+  };
+  std::vector<Node::Edge> edges;
+  for (std::size_t k = 0; k < factors.size(); ++k)  // it is linear in each factor
+    if (tracked(factors[k]))
+      edges.push_back({factors[k]->slot, saved, [=](const ValuePtr& g, const Residuals& residuals) {
+                         MapOperands others = factors_of(residuals);
+                         const DType wanted = others[k]->dtype;
+                         others[k] = with_spec(g, *dual);
+                         return map_derivative(map, by, others, operands_of(residuals), wanted);
+                       }});
   for (std::size_t j = 0; j < x.size(); ++j)
-    if (x[j]->slot && map.function->vjp[j].run != nullptr)
-      edges[j + 1] = {x[j]->slot, {saved, {}}, [map, i, j](const ValuePtr& g, const Residuals& residuals) {
-                        MapOperands at = residuals.values;
-                        const ValuePtr by = at.back();
-                        at.pop_back();
-                        const Kernel kernel = [function = map.function, i, j, by, g, at](const Value& shape) {
-                          return map_second(*function, i, j, *by, *g, at, shape);
-                        };
-                        return map.sums[j](record_erased({"map_second_derivative", {}, {}}, by->device, at[j]->dtype,
-                                                         *map.ct_spec, by->global, Kernel(kernel), {}));
-                      }};
+    if (tracked(x[j]) && map.function->vjp[j].run != nullptr)
+      edges.push_back({x[j]->slot, saved, [=](const ValuePtr& g, const Residuals& residuals) {
+                         if (by.full())
+                           throw Error("map_derivative: functions of numbers have derivatives up to order " +
+                                       std::to_string(by.size()) +
+                                       "; take the central difference of two of them for one more (" +
+                                       g->device->describe() + ")");
+                         Differentiations next = by;
+                         next.push_back(static_cast<int>(j));
+                         MapOperands all = factors_of(residuals);
+                         all.push_back(with_spec(g, *dual));
+                         const MapOperands at = operands_of(residuals);
+                         return map.sums[j](map_derivative(map, next, all, at, at[j]->dtype));
+                       }});
   attach(out, std::move(edges), nullptr, twice);
-  evaluate(out, [function = map.function, i, ct, x](const Value& /*out*/) {
-    return map_pull(*function, i, *ct, x)->storage->buffer;
+  evaluate(out, [=, function = map.function](const Value& shape) {
+    return first ? map_pull(*function, i, *factors[0], x)->storage->buffer
+                 : map_products(*function, by, factors, x, shape);
   });
   return out;
 }
@@ -285,7 +303,10 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
       if (!x[i]->slot) continue;
       edges[i].saved.values = saved;
       edges[i].vjp = [map, i](const ValuePtr& ct, const Residuals& residuals) {
-        return map.sums[i](map_vjp(map, i, ct, residuals.values));
+        Differentiations by;
+        by.push_back(static_cast<int>(i));
+        return map.sums[i](
+            map_derivative(map, by, {with_spec(ct, *map.ct_spec)}, residuals.values, residuals.values[i]->dtype));
       };
     }
     std::function<MapOperands(const MapOperands&)> fused_vjp;

@@ -11,9 +11,10 @@ namespace shardlib::detail {
 
 SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device) {
   throw Error(op.describe() +
-              ": its VJP has no derivative, so a second derivative would miss a part; write it in the ops that have "
-              "second derivatives (docs/autodiff.md lists them), take `stop_gradient` of the operand, or give "
-              "hessian_vector_product a step, for the difference of two gradients (" +
+              ": its VJP has no derivative, so a derivative of higher order would miss a part; write it in the ops "
+              "that have one (docs/autodiff.md lists them), take `stop_gradient` of the operand, or take a difference: "
+              "hessian_vector_product with a step is that of two gradients, and a third derivative is that of two "
+              "products (" +
               device->describe() + ")");
 }
 
