@@ -1,5 +1,6 @@
 // The GPT of gpt_fsdp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
 // types alone (shardlib/shapes.hpp), so that shape_tests.cpp can check it with nothing installed.
+// model_parts.hpp has `Weight`, `gathered` (an all_gather over d and s), `TokenTensors` and `drop` (dropout).
 //
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
 // of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.

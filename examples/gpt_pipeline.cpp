@@ -372,7 +372,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   // Where and when the layers run and what is computed again, not what they compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
-  o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
+  o.training.model_settings = {{"init", "depth-scaled"}};  // what checkpoints without --init have
   options.in_vain({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
     return "in gpt_pipeline: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp with the settings of the "
            "run";

@@ -2,7 +2,7 @@
 """The documentation as a site of plain HTML, and what the reference needs of the headers.
 
 docs.py --check         fails, with file, line and name, on a public name without its sentence, a comment that is a fragment, a
-                        function that users call without its example, and an op that the tables of README.md or
+                        function that users call without its example, and an op that the tables of docs/ops.md or
                         docs/spec-language.md lack; Python's standard library is enough for it
 docs.py --site FOLDER   writes the site: README.md, docs/*.md and a page for each public name, with a search that needs no
                         server. Fails on a link to a file or heading that is not there. Needs Debian's python3-markdown-it.
@@ -30,7 +30,7 @@ import reference  # noqa: E402
 
 FRONT = "README.md"
 TABLE = "docs/README.md"  # which pages there are, by kind
-OPS = ("README.md", "docs/spec-language.md")  # pages whose tables name every op
+OPS = ("docs/ops.md", "docs/spec-language.md")  # pages whose tables name every op
 KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
 ROW = re.compile(r"^\|\s*(?P<kind>[\w-]+)\s*\|\s*\[(?P<title>[^]]+)\]\((?P<file>[^)#]+)\)\s*\|[^|]*\|$")
 
