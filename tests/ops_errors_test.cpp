@@ -194,7 +194,16 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
         "place<`A 2`>: the integer dim `2` has size 3" + on_one);
     expect_error<Error>([&] { place<Tensor<f32, "A B">>(mesh, HostArray<f32>({4})); },
                         "place<`A B`>: the host array has 1 dims, the spec 2" + on_one);
-    expect_error<Error>([&] { HostArray<f32>({2, 2}, {1, 2, 3}); }, "HostArray: 3 values for a shape of 4");
+    expect_error<Error>(
+        [&] {
+          HostArray<f32>({2, 2}, {1, 2, 3});
+        },
+        "HostArray: 3 values for a shape of 4 elements; give as many, or the shape alone for zeros");
+    expect_error<Error>(
+        [&] {
+          HostArray<f32>({2, 2}, std::vector<f32>());
+        },
+        "HostArray: 0 values for a shape of 4 elements; give as many, or the shape alone for zeros");
     const std::vector<f32> memory(7);
     expect_error<Error>(
         [&] {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -24,6 +25,21 @@
 
 namespace shardlib {
 
+namespace detail {
+/// The number of elements of a host array. *Throws* for a negative size, and if the bytes cannot be counted. `width`
+/// is the size of an element in bytes.
+[[nodiscard]] inline std::size_t host_elements(std::span<const std::int64_t> shape, std::int64_t width) {
+  std::int64_t n = 1;
+  for (const std::int64_t size : shape) {
+    if (size < 0) throw Error("HostArray: the shape has the negative size " + std::to_string(size));
+    if (size > 0 && n > std::numeric_limits<std::int64_t>::max() / width / size)
+      throw Error("HostArray: the sizes of the shape multiply to more bytes than can be counted");
+    n *= size;
+  }
+  return static_cast<std::size_t>(n);
+}
+}  // namespace detail
+
 /// A whole array in host memory. `shape` is its shape, and `data` its elements, row-major.
 template <dtype D>
 struct HostArray {
@@ -32,18 +48,13 @@ struct HostArray {
 
   HostArray() = default;
   /// An array of zeros.
-  explicit HostArray(std::vector<std::int64_t> sizes) : HostArray(std::move(sizes), {}) {}
+  explicit HostArray(std::vector<std::int64_t> sizes)
+      : shape(std::move(sizes)), data(detail::host_elements(shape, sizeof(D))) {}
+  /// Throws Error where there is not one value for each element.
   HostArray(std::vector<std::int64_t> sizes, std::vector<D> values) : shape(std::move(sizes)), data(std::move(values)) {
-    std::int64_t n = 1;
-    for (auto size : shape) {
-      if (size < 0) throw Error("HostArray: the shape has the negative size " + std::to_string(size));
-      if (size > 0 && n > std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(sizeof(D)) / size)
-        throw Error("HostArray: the sizes of the shape multiply to more bytes than can be counted");
-      n *= size;
-    }
-    if (data.empty()) data.resize(static_cast<std::size_t>(n));
-    if (static_cast<std::int64_t>(data.size()) != n)
-      throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n));
+    if (const auto n = detail::host_elements(shape, sizeof(D)); data.size() != n)
+      throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n) +
+                  " elements; give as many, or the shape alone for zeros");
   }
 };
 
