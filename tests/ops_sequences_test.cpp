@@ -171,6 +171,21 @@ TEST_CASE("token_tensors in zigzag order has the device's two parts of each row"
   SUCCEED();
 }
 
+TEST_CASE("token_tensors takes a batch whose dims have other names", "[ops]") {
+  struct Batch {
+    Tensor<i32, "rows/d len/s"> inputs, targets, segments;
+    Tensor<f32, "rows/d len/s"> weights;
+  };
+  on_mesh("d=2,s=2", [](const DevicePtr& device) {
+    const Mesh<"d s"> mesh(device);
+    const io::TokenBatch rows{{0, 1, 2, 3}, {1, 2, 3, 4}, {0, 0, 0, 0}, {1, 1, 1, 1}};
+    const auto batch = run::token_tensors<Batch, "rows/d len/s">(mesh, rows, 4);
+    expect(batch.inputs.size("rows") == 2 && batch.inputs.size("len") == 4, "sizes");
+    expect(batch.targets.span()[0] == 2 * mesh.axis_index("s") + 1, "the first target of the device's part");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("zigzag order: a length that does not divide, or is padded", "[ops]") {
   on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);

@@ -35,10 +35,10 @@ namespace detail {
 }  // namespace detail
 
 /// This device's rows of `length` tokens as a Batch{inputs, targets, segments, weights} of tensors "B/d L", without a
-/// copy. Another spec may be given; its first dim is sharded over Training::batch_axes. If its second one is sharded
-/// too, the device takes its part of each row, which the axes must divide: one run of tokens, or the two of zigzag
-/// order. `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, 128, order)`,
-/// `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128, SequenceOrder::zigzag)`
+/// copy. Another spec may be given, with any names; its first dim is sharded over Training::batch_axes. If its second
+/// one is sharded too, the device takes its part of each row, which the axes must divide: one run of tokens, or the two
+/// of zigzag order. `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows,
+/// 128, order)`, `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128, SequenceOrder::zigzag)`
 template <class Batch, Spec S = "B/d L", Spec A>
 [[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length,
                                   SequenceOrder order = SequenceOrder::contiguous) {
@@ -57,7 +57,8 @@ template <class Batch, Spec S = "B/d L", Spec A>
       parts == 1
           ? rows
           : detail::part_of_rows(rows, length, parts, shardlib::detail::shard_index(device, dims[1].axes), order));
-  const Sizes sizes{{"B", std::ssize(rows.inputs) / length * devices}, {"L", length}};
+  const Sizes sizes{{std::string(dims[0].name), std::ssize(rows.inputs) / length * devices},
+                    {std::string(dims[1].name), length}};
   const auto tensor = [&]<class T>(const std::vector<T>& values) {
     return from_memory<T, S>(mesh, sizes, std::span<const T>(values), host);
   };
