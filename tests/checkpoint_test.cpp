@@ -657,6 +657,26 @@ struct After {
 };
 }  // namespace
 
+TEST_CASE("checkpoint: dims in another order are an error, also where their sizes are equal", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
+    const DT mesh(device);
+    const Sizes sizes{{"A", 4}, {"B", 4}, {"C", 4}};
+    io::save(mesh, scratch.path(), 1, random_normal<f32, "A/d B">(mesh, sizes, {1, 1}));
+    auto turned = zeros<f32, "B A/d">(mesh, sizes);
+    const std::string path = scratch / "step-00000001";
+    expect_error<UsageError>(
+        [&] { io::load(mesh, path, turned); },
+        "the checkpoint '" + path +
+            "' does not fit this program:\n"
+            "  'value' has the dims A B in the checkpoint, but B A in the program: take it in that "
+            "order, then `rearrange` it");
+    auto renamed = zeros<f32, "A C/d">(mesh, sizes);  // another name is another program's
+    io::load(mesh, path, renamed);
+    expect(renamed.span()[0] != 0, "a dim of another name");
+  });
+}
+
 TEST_CASE("checkpoint: all that does not fit is one error, with the nearest names", "[checkpoint]") {
   const Scratch scratch = shared_folder();
   on_mesh("d=2,t=1", [&](const DevicePtr& device) {

@@ -30,6 +30,7 @@ inline void compare(const Checkpoint& checkpoint, const NamedValues& leaves, con
   for (const auto& [name, value] : leaves) {
     const auto shape = shardlib::detail::view(value->global.logical);
     here.push_back({name, value->dtype, {shape.begin(), shape.end()}, {}});
+    for (const auto& dim : value->spec->dims) here.back().dims.emplace_back(dim.name);
   }
   fail_unless_empty("the checkpoint '" + checkpoint.path() + "' does not fit this program:",
                     differences(checkpoint.arrays(), "the checkpoint", here, "the program", all_names, ignore_extra));

@@ -37,6 +37,13 @@ inline std::string did_you_mean(const std::string& name, const std::set<std::str
   return best == nullptr ? "" : " (nearest there: '" + *best + "')";
 }
 
+/// The names, each behind a space.
+inline std::string listed(const std::vector<std::string>& dims) {
+  std::string text;
+  for (const std::string& dim : dims) text += " " + dim;
+  return text;
+}
+
 /// Sentences on all in which the arrays of two places differ, "the checkpoint" and "the program". `all_names` has the
 /// names that all devices have `here`; an array `there` is extra if it has none of them.
 inline std::vector<std::string> differences(const std::vector<CheckpointArray>& there, const std::string& name_there,
@@ -59,7 +66,11 @@ inline std::vector<std::string> differences(const std::vector<CheckpointArray>& 
       continue;
     }
     const CheckpointArray& other = *it->second;
-    if (other.shape != array.shape) differs(array.name, show_shape(other.shape), show_shape(array.shape));
+    if (other.shape != array.shape)
+      differs(array.name, show_shape(other.shape), show_shape(array.shape));
+    else if (array.dims != other.dims && std::ranges::is_permutation(array.dims, other.dims))  // some have one size
+      wrong.push_back("'" + array.name + "' has the dims" + listed(other.dims) + " in " + name_there + ", but" +
+                      listed(array.dims) + " in " + name_here + ": take it in that order, then `rearrange` it");
     if (other.dtype != array.dtype)
       differs(array.name, std::string(shardlib::name(other.dtype)), std::string(shardlib::name(array.dtype)));
   }
