@@ -1624,8 +1624,10 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
       rules::own_function("ewma", true, false),
       "ewma: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers to "
       "may be gone; capture numbers by value: `[k]`, and pass tensors to `custom::operands`");
-  legal(rules::own_vjp(2, true), "");
-  illegal(rules::own_vjp(2, false),
+  legal(rules::own_vjp(2, true, true), "");
+  illegal(rules::own_vjp(2, true, false),
+          "custom::vjp: the function returns no tensor; return the cotangent of the operand");
+  illegal(rules::own_vjp(2, false, false),
           "custom::vjp: the function does not take the cotangent and 2 saved tensors, as f(ct, saved...); name what it "
           "needs besides the cotangent in `custom::save`");
 }

@@ -68,3 +68,18 @@ X wrong_dtype(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [](const auto& ct) { return cast<f64>(ct); }));
 }
 #endif
+
+// expect: custom::vjp: the function returns no tensor; return the cotangent of the operand
+#if SECTION == 7
+X no_cotangent(const X& x) {
+  return op(x, twice_kernel, custom::vjp(x, [](const auto&) {}));
+}
+#endif
+
+// expect: custom::record: the kernel takes the shard of the result and those of all operands, as
+// expect: kernel\(custom::Shard<f32> y, custom::Shard<const f32> x\)
+#if SECTION == 8
+X kernel_without_operand(const X& x) {
+  return op(x, [](custom::Shard<f32> y) { y.data[0] = 0; });
+}
+#endif

@@ -1,6 +1,7 @@
 // Wrong programs: specs, meshes, and tensors where another type is declared.
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "shardlib/shapes.hpp"
 
@@ -195,5 +196,17 @@ struct Experts {
 };
 auto count_of_layers_of_two_kinds(const Array<"layers", std::variant<Dense, Experts>>& layers) {
   return parameter_count(layers);
+}
+#endif
+
+// expect: is not a tree of tensors: a list of trees needs a name; take an Array, which is a std::vector with a name,
+// expect: `Array<..?layers..?, Layer>`
+#if SECTION == 24
+struct Listed {
+  Tensor<f32, "M"> gain;
+  std::vector<Tensor<f32, "M">> layers;
+};
+auto count_of_a_vector(const Listed& tree) {
+  return parameter_count(tree);
 }
 #endif

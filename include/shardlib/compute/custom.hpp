@@ -30,7 +30,11 @@ struct OwnVjp {
   F f;
   template <class... T>
   requires(sizeof...(T) == Tensors) auto operator()(const T&... tensors) const {
-    static_assert(checked<rules::own_vjp, Tensors - 1, std::is_invocable_v<const F&, const T&...>>::ok);
+    constexpr bool is_taken = std::is_invocable_v<const F&, const T&...>;
+    constexpr bool returns_tensor = requires {
+      { f(tensors...) } -> tensor;
+    };
+    static_assert(checked<rules::own_vjp, Tensors - 1, is_taken, returns_tensor>::ok);
     return f(tensors...);
   }
 };
@@ -137,6 +141,10 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
   static constexpr OpName name = Name;
   static_assert(sizeof...(X) > 0, "custom::record: an op has one operand at least");
   static_assert(detail::own_function<Name, true, Kernel>);
+  static_assert(
+      std::is_invocable_v<const Kernel&, Shard<typename Out::value_type>, Shard<const typename X::value_type>...>,
+      "custom::record: the kernel takes the shard of the result and those of all operands, as "
+      "kernel(custom::Shard<f32> y, custom::Shard<const f32> x)");
   static_assert((... && detail::own_function<Name, false, decltype(V::f)>));
   const detail::Calling op{name.text, call.spec, call.site};
   const std::array<detail::ValuePtr, sizeof...(X)> values =

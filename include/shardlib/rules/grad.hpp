@@ -252,7 +252,7 @@ constexpr Verdict layer_list(bool is_list, std::string_view type) {
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, optional, variant, fields };
+enum class NoTree { no_struct, not_public, bases, optional, variant, list, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -263,9 +263,11 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
            : why == NoTree::bases      ? "it has a base class"
            : why == NoTree::optional ? "whether it holds a tensor is known at run time alone; take an Array of 0 or 1 "
                                        "entries, `Array<\"bias\", Tensor<f32, \"M\">>`"
-           : why == NoTree::variant  ? "which of its types it holds is known at run time alone; take a struct that has "
-                                       "an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`"
-                                     : "it has no fields, or more than 23") +
+           : why == NoTree::list ? "a list of trees needs a name; take an Array, which is a std::vector with a name, "
+                                   "`Array<\"layers\", Layer>`"
+           : why == NoTree::variant ? "which of its types it holds is known at run time alone; take a struct that has "
+                                      "an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`"
+                                    : "it has no fields, or more than 23") +
           "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
           "public"};
 }
@@ -379,7 +381,9 @@ constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owne
               (is_kernel ? "`custom::operands`" : "`custom::save`")};
 }
 /// A VJP outside the library takes the cotangent and what `custom::save` names.
-constexpr Verdict own_vjp(int saved, bool is_taken) {
+constexpr Verdict own_vjp(int saved, bool is_taken, bool returns_tensor) {
+  if (is_taken && !returns_tensor)
+    return {{}, "custom::vjp: the function returns no tensor; return the cotangent of the operand"};
   if (is_taken) return {};
   return {{},
           Text("custom::vjp: the function does not take the cotangent and ") + number(saved) +

@@ -162,6 +162,8 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::optional;
   else if constexpr (requires(const T& x) { x.valueless_by_exception(); })
     return rules::NoTree::variant;
+  else if constexpr (requires(const T& x) { x.begin() + x.size(); })
+    return rules::NoTree::list;
   else if constexpr (!std::is_aggregate_v<T>)
     return rules::NoTree::not_public;
   else if constexpr (requires { T{any_base<T>{}}; })
