@@ -35,7 +35,8 @@ TEST_CASE("dropout", "[ops]") {
 TEST_CASE("dropout's rate is a probability", "[ops]") {
   on_mesh("d=1", [](const DevicePtr& device) {
     const auto x = ones<f32, "A">(Mesh<"d">(device), {{"A", 4}});
-    expect_error<UsageError>([&] { dropout(x, 1.0, key); }, "dropout: the rate 1.000000 is not a probability below 1");
+    expect_error<UsageError>([&] { dropout(x, 1.0, key); },
+                             "dropout: the rate 1.000000 is not a probability; give a number from 0 to below 1");
     const auto whole = dropout(x, 0.0, key);
     for (const f32 v : whole.span()) expect(v == 1, "rate 0 keeps everything");
   });
