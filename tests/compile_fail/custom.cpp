@@ -1,5 +1,5 @@
 // Wrong programs: ops outside the library whose kernels and VJPs are not what `custom::record` takes. The program above the
-// sections is the right one.
+// cases is the right one.
 // needs: runtime
 #include "shardlib/shardlib.hpp"
 
@@ -25,61 +25,45 @@ X right(const X& x, float k, const std::shared_ptr<float>& table) {
 
 // expect: twice: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers to
 // expect: pass tensors to `custom::operands`
-#if SECTION == 1
 X kernel_by_reference(const X& x, const float& k) {
   const auto kernel = [&k](custom::Shard<f32> y, custom::Shard<const f32> z) { y.data[0] = k * z.data[0]; };
   return op(x, kernel, custom::vjp(x, [](const auto& ct) { return ct; }));
 }
-#endif
 
 // expect: twice: its VJP captures by reference, or holds a pointer
 // expect: pass tensors to `custom::save`
-#if SECTION == 2
 X vjp_by_reference(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [&x](const auto& ct) { return ct * x; }));
 }
-#endif
 
 // expect: custom::vjp: the function does not take the cotangent and 0 saved tensors, as f\(ct, saved...\); name what it
-#if SECTION == 3
 X nothing_saved(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [](const auto& ct, const auto& z) { return ct * z; }));
 }
-#endif
 
 // expect: custom::vjp: the function does not take the cotangent and 1 saved tensor, as f\(ct, saved...\)
-#if SECTION == 4
 X one_too_many(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, custom::save(x), [](const auto& ct) { return ct; }));
 }
-#endif
 
 // expect: twice: its VJP returns a cotangent `B/d` where `B/d L` is due
 // expect: the cotangent of an operand has its dims, and is partial where the operand is replicated
-#if SECTION == 5
 X wrong_dims(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [](const auto& ct) { return sum<"B/d L -> B/d">(ct); }));
 }
-#endif
 
 // expect: twice: its VJP returns a cotangent of f64 where f32 is due; take `cast<f32>` of it
-#if SECTION == 6
 X wrong_dtype(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [](const auto& ct) { return cast<f64>(ct); }));
 }
-#endif
 
 // expect: custom::vjp: the function returns no tensor; return the cotangent of the operand
-#if SECTION == 7
 X no_cotangent(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [](const auto&) {}));
 }
-#endif
 
 // expect: custom::record: the kernel takes the shard of the result and those of all operands, as
 // expect: kernel\(custom::Shard<f32> y, custom::Shard<const f32> x\)
-#if SECTION == 8
 X kernel_without_operand(const X& x) {
   return op(x, [](custom::Shard<f32> y) { y.data[0] = 0; });
 }
-#endif

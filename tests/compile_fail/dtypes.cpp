@@ -9,167 +9,119 @@ auto right(const Tensor<i32, "A B">& counts, const Tensor<bf16, "A B">& x, const
 }
 
 // expect: exp: the operand is i32, not floating; write `cast<f32>` of it first
-#if SECTION == 1
 auto exp_of_integers(const Tensor<i32, "A">& x) {
   return exp(x);
 }
-#endif
 
 // expect: mean: the operand is i32, not floating; write `cast<f32>` of it first
-#if SECTION == 2
 auto mean_of_integers(const Tensor<i32, "A B">& x) {
   return mean<"A B -> A">(x);
 }
-#endif
 
 // expect: softmax: the operand is i32, not floating; write `cast<f32>` of it first
-#if SECTION == 3
 auto softmax_of_integers(const Tensor<i32, "A B">& x) {
   return softmax<"B">(x);
 }
-#endif
 
 // expect: dropout: the operand is i32, not floating; write `cast<f32>` of it first
-#if SECTION == 4
 auto dropout_of_integers(const Tensor<i32, "A">& x) {
   return dropout(x, 0.1, {1, 2});
 }
-#endif
 
 // expect: random_normal: random numbers are floating, not i32; draw f32 and `cast` them
-#if SECTION == 5
 auto random_integers(const Mesh<"d">& mesh) {
   return random_normal<i32, "A">(mesh, {{"A", 8}}, {1, 2});
 }
-#endif
 
 // expect: index_unreduced: the indices are f32, not i32 or u32; write `cast<i32>` of them first
-#if SECTION == 6
 auto fractional_rows(const Tensor<f32, "V M">& table, const Tensor<f32, "B">& ids) {
   return index_unreduced<"[V] M, B -> B M">(table, ids);
 }
-#endif
 
 // expect: cross_entropy: the indices are f32, not i32 or u32; write `cast<i32>` of them first
-#if SECTION == 7
 auto fractional_targets(const Tensor<f32, "B V">& logits, const Tensor<f32, "B">& targets) {
   return cross_entropy(logits, targets);
 }
-#endif
 
 // expect: where: the condition is f32, not bool_; compare it first, e.g. `greater\(x, 0.0\)`
-#if SECTION == 8
 auto number_as_condition(const Tensor<f32, "A">& x) {
   return where(x, x, 0.0);
 }
-#endif
 
 // expect: masked: the condition is i32, not bool_; compare it first
-#if SECTION == 9
 auto integers_as_mask(const Tensor<i32, "A">& m, const Tensor<f32, "A">& x) {
   return masked(m, x);
 }
-#endif
 
 // expect: sum: the operand is bool_, which is not reduced; write `cast<i32>` of it first
-#if SECTION == 10
 auto count_truths(const Tensor<bool_, "A B">& x) {
   return sum<"A B -> A">(x);
 }
-#endif
 
 // expect: all_reduce: the operand is u8, which is not reduced; write `cast<i32>` of it first
-#if SECTION == 11
 auto sum_bytes(const Tensor<u8, "A +d">& x) {
   return all_reduce<"A +d -> A">(x);
 }
-#endif
 
 // expect: reduce_scatter: the operand is u8, which is not reduced; write `cast<i32>` of it first
-#if SECTION == 12
 auto scatter_bytes(const Tensor<u8, "A +d">& x) {
   return reduce_scatter<"A +d -> A/d">(x);
 }
-#endif
 
 // expect: einsum_unreduced: the operands are i32, not floating; write `cast<f32>` of them first
-#if SECTION == 13
 auto transpose_integers(const Tensor<i32, "A B">& x) {
   return einsum_unreduced<"A B -> B A">(x);
 }
-#endif
 
 // expect: einsum_unreduced: the sums of f32 cannot be had as i32, only as f32 or bf16; write `cast<i32>` of the
-#if SECTION == 14
 auto integer_sums(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& w) {
   return einsum_unreduced<"A B, B C -> A C", i32>(x, w);
 }
-#endif
 
 // expect: einsum_unreduced: the sums of bf16 cannot be had as f64, only as f32 or bf16; write `cast<f64>` of the
-#if SECTION == 15
 auto wide_sums(const Tensor<bf16, "A B">& x, const Tensor<bf16, "B C">& w) {
   return einsum_unreduced<"A B, B C -> A C", f64>(x, w);
 }
-#endif
 
 // expect: \+: the operand is bool_, which has no arithmetic; write `cast<f32>` of it first
-#if SECTION == 16
 auto one_more_truth(const Tensor<bool_, "A">& x) {
   return x + 1.0;
 }
-#endif
 
 // expect: /: the operand is i32, not floating; write `cast<f32>` of it first
-#if SECTION == 17
 auto reciprocal_of_integers(const Tensor<i32, "A">& x) {
   return 1.0 / x;
 }
-#endif
 
 // expect: greater: the operand `A \+t` is partial over t, and greater is not linear, so it has to see the sum
-#if SECTION == 18
 auto compare_summands(const Tensor<f32, "A +t">& x) {
   return greater(x, 0.0);
 }
-#endif
 
 // expect: Tensor: its element type is not one of f32, bf16, f64, i32, u32, u8, bool_; use one of them
-#if SECTION == 19
 using Longs = decltype(Tensor<long, "A">());
-#endif
 
 // expect: causal_attention of segments: the indices are f32, not i32 or u32; write `cast<i32>` of them first
-#if SECTION == 20
 auto fractional_segments(const Tensor<f32, "L D">& q, const Tensor<f32, "L">& segments) {
   return causal_attention<"L", "D">(q, q, q, segments);
 }
-#endif
 
 // expect: causal_attention: .*f32.*bf16.*, and no dtype is promoted silently; write `cast<f32>` of the second
-#if SECTION == 21
 auto narrow_values(const Tensor<f32, "L D">& q, const Tensor<bf16, "L D">& v) {
   return causal_attention<"L", "D">(q, q, v);
 }
-#endif
 
 // expect: reduce_scatter: bf16 is not summed in bf16; write `reduce_scatter<.*, f32>`: bf16 on the wire, an f32 sum
-#if SECTION == 22
 auto unstated_sum(const Tensor<bf16, "A +t">& x) {
   return reduce_scatter<"A +t -> A/t">(x);
 }
-#endif
 
 // expect: all_reduce: f32 is not summed in f64; write `all_reduce<.*, f32>`, or leave the dtype out
-#if SECTION == 23
 auto wider_sum(const Tensor<f32, "A +t">& x) {
   return all_reduce<"A +t -> A", f64>(x);
 }
-#endif
 
 // expect: all_gather: bf16 would be the dtype of what its backward pass sums; write `all_gather<.*, backward_sum<f32>>`
-#if SECTION == 24
 auto narrow_gradient(const Tensor<bf16, "A/t">& w) {
   return all_gather<"A/t -> A", bf16>(w);
 }
-#endif

@@ -9,181 +9,131 @@ auto project(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
 
 // expect: the result is partial over t \(contracting `M/t` sees only the shard of this device\), so its spec must say
 // expect: reduce it afterwards with `reduce_scatter` or `all_reduce` \(communicate\)
-#if SECTION == 1
 auto contraction_not_spelled(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H">(x, w);
 }
-#endif
 
 // expect: the result spec says `\+t`, but no operand is partial over t, and no dim that the result lacks is sharded
-#if SECTION == 2
 auto nothing_pending(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M H">& w) {
   return einsum_unreduced<"B/d M, M H -> B/d H +t">(x, w);
 }
-#endif
 
 // expect: the first operand is `M/t B/d`, but the op spec expects `B/d M/t`: dim 1 is `M/t`, not `B/d`; reorder the
-#if SECTION == 3
 auto transposed(const Tensor<f32, "M/t B/d">& x, const Tensor<f32, "M/t H">& w) {
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H +t">(x, w);
 }
-#endif
 
 // expect: the second operand is `M/t/d H`, but the op spec expects `M/t H`: dim 1 is `M/t/d`, not `M/t`; gather it with
-#if SECTION == 4
 auto weights_not_gathered(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t/d H">& w) {
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H +t">(x, w);
 }
-#endif
 
 // expect: dim `M` of `M H` is `M/t` in `B/d M/t`, so their shards differ; take `all_gather<..?B/d M/t -> B/d M..?>`
 // expect: or `shard<..?M H -> M/t H..?>` \(no traffic\)
-#if SECTION == 5
 auto sharded_in_one_only(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M H">& w) {
   return einsum_unreduced<"B/d M/t, M H -> B/d H +t">(x, w);
 }
-#endif
 
 // expect: the first operand is sharded over t \(dim `B/t`\) and the second sharded over t \(dim `H/t`\), so only
-#if SECTION == 6
 auto diagonal_shards(const Tensor<f32, "B/t M">& x, const Tensor<f32, "M H/t">& w) {
   return einsum_unreduced<"B/t M, M H/t -> B/t H">(x, w);
 }
-#endif
 
 // expect: the first operand is partial over t and the second partial over t, and a product of sums is not the sum of
-#if SECTION == 7
 auto product_of_sums(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M H +t">& w) {
   return einsum_unreduced<"B M +t, M H +t -> B H +t">(x, w);
 }
-#endif
 
 // expect: the first operand is partial over t and the second sharded over t \(dim `H/t`\), so a summand would meet one
-#if SECTION == 8
 auto summand_and_shard(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M H/t">& w) {
   return einsum_unreduced<"B M +t, M H/t -> B H +t">(x, w);
 }
-#endif
 
 // expect: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their shards differ; `all_gather` one of them and `shard` it
-#if SECTION == 9
 auto order_of_axes(const Tensor<f32, "M/t/d">& a, const Tensor<f32, "M/d/t">& b) {
   return einsum_unreduced<"M/t/d, M/d/t -> +d +t">(a, b);
 }
-#endif
 
 // expect: the second operand is `L D`, but the op spec expects `Klen D`: dim 1 is `L`, not `Klen`; if both names mean
 // expect: rename<..?L -> Klen..?>` \(free\)
-#if SECTION == 10
 auto attention_without_rename(const Tensor<f32, "L D">& q, const Tensor<f32, "L D">& k) {
   return einsum_unreduced<"L D, Klen D -> L Klen">(q, k);
 }
-#endif
 
 // expect: einsum_unreduced: the operands are f32 and bf16, and no dtype is promoted silently; write `cast<f32>`
-#if SECTION == 11
 auto two_dtypes(const Tensor<f32, "A B">& a, const Tensor<bf16, "B C">& b) {
   return einsum_unreduced<"A B, B C -> A C">(a, b);
 }
-#endif
 
 // expect: einsum_unreduced<`A B, B -> A`>: the op spec has 2 operands, the call has 1
-#if SECTION == 12
 auto missing_operand(const Tensor<f32, "A B">& a) {
   return einsum_unreduced<"A B, B -> A">(a);
 }
-#endif
 
 // expect: integer dim `2` is not an index: name it first, `rename<..?2 -> name..?>`
-#if SECTION == 13
 auto integer_index(const Tensor<f32, "2 A">& a, const Tensor<f32, "A B">& b) {
   return einsum_unreduced<"2 A, A B -> 2 B">(a, b);
 }
-#endif
 
 // expect: the result is partial over t \(looking up in `V/t` sees only the shard of this device\), so its spec must
-#if SECTION == 14
 auto lookup_not_spelled(const Tensor<f32, "V/t M">& table, const Tensor<u32, "B/d L">& ids) {
   return index_unreduced<"[V/t] M, B/d L -> B/d L M">(table, ids);
 }
-#endif
 
 // expect: no dim of the table stands in brackets: write `\[V/t\] M` for a lookup along V
-#if SECTION == 15
 auto no_brackets(const Tensor<f32, "V/t M">& table, const Tensor<u32, "B/d L">& ids) {
   return index_unreduced<"V/t M, B/d L -> B/d L M +t">(table, ids);
 }
-#endif
 
 // expect: the indices are sharded over t \(dim `L/t`\), over which the looked-up dim `V/t` is sharded too
-#if SECTION == 16
 auto own_rows_only(const Tensor<f32, "V/t M">& table, const Tensor<u32, "L/t">& ids) {
   return index_unreduced<"[V/t] M, L/t -> L M +t">(table, ids);
 }
-#endif
 
 // expect: einsum_unreduced: the op spec is missing: write what goes in and what comes out,
 // expect: `einsum_unreduced<..?A B, B C -> result..?>\(x, y\)`
-#if SECTION == 17
 auto no_op_spec(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& w) {
   return einsum_unreduced(x, w);
 }
-#endif
 
 // expect: the operands are swapped: the first is `M/t H`, the second `B/d M/t`; swap them in the call or in the op spec
-#if SECTION == 18
 auto swapped(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H +t">(w, x);
 }
-#endif
 
 // expect: einsum<`B/d M, M F -> B/d F`>: no sum over devices is completed in `B/d F`, so nothing would be communicated; write `einsum_unreduced`
-#if SECTION == 19
 auto nothing_to_sum(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M F">& w) {
   return einsum<"B/d M, M F -> B/d F">(x, w);
 }
-#endif
 
 // expect: axis `s` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `L/s` and
 // expect: or keep both sharded: `split<"?..?L/s -> R/s C..?"?>` names the block of each device \(free\), and `shift` moves
-#if SECTION == 20
 auto two_sharded_lengths(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B K/s H D">& k) {
   return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K/s">(q, k);
 }
-#endif
 
 // expect: so only diagonal shards would be computed; `all_gather` one of them \(communicates\); or keep both sharded:
 // expect: `split<"?..?L/s -> R/s C..?"?>`
-#if SECTION == 21
 auto one_sharded_length(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B K/s H D">& k) {
   return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K">(q, k);
 }
-#endif
 
 // expect: the first operand is partial over t and the third operand partial over t, and a product of sums is not the sum
-#if SECTION == 22
 auto two_summands_of_three(const Tensor<f32, "A B +t">& x, const Tensor<f32, "B C">& y, const Tensor<f32, "C +t">& z) {
   return einsum_unreduced<"A B +t, B C, C +t -> A +t">(x, y, z);
 }
-#endif
 
 // expect: the second operand is `C B`, but the op spec expects `B C`: dim 1 is `C`, not `B`
-#if SECTION == 23
 auto second_of_four(const Tensor<f32, "A B">& x, const Tensor<f32, "C B">& y, const Tensor<f32, "C">& z) {
   return einsum_unreduced<"A B, B C, C, A -> A">(x, y, z, z);
 }
-#endif
 
 // expect: einsum<`A B, B C, C -> A`>: no sum over devices is completed in `A`, so nothing would be communicated; write
-#if SECTION == 24
 auto nothing_to_sum_of_three(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y, const Tensor<f32, "C">& z) {
   return einsum<"A B, B C, C -> A">(x, y, z);
 }
-#endif
 
 // expect: the number of dims in brackets is 2, and that of index tensors 1; each dim in brackets has an index tensor, in
-#if SECTION == 25
 auto one_index_of_two(const Tensor<f32, "V W/t M">& table, const Tensor<i32, "B">& ids) {
   return index_unreduced<"[V] [W/t] M, B -> B M +t">(table, ids);
 }
-#endif

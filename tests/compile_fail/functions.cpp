@@ -1,5 +1,5 @@
 // Wrong programs: functions that run again in the backward pass and do not own what they use; losses and weights that
-// value_and_grad cannot take. The program above the sections is the right one.
+// value_and_grad cannot take. The program above the cases is the right one.
 #include "shardlib/shapes.hpp"
 
 #include <cmath>
@@ -46,56 +46,43 @@ auto gated(const X& gate, const X& up, float k) {
 // A configuration by reference: when the backward pass runs the layer again, it may be gone.
 // expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer, and it runs again in
 // expect: the backward pass, when what it refers to may be gone; pass tensors and configurations as arguments
-#if SECTION == 1
 auto config_by_reference(const X& x, const Layer& w, const Config& config) {
   return explicit_activation_checkpointing([&](const X& y, const Layer& v) { return layer(y, v, config); })(x, w);
 }
-#endif
 
 // expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer
-#if SECTION == 2
 struct Block {
   Config config;
   auto operator()(const X& x, const Layer& w) const {
     return explicit_activation_checkpointing([this](const X& y, const Layer& v) { return layer(y, v, config); })(x, w);
   }
 };
-#endif
 
 // Its gradient would be lost.
 // expect: explicit_activation_checkpointing: the function holds more than numbers \(a tensor, a container, a
 // expect: pass tensors and configurations as arguments, and capture numbers by value: `\[k\]`
-#if SECTION == 3
 auto weights_by_value(const X& x, const Layer& w, const Config& config) {
   return explicit_activation_checkpointing([w, config](const X& y) { return layer(y, w, config); })(x);
 }
-#endif
 
 // expect: explicit_activation_checkpointing: the function holds more than numbers
-#if SECTION == 4
 auto erased(const X& x, const std::function<X(const X&)>& f) {
   return explicit_activation_checkpointing(f)(x);
 }
-#endif
 
 // expect: explicit_activation_checkpointing: the argument of type `const Config ?\*` holds a pointer, a reference or a union
-#if SECTION == 5
 auto config_by_pointer(const X& x, const Layer& w, const Config* config) {
   return explicit_activation_checkpointing(
       [](const X& y, const Layer& v, const Config* c) { return layer(y, v, *c); })(x, w, config);
 }
-#endif
 
 // expect: prefetch: the function captures by reference, or holds a pointer, and it runs again in the backward pass
-#if SECTION == 6
 auto gathers_by_reference(const X& x, const Array<"layers", Layer>& layers, const Config& config) {
   const auto gathers = [&](const Layer& w) { return all_gather<"M/d N -> M N">(config.square ? w.up : w.down); };
   return prefetch(x, gathers, layers, 0);
 }
-#endif
 
 // expect: value_and_grad: `Hidden` is not a tree of tensors: it has private members, a constructor or
-#if SECTION == 7
 class Hidden {
  public:
   Loss run() const { return sum(w_); }
@@ -106,10 +93,8 @@ class Hidden {
 auto private_weights(const Data& mesh, const Hidden& w) {
   return value_and_grad(mesh, [](const Hidden& v) { return v.run(); }, w);
 }
-#endif
 
 // expect: value_and_grad: `Constructed` is not a tree of tensors: it has private members, a constructor or
-#if SECTION == 8
 struct Constructed {
   Constructed() {}
   Tensor<f32, "M/d"> w;
@@ -118,10 +103,8 @@ auto constructed_weights(const Data& mesh, const Constructed& w) {
   const auto [l, gradient] = value_and_grad(mesh, [](const Constructed& v) { return sum(v.w); }, w);
   return gradient;
 }
-#endif
 
 // expect: value_and_grad: `Derived` is not a tree of tensors: it has a base class; a tree is a tensor, an Array
-#if SECTION == 9
 struct Base {
   Tensor<f32, "M/d"> a;
 };
@@ -131,84 +114,61 @@ struct Derived : Base {
 auto derived_weights(const Data& mesh, const Derived& w) {
   return value_and_grad(mesh, [](const Derived& v) { return sum(v.a); }, w);
 }
-#endif
 
 // expect: value_and_grad: parameter 1 of the function, `Layer`, is not const; write `const Layer&`
-#if SECTION == 10
 auto changing(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(mesh, [](Layer& v, const X& y) { return sum(layer(y, v, {})); }, w, x);
 }
-#endif
 
 // expect: value_and_grad: parameter 3 of the function, argument 2, is `Config`, but is given `double`; write
-#if SECTION == 11
 auto number_for_config(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(mesh, loss, w, x, 0.5);
 }
-#endif
 
 // expect: value_and_grad: the function has 3 parameters, but is given the weights and 1 more argument; write value_and_grad
-#if SECTION == 12
 auto no_config(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(mesh, loss, w, x);
 }
-#endif
 
 // expect: value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as a
-#if SECTION == 13
 auto generic(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(mesh, [](const auto& v) { return sum(v.up); }, w, x);
 }
-#endif
 
 // expect: value_and_grad: the loss `B/d M` has dims; `sum` it to a scalar whose sum over the devices is pending, `\+d`
-#if SECTION == 14
 auto outputs_first(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(
       mesh, [](const Layer& v, const X& y) { return std::pair(layer(y, v, {}), sum(y)); }, w, x);
 }
-#endif
 
 // expect: map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what
 // expect: it refers to may be gone; capture nothing, or numbers by value: `\[k\]`
-#if SECTION == 15
 auto scaled_by_reference(const X& x, const Config& config) {
   return map([&](auto v) { return v * static_cast<float>(config.scale); }, x);
 }
-#endif
 
 // expect: map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, maximum
 // expect: and the like without std::, write `x > 0` in place of `if \(x\)`, and cast no number
-#if SECTION == 16
 auto std_power(const X& x) {
   return map([](auto v) { return std::pow(v, 2); }, x);
 }
-#endif
 
 // expect: map: a number of the function becomes a plain one here, which has no derivative
-#if SECTION == 17
 auto std_exp(const X& x) {
   return map([](auto v) { return std::exp(v); }, x);
 }
-#endif
 
 // expect: map: a number of the function becomes a plain one here, which has no derivative
-#if SECTION == 18
 auto cast_number(const X& x) {
   return map([](auto v) { return v * static_cast<float>(v); }, x);
 }
-#endif
 
 // expect: map: a number of the function becomes a plain one here, which has no derivative
-#if SECTION == 19
 auto number_as_condition(const X& x) {
   return map([](auto v) { return v ? v : 1.0; }, x);
 }
-#endif
 
 // expect: map: the function takes plain numbers, which have no derivative; write `auto` for the types of its parameters
-#if SECTION == 20
 auto plain_parameter(const X& x) {
   return map([](float v) { return v * 2; }, x);
 }
-#endif

@@ -1,5 +1,5 @@
 // Wrong programs: loops whose carry changes its type, stacked leaves without the stacked dim, functions that do not take
-// what the loop passes. The program above the sections is the right one.
+// what the loop passes. The program above the cases is the right one.
 #include "shardlib/shapes.hpp"
 
 #include <utility>
@@ -50,21 +50,16 @@ auto recurrent(const X& h, const Tensor<f32, "L B/d M">& xs) {
 
 // expect: scan_layers: the carry is `f32\[B/d M\]`, but the function returns `f32\[B/d M \+t\]`, and the next iteration
 // expect: a sum over t is still pending in it; take `all_reduce<..?B/d M \+t -> B/d M..?>` \(communicates\)
-#if SECTION == 1
 auto pending_carry(const X& x, const Layers& w) {
   return scan_layers(partial_layer, w, x);
 }
-#endif
 
 // expect: scan_layers: the carry is `f32\[B/d M\]`, but the function returns `bf16\[B/d M\]`, .*; write `cast<f32>`
-#if SECTION == 2
 auto rounded_carry(const X& x, const Stacked& w) {
   return scan_layers<"Y">([](const X& y, const Layer& v) { return cast<bf16>(layer(y, v)); }, w, x);
 }
-#endif
 
 // expect: scan_layers<`Y`>: the leaf `M/d` has no dim `Y`; `stack` the tensors of all layers along it, or pass this one
-#if SECTION == 3
 struct WithScale {
   Tensor<f32, "Y M/d H/t"> up;
   Tensor<f32, "M/d"> scale;
@@ -72,38 +67,30 @@ struct WithScale {
 auto unstacked_leaf(const X& x, const WithScale& w) {
   return scan_layers<"Y">([](const X& y, const auto&) { return y; }, w, x);
 }
-#endif
 
 // expect: scan_layers<`Y`>: the leaf `M/d Y` has other dims before `Y`; reorder the dims with
-#if SECTION == 4
 struct Last {
   Tensor<f32, "M/d Y"> scale;
 };
 auto stacked_last(const X& x, const Last& w) {
   return scan_layers<"Y">([](const X& y, const auto&) { return y; }, w, x);
 }
-#endif
 
 // expect: scan_layers<`Y`>: the leaf `Y/d M` is sharded along `Y`, so no device has all parts; gather that dim first
-#if SECTION == 5
 struct Sharded {
   Tensor<f32, "Y/d M"> scale;
 };
 auto sharded_layers(const X& x, const Sharded& w) {
   return scan_layers<"Y">([](const X& y, const auto&) { return y; }, w, x);
 }
-#endif
 
 // expect: scan_layers: `Stacked` is not an Array of layers; for a tree of stacked tensors name the stacked dim
-#if SECTION == 6
 auto no_dim(const X& x, const Stacked& w) {
   return scan_layers(layer, w, x);
 }
-#endif
 
 // the layer's struct has a gathered weight
 // expect: a tensor `f32\[M/d H/t\]` does not fit the declared type `f32\[M H/t\]`: dim 1 is `M/d`, not `M`; gather it
-#if SECTION == 7
 struct Gathered {
   Tensor<f32, "M H/t"> up;
   Tensor<f32, "H/t M/d"> down;
@@ -111,62 +98,45 @@ struct Gathered {
 auto other_layer(const X& x, const Stacked& w) {
   return scan_layers<"Y">([](const X& y, const Gathered&) { return y; }, w, x);
 }
-#endif
 
 // expect: fori: the carry is `State`, but the function returns `f32\[B/d M\]`, and the next iteration takes it; return
-#if SECTION == 8
 auto part_of_carry(const State& s) {
   return fori(4, [](std::int64_t, const State& now) { return now.x; }, s);
 }
-#endif
 
 // expect: fori: the function has 1 parameter, but the loop passes 2; write f\(i, carry, extra arguments...\)
-#if SECTION == 9
 auto without_index(const X& x) {
   return fori(4, [](const X& y) { return y + y; }, x);
 }
-#endif
 
 // expect: fori: the function captures by reference, or holds a pointer, and it runs again in the backward pass
 // expect: pass tensors and configurations as arguments, and capture numbers by value: `\[k\]`
-#if SECTION == 10
 auto captured(const X& x, const X& y) {
   return fori(4, [&](std::int64_t, const X& z) { return z + y; }, x, {.recompute = {"dots"}});
 }
-#endif
 
 // expect: scan: the function returns `f32\[B/d M\]`; return std::pair\(carry, y\), where y is a tensor
-#if SECTION == 11
 auto no_pair(const X& h, const Tensor<f32, "L B/d M">& xs) {
   return scan<"L">([](const X& now, const X& x) { return now + x; }, h, xs);
 }
-#endif
 
 // expect: scan<`L`>: the leaf `B/d L M` has other dims before `L`; reorder the dims with `rearrange<
-#if SECTION == 12
 auto length_second(const X& h, const Tensor<f32, "B/d L M">& xs) {
   return scan<"L">(cell, h, xs);
 }
-#endif
 
 // expect: scan_layers: parameter 2 of the function is `Stacked`, but the loop passes `Layer`; write f\(carry, layer
-#if SECTION == 13
 auto wrong_layer(const X& x, const Layers& w) {
   return scan_layers([](const X& y, const Stacked&) { return y; }, w, x);
 }
-#endif
 
 // expect: unstack<`L`>: the operand `L/d M` is sharded along `L`, so no device has all parts
-#if SECTION == 14
 auto sharded_parts(const Tensor<f32, "L/d M">& x) {
   return unstack<"L">(x);
 }
-#endif
 
 // expect: with_prefetch: the function captures by reference, or holds a pointer
-#if SECTION == 15
 auto captured_gather(const X& x, const Layers& w) {
   const auto gather = [&](const Layer& v) { return w.empty() ? v : w[0]; };
   return scan_layers(with_prefetch(gather, layer), w, x);
 }
-#endif

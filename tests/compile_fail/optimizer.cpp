@@ -20,21 +20,16 @@ void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradient
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
 // expect: `reduce_gradients\(mesh, grads\)`, once, after those over microbatches \(communicates\)
-#if SECTION == 1
 void unreduced(Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
   AdamW().update(w, mu, nu, partial, 1e-3, 1.0, 0, every_leaf);
 }
-#endif
 
 // expect: global_norm: the leaf `f32\[M \+d\]` is partial over d, and the norm of a sum is not that of its parts; take the
-#if SECTION == 2
 double norm_of_parts(const Data& mesh, const Gradients& partial) {
   return global_norm(mesh, partial);
 }
-#endif
 
 // expect: AdamW: a moment of the weight `f32\[M\]` has another type; make it with `zeros_like`
-#if SECTION == 3
 struct Half {
   Tensor<bf16, "M"> bias;
 };
@@ -44,10 +39,8 @@ struct One {
 void half_moments(One& w, Half& mu, Half& nu, const One& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
-#endif
 
 // expect: AdamW: the gradient `f32\[M/d\]` of the weight `f32\[M\]` has another spec: dim 1 is `M/d`, not `M`
-#if SECTION == 4
 struct Sharded {
   Tensor<f32, "M/d"> bias;
 };
@@ -57,17 +50,13 @@ struct Whole {
 void other_spec(Whole& w, Whole& mu, Whole& nu, const Sharded& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
-#endif
 
 // expect: decays\(name\) of an optimizer returns a bool, or LeafFactors: LeafFactors\{.decay = 0.1\} for a factor
-#if SECTION == 5
 void number_as_factor(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [](std::string_view name) { return name == "bias" ? 0.0 : 0.1; });
 }
-#endif
 
 // expect: accumulate: the leaf `f32\[M/d F\]`, which is added to `f32\[M F\]`, has another spec: dim 1 is `M/d`, not `M`
-#if SECTION == 6
 struct WholeSums {
   Tensor<f32, "M"> bias;
   Tensor<f32, "M F"> w;
@@ -75,10 +64,8 @@ struct WholeSums {
 void other_layout(WholeSums& sums, const Weights& grads) {
   accumulate(sums, grads);
 }
-#endif
 
 // expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
-#if SECTION == 7
 struct WithRate {
   Tensor<f32, "M"> bias;
   float rate;
@@ -86,20 +73,16 @@ struct WithRate {
 void number_in_a_tree(WithRate& w, WithRate& mu, WithRate& nu, const WithRate& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
-#endif
 
 // expect: Adafactor: a leaf has the same number for two dims, so that rows and columns cannot be told apart
-#if SECTION == 8
 struct Square {
   Tensor<f32, "O 3 3"> w;
 };
 void two_threes(const Square& w) {
   auto moments = Adafactor::init(w);
 }
-#endif
 
 // expect: reshard moves values, not sums still to be taken: reduce the `\+axis` first
-#if SECTION == 9
 #include "shardlib/io/reshard.hpp"
 struct Sums {
   Tensor<f32, "M +d"> bias;
@@ -107,4 +90,3 @@ struct Sums {
 void of_sums(const Data& mesh, const Sums& from, Sums& to) {
   io::reshard(mesh, from, to);
 }
-#endif

@@ -1,4 +1,4 @@
-// Wrong programs: pipelines whose stages, loss, outputs or layers do not go together. The program above the sections is
+// Wrong programs: pipelines whose stages, loss, outputs or layers do not go together. The program above the cases is
 // the right one; execute.hpp makes the same checks where it is run.
 #include "shardlib/pipeline/program.hpp"
 
@@ -37,73 +37,55 @@ static_assert(pipeline::valid_program<Staged, RightPair, Weights>);
 
 // expect: pipeline: `stage` takes `f32\[B/d M/t\]`, but returns `f32\[B/d M \+t\]`; the next stage takes what this one
 // expect: reduce_scatter<..?B/d M \+t -> B/d M/t..?>`
-#if SECTION == 1
 struct ForgetsItsSum : Right {
   Tensor<f32, "B/d M +t"> stage(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, ForgetsItsSum, Weights>);
-#endif
 
 // expect: pipeline: `stage` takes `f32\[B/d M/t\]`, but returns `bf16\[B/d M/t\]`; the next stage takes what this one
-#if SECTION == 2
 struct ChangesItsDtype : Right {
   Tensor<bf16, "B/d M/t"> stage(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, ChangesItsDtype, Weights>);
-#endif
 
 // expect: pipeline: `stage` returns another type than it takes; the next stage takes what this one returns
-#if SECTION == 3
 struct DropsOne : RightPair {
   X stage(const Weights&, const Pair&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, DropsOne, Weights>);
-#endif
 
 // expect: value_and_grad: the loss `\+d` is replicated over t: each device of t would count it again
-#if SECTION == 4
 struct CountsTwice : Right {
   Tensor<f32, "+d"> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, CountsTwice, Weights>);
-#endif
 
 // expect: value_and_grad: the loss `B/d \+t` has dims; `sum` it to a scalar whose sum over the devices is pending
-#if SECTION == 5
 struct LossPerRow : Right {
   Tensor<f32, "B/d +t"> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, LossPerRow, Weights>);
-#endif
 
 // expect: pipeline: the program has no `enter\(weights, place\) -> X` that is const and takes these weights
-#if SECTION == 6
 struct NoEnter {
   X stage(const Weights&, const X&, const StagePlace&) const;
   Loss loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, NoEnter, Weights>);
-#endif
 
 // expect: pipeline: the program has no `stage\(weights, X, place\) -> X` that is const and takes these weights and what
-#if SECTION == 7
 struct StageNotConst : Right {
   X stage(const Weights&, const X&, const StagePlace&);
 };
 static_assert(pipeline::valid_program<Staged, StageNotConst, Weights>);
-#endif
 
 // expect: pipeline: the program has no `loss\(weights, X, place\) -> Loss` that is const and takes these weights and
-// what
-#if SECTION == 8
 struct LossOfOtherArguments : Right {
   Loss loss(const Weights&, const X&) const;
 };
 static_assert(pipeline::valid_program<Staged, LossOfOtherArguments, Weights>);
-#endif
 
 // expect: pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length
-#if SECTION == 9
 using Many = Array<"x", X>;
 struct HandsOverMany {
   Many enter(const Weights&, const StagePlace&) const;
@@ -111,12 +93,10 @@ struct HandsOverMany {
   Loss loss(const Weights&, const Many&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, HandsOverMany, Weights>);
-#endif
 
 // the layers lie on the ranks of another axis than the stages
 // expect: pipeline: the label `layers/d` of an Array among the weights spreads its entries over another axis than `p`
 // expect: write `layers/p`
-#if SECTION == 10
 struct Elsewhere {
   Array<"layers/d", Tensor<f32, "M/t/d">> layers;
 };
@@ -126,45 +106,34 @@ struct OnElsewhere {
   Loss loss(const Elsewhere&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, OnElsewhere, Elsewhere>);
-#endif
 
 // the same: the stage axis of this mesh is another one
 // expect: pipeline: the label `layers/p` of an Array among the weights spreads its entries over another axis than `s`
-#if SECTION == 11
 static_assert(pipeline::valid_program<pipeline::StagedMesh<"s", "s d t">, Right, Weights>);
-#endif
 
 // expect: Concat<`B`>: dim `B/d` is sharded, so each device sees only its shard of it; gather it first
 // expect: or keep the microbatches apart along a dim that the tensor has not
-#if SECTION == 12
 struct ConcatenatesShards : Right {
   std::tuple<Loss, pipeline::Concat<"B", X>> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, ConcatenatesShards, Weights>);
-#endif
 
 // expect: pipeline: `loss` returns its loss, or a tuple of the loss and outputs, each a `pipeline::Concat<"dim", Tensor>`
-#if SECTION == 13
 struct SaysNotHow : Right {
   std::tuple<Loss, X> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, SaysNotHow, Weights>);
-#endif
 
 // a maximum has no gradient
 // expect: pipeline: `loss` returns a Concat or a Max in place of the loss, but these have no gradient; return the loss
-#if SECTION == 14
 struct LearnsFromAMaximum : Right {
   pipeline::Max<Tensor<f32, "">> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, LearnsFromAMaximum, Weights>);
-#endif
 
 // the largest part is not the largest sum
 // expect: Max: the operand `B/d \+t` is partial over t, and Max is not linear
-#if SECTION == 15
 struct MaximumOfParts : Right {
   std::tuple<Loss, pipeline::Max<Tensor<f32, "B/d +t">>> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, MaximumOfParts, Weights>);
-#endif

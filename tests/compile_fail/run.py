@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """Compiles the gallery of wrong programs and checks what the compiler says about each.
 
-A gallery file (*.cpp beside this script) holds sections
+A gallery file (*.cpp beside this script) begins with a right program, and then holds cases
 
     // expect: <regular expression>          (one or more lines)
-    #if SECTION == 3
-    ...the wrong program...
-    #endif
+    ...the wrong program, up to the next expectation...
 
-Each section is compiled alone with -DSECTION=n. It must fail, and each expectation must match within the first lines
-of the compiler's output. Without SECTION the file must compile: so it is the section's mistake that is rejected.
+Each case is compiled behind the right program. It must fail, and each expectation must match within the first lines of
+the compiler's output. The right program must compile alone: so it is the case's mistake that is rejected.
 """
 
 import argparse
@@ -39,50 +37,38 @@ def join_lines(text):
 
 
 def parse(path):
-    """The sections of a file, [(number, line, [regex])], and the mistakes in its layout."""
-    sections, mistakes, pending, seen = [], [], [], set()
-    depth = 0  # of preprocessor conditions inside a section
+    """The right program of a file; its cases, [(line, [regex], wrong program)]; and the mistakes in its layout."""
+    right, cases, mistakes = [], [], []
+    program, in_expectation = right, False
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        start = re.match(r"\s*#\s*if\s+SECTION\s*==\s*(\d+)\s*$", line)
         expected = re.match(r"\s*//\s*expect:\s*(.*\S)\s*$", line)
         if expected:
             try:
                 re.compile(expected.group(1))
             except re.error as error:
                 mistakes.append(f"line {number}: not a regular expression: {error}")
-            (sections[-1][2] if depth else pending).append(expected.group(1))
-        elif start:
-            index = int(start.group(1))
-            if depth:
-                mistakes.append(f"line {number}: section {index} begins inside another one")
-            if index == 0 or index in seen:
-                mistakes.append(f"line {number}: section {index} is zero or there twice")
-            seen.add(index)
-            sections.append((index, number, pending))
-            pending = []
-            depth += 1
-        elif depth and re.match(r"\s*#\s*if", line):
-            depth += 1
-        elif depth and re.match(r"\s*#\s*endif", line):
-            depth -= 1
-    mistakes += [f"line {line}: section {index} expects nothing" for index, line, regexes in sections if not regexes]
-    if pending:
-        mistakes.append("an expectation at the end belongs to no section")
-    if not sections:
-        mistakes.append("no section")
-    return sections, mistakes
+            if not in_expectation:
+                program = []
+                cases.append((number, [], program))
+            cases[-1][1].append(expected.group(1))
+        program.append(line)
+        in_expectation = bool(expected)
+    if not cases:
+        mistakes.append("no case")
+    return "\n".join(right), [(line, regexes, "\n".join(program)) for line, regexes, program in cases], mistakes
 
 
-def compile_one(command, section, path):
-    define = [] if section is None else [f"-DSECTION={section}"]
+def compile_one(command, path, right, line, wrong):
+    """Compiles the right program and behind it the wrong one, which begins at this line of the file."""
+    source = f'#line 1 "{path}"\n{right}\n#line {line} "{path}"\n{wrong}\n'
     environment = dict(os.environ, LC_ALL="C")
-    done = subprocess.run(command + define + [str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False)
+    done = subprocess.run([*command, "-x", "c++", "-"], input=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, errors="replace", env=environment, check=False)
     return done.returncode, done.stdout
 
 
 def precompiled(command, path, folder):
-    """The flags that bring what the file includes as a precompiled header: most of a section's time is there."""
+    """The flags that bring what the file includes as a precompiled header: most of a case's time is there."""
     text = "".join(re.findall(r"^#include .*\n", path.read_text(), re.M))
     header = os.path.join(folder, path.stem + ".hpp")
     with open(header, "w") as file:
@@ -93,12 +79,12 @@ def precompiled(command, path, folder):
     return ["-include-pch", output] if clang else ["-include", header]
 
 
-def judge(command, path, section, line, regexes):
+def judge(command, path, right, line, regexes, wrong):
     """(name, what is wrong or None, the compiler's output)"""
-    status, output = compile_one(command, section, path)
-    if section is None:
-        return f"{path.name} (no section)", "does not compile" if status else None, output
-    name = f"{path.name}:{line} (section {section})"
+    status, output = compile_one(command, path, right, line, wrong)
+    name = f"{path.name}:{line}"
+    if not regexes:
+        return f"{path.name} (the right program)", "does not compile" if status else None, output
     if status == 0:
         return name, "compiles, and should not", output
     text = join_lines(output)
@@ -120,8 +106,8 @@ def main():
     parser.add_argument("--std", default="c++20")
     parser.add_argument("--include", default=str(pathlib.Path(__file__).resolve().parents[2] / "include"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--list", action="store_true", help="count the sections and compile nothing")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="of each file the first section and every Nth after it")
+    parser.add_argument("--list", action="store_true", help="count the cases and compile nothing")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of each file the first case and every Nth after it")
     parser.add_argument("--show", action="store_true", help="print the top of every output, also of what passes")
     parser.add_argument("--runtime", default="", help="flags for files that say `needs: runtime`; none: left out")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: all *.cpp beside this script")
@@ -133,26 +119,27 @@ def main():
         files = [path for path in files if path not in needy]
     parsed = [(path, *parse(path)) for path in files]
     if options.list:
-        for path, sections, _ in parsed:
-            print(f"{path.name}: {len(sections)} sections")
-        print(f"{sum(len(sections) for _, sections, _ in parsed)} sections in {len(parsed)} files")
+        for path, _, cases, _ in parsed:
+            print(f"{path.name}: {len(cases)} cases")
+        print(f"{sum(len(cases) for _, _, cases, _ in parsed)} cases in {len(parsed)} files")
         return 0
 
     command = [options.compiler, f"-std={options.std}", "-fsyntax-only", "-fdiagnostics-color=never",
                "-I", options.include]
     passed = failed = 0
-    for path, _, mistakes in parsed:
+    for path, _, _, mistakes in parsed:
         for mistake in mistakes:
             print(f"FAILED {path.name}: {mistake}")
             failed += 1
     flags = {path: command + (options.runtime.split() if path in needy else []) for path in files}
-    jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections[:: options.every]]
+    jobs = [(path, right, *job)
+            for path, right, cases, _ in parsed for job in [(0, [], "")] + cases[:: options.every]]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         headers = dict(zip(files, pool.map(lambda path: precompiled(flags[path], path, folder), files)))
 
-        def judged(job):  # without a section the file compiles as a user's does
-            path, section, *_ = job
-            return judge(flags[path] + (headers[path] if section else []), *job)
+        def judged(job):  # the right program compiles as a user's does
+            path, _, line, *_ = job
+            return judge(flags[path] + (headers[path] if line else []), *job)
 
         for name, wrong, output in pool.map(judged, jobs):
             lines = output.splitlines()

@@ -1,4 +1,4 @@
-// Wrong programs: silent bugs of real trainers, which the types turn into errors. The program above the sections is
+// Wrong programs: silent bugs of real trainers, which the types turn into errors. The program above the cases is
 // the right one. Where a bug has a number, it is that of the issue in the project named.
 #include "shardlib/shapes.hpp"
 
@@ -34,119 +34,90 @@ static_assert(fully_sharded<M2, Sharded>);
 // torchtitan 1805, 2388, 2217; Megatron-LM 1446; gpt-neox 1257: the gradient of a replicated parameter is not reduced
 // expect: - of `M` and `M \+d \+t`: `M \+d \+t` is partial over d, but `M` is replicated over d, so the pending sum
 // expect: all_reduce<..?M \+d \+t -> M..?>`
-#if SECTION == 1
 auto unreduced_update(const Weights& p, const gradient_t<M2, Weights>& g) {
   return p.bias - g.get<&Weights::bias>() * 0.1;
 }
-#endif
 
 // the same, where the update says what it returns
 // expect: a tensor `f32\[M \+d\]` does not fit the declared type `f32\[M\]`: a sum over d is still pending in it; take
 // expect: all_reduce<..?M \+d -> M..?>` \(communicates\)
-#if SECTION == 2
 Tensor<f32, "M"> half_reduced(const gradient_t<M2, Weights>& g) {
   return all_reduce<"M +d +t -> M +d">(g.get<&Weights::bias>());
 }
-#endif
 
 // jax 3970: the loss is reduced inside the differentiated function, so gradients are too large by the number of devices
 // expect: value_and_grad: the loss `..?..?` is replicated over d: each device of d would count it again, so the
 // expect: leave the sum pending, `\+d \+t`, and reduce it outside the differentiated function
-#if SECTION == 3
 auto reduced_loss(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights& w, const Batch& b) { return all_reduce<"+d +t -> ">(loss(w, b)); }, weights, x);
 }
-#endif
 
 // the same for one axis of the two
 // expect: value_and_grad: the loss `\+d` is replicated over t: each device of t would count it again
-#if SECTION == 4
 auto half_reduced_loss(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights& w, const Batch& b) { return all_reduce<"+d +t -> +d">(loss(w, b)); }, weights, x);
 }
-#endif
 
 // expect: value_and_grad: the loss `B/d` has dims; `sum` it to a scalar whose sum over the devices is pending, `\+d
-#if SECTION == 5
 auto loss_per_example(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights&, const Batch& b) { return sum<"B/d M -> B/d">(b); }, weights, x);
 }
-#endif
 
 // torchtitan 2106, pytorch 157340: a row-parallel layer adds its bias on each device before the sum
 // expect: \+ of `B/d M \+t` and `M`: `B/d M \+t` is partial over t, but `M` is replicated over t, so the pending sum
 // expect: to_partial<..?M -> M \+t..?>` of the latter \(no traffic\)
-#if SECTION == 6
 auto bias_per_device(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M F/t">& w, const Tensor<f32, "M">& b) {
   return reduce_scatter<"B/d M +t -> B/d M/t">(einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(hidden, w) + b);
 }
-#endif
 
 // torchtitan 3412, pytorch 172932: a partial value is labeled replicated
 // expect: a tensor `f32\[B/d M \+t\]` does not fit the declared type `f32\[B/d M\]`: a sum over t is still pending in
 // expect: all_reduce<..?B/d M \+t -> B/d M..?>` \(communicates\)
-#if SECTION == 7
 Tensor<f32, "B/d M"> labeled_replicated(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M F/t">& w) {
   return einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(hidden, w);
 }
-#endif
 
 // pytorch 163193: a function that is not linear is applied to summands
 // expect: gelu: the operand `B/d M \+t` is partial over t, and gelu is not linear, so it has to see the sum
 // expect: all_reduce<..?B/d M \+t -> B/d M..?>` \(communicate\)
-#if SECTION == 8
 auto gelu_of_summands(const Tensor<f32, "B/d F/t">& hidden, const Tensor<f32, "M F/t">& w) {
   return gelu(einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(hidden, w));
 }
-#endif
 
 // Megatron-LM 5916: the gradient norm counts replicas
 // expect: all_reduce<`\+d \+t -> `>: the operand is `\+d`, but the op spec expects `\+d \+t`: it has no pending sum
-#if SECTION == 9
 auto norm_counts_replicas(const Tensor<f32, "M/d">& gradient) {
   return all_reduce<"+d +t -> ">(sum<"M/d -> +d">(square(gradient)));
 }
-#endif
 
 // the same: the squares of a sharded and of a replicated gradient in one sum
 // expect: \+ of `\+d \+t` and `..?..?`: `\+d \+t` is partial over d, but `..?..?` is replicated over d, so the pending
-#if SECTION == 10
 auto norm_of_both(const Tensor<f32, "M/d F/t">& w, const Tensor<f32, "M">& bias) {
   return all_reduce<"+d +t -> ">(sum(square(w)) + sum(square(bias)));
 }
-#endif
 
 // expect: square: the operand `M \+d \+t` is partial over d, and square is not linear, so it has to see the sum
-#if SECTION == 11
 auto norm_of_unreduced(const gradient_t<M2, Weights>& g) {
   return sum(square(g.get<&Weights::bias>()));
 }
-#endif
 
 // expect: item: `\+d \+t` is partial over d: devices would read different numbers and could diverge; reduce it first
-#if SECTION == 12
 auto print_own_loss(const Weights& weights, const Batch& x) {
   return item(loss(weights, x));
 }
-#endif
 
 // expect: / of `\+d \+t` and `\+d`: the divisor is partial over d, and a quotient by a sum is not the sum of the
-#if SECTION == 13
 auto mean_over_own_tokens(const Tensor<f32, "+d +t">& total, const Tensor<f32, "B/d">& valid) {
   return total / sum<"B/d -> +d">(valid);
 }
-#endif
 
 // expect: fully_sharded: `M` is not sharded over d, so every device of d keeps a copy; shard one of its dims
-#if SECTION == 14
 static_assert(fully_sharded<M2, Weights>);
-#endif
 
 // expect: value_and_grad: the weight `M/x` uses axis `x`, which the mesh `d t` does not have
-#if SECTION == 15
 struct Elsewhere {
   Tensor<f32, "M/x"> w;
 };
@@ -154,46 +125,34 @@ auto unknown_axis(const M2& mesh, const Elsewhere& weights) {
   return value_and_grad(
       mesh, [](const Elsewhere&) { return Tensor<f32, "+d +t">(); }, weights);
 }
-#endif
 
 // expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the shard
-#if SECTION == 16
 auto batch_not_sharded(const M2& mesh, const Weights& weights, const Tensor<f32, "B M">& x) {
   return value_and_grad(mesh, loss, weights, x);
 }
-#endif
 
 // expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the shard
-#if SECTION == 17
 auto checkpointed(const Weights& weights, const Tensor<f32, "B M">& x) {
   return explicit_activation_checkpointing(block)(weights, x);
 }
-#endif
 
 // expect: value_and_grad: the function returns its loss, a Tensor, or std::pair\(loss, what it returns besides\)
-#if SECTION == 18
 auto loss_on_the_host(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights& w, const Batch& b) { return item(all_reduce<"+d +t -> ">(loss(w, b))); }, weights, x);
 }
-#endif
 
 // expect: value_and_grad: parameter 1 of the function, the weights, is `Weights`, but is given `f32\[B/d M\]`; write
-#if SECTION == 19
 auto batch_first(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(mesh, loss, x, weights);
 }
-#endif
 
 // expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments; write
-#if SECTION == 20
 auto no_batch(const M2& mesh, const Weights& weights) {
   return value_and_grad(mesh, loss, weights);
 }
-#endif
 
 // expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
-#if SECTION == 21
 struct WithRate {
   Tensor<f32, "M/d F/t"> w;
   float rate;
@@ -202,4 +161,3 @@ auto rate_among_weights(const M2& mesh, const WithRate& weights) {
   return value_and_grad(
       mesh, [](const WithRate& p) { return sum(p.w); }, weights);
 }
-#endif

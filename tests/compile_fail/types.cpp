@@ -15,109 +15,76 @@ using Norm = Tensor<f32, "M/t/d">;
 
 // expect: a tensor `f32\[B/d L M \+t\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`;
 // expect: `reduce_scatter<..?B/d L M \+t -> B/d L M/t..?>` \(communicates\)
-#if SECTION == 1
 Residual wrong_return(const Tensor<f32, "B/d L M +t">& x) {
   return x;
 }
-#endif
 
 // expect: a tensor `f32\[B/d L M\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`; take
 // expect: `shard<..?B/d L M -> B/d L M/t..?>` \(no traffic\)
-#if SECTION == 2
 auto wrong_argument(const Tensor<f32, "B/d L M">& x) {
   return layer(x);
 }
-#endif
 
 // expect: a tensor `f32\[L B/d M/t\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 1 is `L`, not `B/d`;
-#if SECTION == 3
 using Checked = decltype(layer(Tensor<f32, "L B/d M/t">()));  // where nothing is called, only typed
-#endif
 
 // expect: a tensor `f32\[M/d/t\]` does not fit the declared type `f32\[M/t/d\]`: dim 1 is `M/d/t`, not `M/t/d`
-#if SECTION == 4
 Norm order_of_axes(const Tensor<f32, "M/d/t">& x) {
   return x;
 }  // seqax's final_layer_norm
-#endif
 
 // expect: a tensor `bf16\[M/t/d\]` does not fit the declared type `f32\[M/t/d\]`: the dtype is bf16, so write
-#if SECTION == 5
 Norm wrong_dtype(const Tensor<bf16, "M/t/d">& x) {
   return x;
 }
-#endif
 
 // expect: a tensor `f32\[B/d L M\]` does not fit the declared type `f32\[B/d L M/t\]`
-#if SECTION == 6
 void assigned(Residual& to, const Residual& from) {
   to = all_gather<"B/d L M/t -> B/d L M">(from);
 }
-#endif
 
 // expect: a tensor `f32\[M/t\]` does not fit the declared type `f32\[M/t/d\]`
-#if SECTION == 7
 struct Weights {
   Norm scale;
 };
 Weights wrong_field(const Tensor<f32, "M/t">& scale) {
   return {scale};
 }
-#endif
 
 // expect: tensor spec `M//d`: in `M//d`: `..?..?` is not an axis name \(letters, digits, _\)
-#if SECTION == 8
 using NoAxis = decltype(Tensor<f32, "M//d">());
-#endif
 
 // expect: tensor spec `A/t B/t`: axis `t` stands twice: a mesh axis can act once in a tensor
-#if SECTION == 9
 using AxisTwice = decltype(Tensor<f32, "A/t B/t">());
-#endif
 
 // expect: tensor spec `batch, in`: `batch,` is not a dim: write a name, `name/axis`, an integer or `\+axis`, separated
-#if SECTION == 10
 using Commas = decltype(Tensor<f32, "batch, in">());
-#endif
 
 // expect: tensor spec `2/t`: integer dim `2/t` cannot be sharded: give the dim a name
-#if SECTION == 11
 using ShardedInteger = decltype(Tensor<f32, "2/t">());
-#endif
 
 // expect: the_spec_is_longer_than_shardlib_allows
-#if SECTION == 12
 using Long =
     Tensor<f32,
            "a_very_long_name_of_a_dim another_very_long_name_of_a_dim a_third_very_long_name_of_a_dim and_a_fourth">;
-#endif
 
 // expect: mesh `d/t`: write the names of the axes, separated by spaces; sizes come at run time
-#if SECTION == 13
 using NoMesh = decltype(Mesh<"d/t">());
-#endif
 
 // expect: full: `B/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or add the axis to the Mesh
-#if SECTION == 14
 auto unknown_axis(const Mesh<"d t">& mesh) {
   return full<f32, "B/x">(mesh, {{"B", 8}}, 1.0);
 }
-#endif
 
 // expect: zeros: `M \+t` is partial, and what each summand should be is not said; make it without `\+t` and take
-#if SECTION == 15
 auto zero_summands(const Mesh<"d t">& mesh) {
   return zeros<f32, "M +t">(mesh, {{"M", 8}});
 }
-#endif
 
 // expect: mesh `d d`: axis `d` stands twice
-#if SECTION == 16
 using AxisTwiceInMesh = decltype(Mesh<"d d">());
-#endif
 
 // expect: the field `n` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
-#if SECTION == 17
 struct WithNumber {
   Tensor<f32, "A"> a;
   int n;
@@ -125,10 +92,8 @@ struct WithNumber {
 auto names_of_a_number(const WithNumber& tree) {
   return leaf_names(tree);
 }
-#endif
 
 // expect: for_each_leaf: `WithBase` is not a tree of tensors: it has a base class; a tree is a tensor, an Array
-#if SECTION == 18
 struct Base {
   Tensor<f32, "A"> a;
 };
@@ -138,20 +103,16 @@ struct WithBase : Base {
 auto leaves_of_a_base(const WithBase& tree) {
   return parameter_count(tree);
 }
-#endif
 
 // expect: map_tree: `int` is not a tree of tensors: it is not a struct; a tree is
-#if SECTION == 19
 struct NumbersInArray {
   Array<"layers", int> layers;
 };
 auto map_of_numbers(const NumbersInArray& tree) {
   return map_tree([](const auto& x) { return x; }, tree);
 }
-#endif
 
 // expect: `WithConstructor` is not a tree of tensors: it has private members, a constructor or a virtual function
-#if SECTION == 20
 struct WithConstructor {
   Tensor<f32, "A"> a;
   WithConstructor() {}
@@ -159,10 +120,8 @@ struct WithConstructor {
 auto count_of_a_class(const WithConstructor& tree) {
   return parameter_count(tree);
 }
-#endif
 
 // expect: get<&Struct::member>\(\) of a gradient: name a member of the struct that was differentiated by
-#if SECTION == 21
 struct Master {
   Tensor<f32, "M"> bias, gain;
 };
@@ -172,10 +131,8 @@ struct Copies {
 auto gain_for_bias(const gradient_t<Mesh<"d">, Copies>& gradient) {
   return gradient.get<&Master::bias>();
 }
-#endif
 
 // expect: is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or 1 entries
-#if SECTION == 22
 struct MaybeBiased {
   Tensor<f32, "M"> gain;
   std::optional<Tensor<f32, "M">> bias;
@@ -183,11 +140,9 @@ struct MaybeBiased {
 auto count_of_an_optional(const MaybeBiased& tree) {
   return parameter_count(tree);
 }
-#endif
 
 // expect: is not a tree of tensors: which of its types it holds is known at run time alone; take a struct that has an Array
 // expect: of 0 or 1 entries for each, `Array<..?dense..?, Dense>`
-#if SECTION == 23
 struct Dense {
   Tensor<f32, "M F"> up;
 };
@@ -197,11 +152,9 @@ struct Experts {
 auto count_of_layers_of_two_kinds(const Array<"layers", std::variant<Dense, Experts>>& layers) {
   return parameter_count(layers);
 }
-#endif
 
 // expect: is not a tree of tensors: a list of trees needs a name; take an Array, which is a std::vector with a name,
 // expect: `Array<..?layers..?, Layer>`
-#if SECTION == 24
 struct Listed {
   Tensor<f32, "M"> gain;
   std::vector<Tensor<f32, "M">> layers;
@@ -209,4 +162,3 @@ struct Listed {
 auto count_of_a_vector(const Listed& tree) {
   return parameter_count(tree);
 }
-#endif
