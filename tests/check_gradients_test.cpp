@@ -55,27 +55,24 @@ auto squared(const Tensor<D, S>& x, const Tensor<D, S>& factor, Site site = Site
                                                  custom::vjp(x, custom::save(x, factor), vjp));
 }
 
-const std::vector<const char*> meshes{"d=1,t=1", "d=2,t=1", "d=2,t=2"};
+const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=2,t=2"};
 
 TEST_CASE("check_gradients: a right gradient passes, of every leaf", "[grad]") {
-  for (const char* text : meshes)
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const auto run = [&]<class D>(D, std::int64_t elements) {
-        const auto x = random_normal<D, "A/d">(mesh, {{"A", 3, 4}}, {7, 99});
-        return check_gradients(mesh, GradientCheck{.elements = elements}, loss_of<D>, weights<D>(mesh), x);
-      };
-      expect(run(f64{}, 0) == 6, "one of each leaf");
-      expect(run(f64{}, 100) == 2 * (9 + 3) + 3 + 1, "all elements");
-      expect(run(f32{}, 5) == 2 * (5 + 3) + 3 + 1, "some of a larger leaf");
-      // With what it returns besides, and a leaf alone.
-      const auto pair = [](const Tensor<f64, "A/d">& p) {
-        const auto y = exp(p);
-        return std::pair(to_partial<"+d -> +d +t">(sum(y)), y);
-      };
-      expect(check_gradients(mesh, pair, random_normal<f64, "A/d">(mesh, {{"A", 3, 4}}, {7, 3})) == 3, "a leaf alone");
-    });
-  SUCCEED();
+  on_meshes(meshes, [](const Mesh<"d t">& mesh) {
+    const auto run = [&]<class D>(D, std::int64_t elements) {
+      const auto x = random_normal<D, "A/d">(mesh, {{"A", 3, 4}}, {7, 99});
+      return check_gradients(mesh, GradientCheck{.elements = elements}, loss_of<D>, weights<D>(mesh), x);
+    };
+    expect(run(f64{}, 0) == 6, "one of each leaf");
+    expect(run(f64{}, 100) == 2 * (9 + 3) + 3 + 1, "all elements");
+    expect(run(f32{}, 5) == 2 * (5 + 3) + 3 + 1, "some of a larger leaf");
+    // With what it returns besides, and a leaf alone.
+    const auto pair = [](const Tensor<f64, "A/d">& p) {
+      const auto y = exp(p);
+      return std::pair(to_partial<"+d -> +d +t">(sum(y)), y);
+    };
+    expect(check_gradients(mesh, pair, random_normal<f64, "A/d">(mesh, {{"A", 3, 4}}, {7, 3})) == 3, "a leaf alone");
+  });
 }
 
 TEST_CASE("hessian_vector_product: a direction through X^T diag(12 (Xw)^2) X", "[grad]") {
@@ -83,32 +80,29 @@ TEST_CASE("hessian_vector_product: a direction through X^T diag(12 (Xw)^2) X", "
     const auto y = einsum<"B/d M/t, M/t -> B/d">(x, w);
     return to_partial<"+d -> +d +t">(sum(square(square(y))));
   };
-  for (const char* text : meshes)
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const auto run = [&]<class D>(D, double exact, double tolerance) {
-        const auto of = [&]<Spec S>(std::uint64_t stream) {
-          return random_normal<D, S>(mesh, {{"B", 3, 4}, {"M", 5, 6}}, {7, stream});
-        };
-        const auto x = of.template operator()<"B/d M/t">(1);
-        const auto w = of.template operator()<"M/t">(2), v = of.template operator()<"M/t">(3);
-        const Tensor<D, "M/t +d"> found = hessian_vector_product(mesh, loss, w, v * 1000.0, x);
-        const Tensor<D, "M/t +d"> near = hessian_vector_product(mesh, 0.0, loss, w, v * 1000.0, x);
-        const auto along = [&](const auto& u) { return einsum<"B/d M/t, M/t -> B/d">(x, u); };
-        const auto expected = einsum<"B/d, B/d M/t -> M/t">(square(along(w)) * along(v) * 12000.0, x);
-        const auto error = [&](const auto& product) {
-          const auto difference = all_reduce<"M/t +d -> M/t">(product) - expected;
-          return global_norm(mesh, cast<f32>(difference)) / global_norm(mesh, cast<f32>(expected));
-        };
-        expect(error(found) < exact, "the product is off by " + show(error(found)));
-        expect(error(near) < tolerance, "the difference is off by " + show(error(near)));
-        const auto nothing = hessian_vector_product(mesh, 0.0, loss, w, v * 0.0, x);
-        expect(global_norm(mesh, cast<f32>(all_reduce<"M/t +d -> M/t">(nothing))) == 0, "no direction");
+  on_meshes(meshes, [&](const Mesh<"d t">& mesh) {
+    const auto run = [&]<class D>(D, double exact, double tolerance) {
+      const auto of = [&]<Spec S>(std::uint64_t stream) {
+        return random_normal<D, S>(mesh, {{"B", 3, 4}, {"M", 5, 6}}, {7, stream});
       };
-      run(f64{}, 1e-13, 1e-8);
-      run(f32{}, 1e-5, 1e-3);
-    });
-  SUCCEED();
+      const auto x = of.template operator()<"B/d M/t">(1);
+      const auto w = of.template operator()<"M/t">(2), v = of.template operator()<"M/t">(3);
+      const Tensor<D, "M/t +d"> found = hessian_vector_product(mesh, loss, w, v * 1000.0, x);
+      const Tensor<D, "M/t +d"> near = hessian_vector_product(mesh, 0.0, loss, w, v * 1000.0, x);
+      const auto along = [&](const auto& u) { return einsum<"B/d M/t, M/t -> B/d">(x, u); };
+      const auto expected = einsum<"B/d, B/d M/t -> M/t">(square(along(w)) * along(v) * 12000.0, x);
+      const auto error = [&](const auto& product) {
+        const auto difference = all_reduce<"M/t +d -> M/t">(product) - expected;
+        return global_norm(mesh, cast<f32>(difference)) / global_norm(mesh, cast<f32>(expected));
+      };
+      expect(error(found) < exact, "the product is off by " + show(error(found)));
+      expect(error(near) < tolerance, "the difference is off by " + show(error(near)));
+      const auto nothing = hessian_vector_product(mesh, 0.0, loss, w, v * 0.0, x);
+      expect(global_norm(mesh, cast<f32>(all_reduce<"M/t +d -> M/t">(nothing))) == 0, "no direction");
+    };
+    run(f64{}, 1e-13, 1e-8);
+    run(f32{}, 1e-5, 1e-3);
+  });
 }
 
 namespace {
@@ -163,53 +157,51 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
   const auto loss = [](const Two& w, const Tensor<f64, "A/d B/t">& ones, const Tensor<f64, "A/d B/t">& factor) {
     return sum(squared(w.right, ones) + squared(w.wrong, factor));
   };
-  for (const char* text : meshes)
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const Sizes sizes{{"A", 2}, {"B", 3, 4}};
-      const auto of = [&](std::vector<f64> values) {
-        return place<Tensor<f64, "A/d B/t">>(mesh, HostArray<f64>({2, 3}, std::move(values)), sizes);
-      };
-      const Two w{of({1, 2, 3, 4, 5, 6}), of({1, 2, 3, 4, 5, 6})};
-      const auto ones = of({1, 1, 1, 1, 1, 1});
-      const GradientCheck exact{.step = 0x1p-7, .tolerance = 1e-3};
-      expect(check_gradients(mesh, exact, loss, w, ones, ones) == 12, "the right ones");
-      expect_error<Error>(
-          [&] {
-            check_gradients(mesh, exact, loss, w, ones, of({1, 1, 1.25, 1, 1, 0}));
-          },
-          "check_gradients: the gradient of `wrong` is wrong at 2 of 6 elements; its worst, at [1, 2], "
-          "is 0, but the loss changes by 12 per unit (allowed is a difference of 0.012); check the VJPs "
-          "of the ops from there to the loss. Where the loss has a kink, no gradient fits: move the "
-          "values away from it (mesh " +
-              to_string(device->axes()) + ")");
-      const f64 nan = std::numeric_limits<f64>::quiet_NaN();
-      expect(error_of([&] {
-               check_gradients(mesh, exact, loss, w, ones, of({1, nan, 1, 1, 1, 1}));
-             }).find("`wrong` is wrong at") != std::string::npos,
-             "a NaN");
-      // An element that is not compared by itself is found too.
-      expect_error<Error>(
-          [&] {
-            check_gradients(mesh, {.step = 0x1p-7, .tolerance = 1e-3, .elements = 2}, loss, w, ones,
-                            of({1, 1, 1.25, 1, 1, 1}));
-          },
-          "check_gradients: the gradient of `wrong` is wrong at some of its 6 elements, but not at the 2 that were "
-          "compared: a small move of all changes the loss by 0.11482, not by 0.143525 as the gradient says (allowed "
-          "is a difference of 0.00061457); compare more of them with GradientCheck::elements; check the VJPs of the "
-          "ops from there to the loss. Where the loss has a kink, no gradient fits: move the values away from it "
-          "(mesh " +
-              to_string(device->axes()) + ")");
-      // A wrong factor of all is found with the default step, too, and in f32.
-      const auto halved = [&](const Tensor<f32, "A/d B/t">& x) {
-        return sum(squared(x, full<f32, "A/d B/t">(mesh, sizes, 0.5)));
-      };
-      expect(error_of([&] { check_gradients(mesh, halved, cast<f32>(w.wrong)); })
-                 .starts_with(
-                     "check_gradients: the gradient of the weight is wrong at 6 of 6 elements; its worst, at [1, 2]"),
-             "a leaf alone");
-    });
-  SUCCEED();
+  on_meshes(meshes, [&](const Mesh<"d t">& mesh) {
+    const Sizes sizes{{"A", 2}, {"B", 3, 4}};
+    const auto of = [&](std::vector<f64> values) {
+      return place<Tensor<f64, "A/d B/t">>(mesh, HostArray<f64>({2, 3}, std::move(values)), sizes);
+    };
+    const Two w{of({1, 2, 3, 4, 5, 6}), of({1, 2, 3, 4, 5, 6})};
+    const auto ones = of({1, 1, 1, 1, 1, 1});
+    const GradientCheck exact{.step = 0x1p-7, .tolerance = 1e-3};
+    expect(check_gradients(mesh, exact, loss, w, ones, ones) == 12, "the right ones");
+    expect_error(
+        [&] {
+          check_gradients(mesh, exact, loss, w, ones, of({1, 1, 1.25, 1, 1, 0}));
+        },
+        "check_gradients: the gradient of `wrong` is wrong at 2 of 6 elements; its worst, at [1, 2], "
+        "is 0, but the loss changes by 12 per unit (allowed is a difference of 0.012); check the VJPs "
+        "of the ops from there to the loss. Where the loss has a kink, no gradient fits: move the "
+        "values away from it (mesh " +
+            to_string(mesh.device()->axes()) + ")");
+    const f64 nan = std::numeric_limits<f64>::quiet_NaN();
+    expect(error_of([&] {
+             check_gradients(mesh, exact, loss, w, ones, of({1, nan, 1, 1, 1, 1}));
+           }).find("`wrong` is wrong at") != std::string::npos,
+           "a NaN");
+    // An element that is not compared by itself is found too.
+    expect_error(
+        [&] {
+          check_gradients(mesh, {.step = 0x1p-7, .tolerance = 1e-3, .elements = 2}, loss, w, ones,
+                          of({1, 1, 1.25, 1, 1, 1}));
+        },
+        "check_gradients: the gradient of `wrong` is wrong at some of its 6 elements, but not at the 2 that were "
+        "compared: a small move of all changes the loss by 0.11482, not by 0.143525 as the gradient says (allowed "
+        "is a difference of 0.00061457); compare more of them with GradientCheck::elements; check the VJPs of the "
+        "ops from there to the loss. Where the loss has a kink, no gradient fits: move the values away from it "
+        "(mesh " +
+            to_string(mesh.device()->axes()) + ")");
+    // A wrong factor of all is found with the default step, too, and in f32.
+    const auto halved = [&](const Tensor<f32, "A/d B/t">& x) {
+      return sum(squared(x, full<f32, "A/d B/t">(mesh, sizes, 0.5)));
+    };
+    expect(
+        error_of([&] {
+          check_gradients(mesh, halved, cast<f32>(w.wrong));
+        }).starts_with("check_gradients: the gradient of the weight is wrong at 6 of 6 elements; its worst, at [1, 2]"),
+        "a leaf alone");
+  });
 }
 
 TEST_CASE("launch_on_meshes: each mesh of powers of two", "[grad]") {

@@ -200,15 +200,15 @@ TEST_CASE("a device knows its place") {
   on_mesh("d=2,t=2", [](const DevicePtr& device) {
     expect(device->rank() == device->axis_index("d") * 2 + device->axis_index("t"));
     expect(device->size() == 4 && device->size("d") == 2);
-    expect_error<Error>([&] { return device->size("q"); }, "unknown axis 'q': the mesh is d=2,t=2");
-    expect_error<Error>([&] { device->group({"d", "q"}); }, "unknown axis 'q': the mesh is d=2,t=2");
-    expect_error<Error>([&] { device->group({"d", "d"}); }, "group over axis 'd' twice: name each axis once");
+    expect_error([&] { return device->size("q"); }, "unknown axis 'q': the mesh is d=2,t=2");
+    expect_error([&] { device->group({"d", "q"}); }, "unknown axis 'q': the mesh is d=2,t=2");
+    expect_error([&] { device->group({"d", "d"}); }, "group over axis 'd' twice: name each axis once");
     if (device->rank() == 1) expect(device->describe() == "device 1 (d=0,t=1) of mesh d=2,t=2", device->describe());
     expect(&device->group({"d", "t"}) == &device->group({"d", "t"}));
   });
   on_mesh("", [](const DevicePtr& device) {
     expect(device->describe() == "device 0 of the mesh without axes", device->describe());
-    expect_error<Error>([&] { return device->axis_index("d"); }, "unknown axis 'd': the mesh has no axes");
+    expect_error([&] { return device->axis_index("d"); }, "unknown axis 'd': the mesh has no axes");
     expect(device->group({}).size() == 1);
   });
 }
@@ -238,38 +238,36 @@ TEST_CASE("local state is one per device and type, and ends with the launch") {
 }
 
 TEST_CASE("groups rank their members in the order of the axes given") {
-  for (const std::string mesh : {"a=2,b=2", "a=2,b=3", "a=2,b=2,c=2", "a=2,b=1,c=2"}) {
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const auto coordinates = [&](int index) {
-        std::map<std::string_view, int> at;
-        for (std::size_t i = device->axes().size(); i-- > 0;) {
-          at[device->axes()[i].name] = index % device->axes()[i].size;
-          index /= device->axes()[i].size;
-        }
-        return at;
-      };
-      for (const auto& axes : ordered_sets(device->axes())) {
-        std::map<std::vector<int>, i32> members;  // sorted by the coordinates, first axis first
-        for (int other = 0; other < device->size(); ++other) {
-          auto rest = coordinates(other);
-          auto mine = coordinates(device->rank());
-          std::vector<int> place;
-          for (const auto axis : axes) {
-            place.push_back(rest[axis]);
-            rest.erase(axis);
-            mine.erase(axis);
-          }
-          if (rest == mine) members[place] = other;
-        }
-        std::vector<i32> expected;
-        for (const auto& [place, index] : members) expected.push_back(index);
-        Communicator& comm = device->group(axes);
-        expect(comm.size() == static_cast<int>(expected.size()));
-        expect(expected[static_cast<std::size_t>(comm.rank())] == device->rank());
-        expect_equal(all_gather<i32>(*device, comm, {device->rank()}), expected);
+  on_meshes({"a=2,b=2", "a=2,b=3", "a=2,b=2,c=2", "a=2,b=1,c=2"}, [](const DevicePtr& device) {
+    const auto coordinates = [&](int index) {
+      std::map<std::string_view, int> at;
+      for (std::size_t i = device->axes().size(); i-- > 0;) {
+        at[device->axes()[i].name] = index % device->axes()[i].size;
+        index /= device->axes()[i].size;
       }
-    });
-  }
+      return at;
+    };
+    for (const auto& axes : ordered_sets(device->axes())) {
+      std::map<std::vector<int>, i32> members;  // sorted by the coordinates, first axis first
+      for (int other = 0; other < device->size(); ++other) {
+        auto rest = coordinates(other);
+        auto mine = coordinates(device->rank());
+        std::vector<int> place;
+        for (const auto axis : axes) {
+          place.push_back(rest[axis]);
+          rest.erase(axis);
+          mine.erase(axis);
+        }
+        if (rest == mine) members[place] = other;
+      }
+      std::vector<i32> expected;
+      for (const auto& [place, index] : members) expected.push_back(index);
+      Communicator& comm = device->group(axes);
+      expect(comm.size() == static_cast<int>(expected.size()));
+      expect(expected[static_cast<std::size_t>(comm.rank())] == device->rank());
+      expect_equal(all_gather<i32>(*device, comm, {device->rank()}), expected);
+    }
+  });
 }
 
 TEST_CASE("collectives and messages move the right blocks") {
@@ -350,36 +348,34 @@ TEST_CASE("max keeps a NaN from any rank, and integer sums wrap around") {
 }
 
 TEST_CASE("requests may be waited for in any order on each device") {
-  for (const std::string mesh : {"a=2,b=2", "a=2,b=4", "a=3,b=1", "a=2,b=1"}) {
-    on_mesh(mesh, [](const DevicePtr& device) {
-      constexpr std::size_t operations = 6;
-      for (const std::size_t count : {std::size_t{8}, std::size_t{40000}}) {
-        for (std::size_t round = 0; round < operations; ++round) {
-          std::vector<Request> requests;
-          std::vector<Buffer> results;
-          for (std::size_t k = 0; k < operations; ++k) {
-            Communicator& comm = device->group({k % 2 == 0 ? "a" : "b"});
-            const auto value = static_cast<float>(comm.rank() + 10 * static_cast<int>(k));
-            const Buffer send = make_buffer(*device, std::vector<float>(count, value));
-            if (k < 4) {
-              results.push_back(make_buffer<float>(*device, count));
-              requests.push_back(comm.all_reduce(send, results.back(), DType::f32, Reduction::max));
-            } else {
-              results.push_back(make_buffer<float>(*device, count * static_cast<std::size_t>(comm.size())));
-              requests.push_back(comm.all_gather(send, results.back()));
-            }
-          }
-          for (std::size_t k = 0; k < operations; ++k) {
-            requests[(k + round * static_cast<std::size_t>(device->rank())) % operations].wait();
-          }
-          for (std::size_t k = 0; k < operations; ++k) {
-            const auto last = static_cast<float>(device->group({k % 2 == 0 ? "a" : "b"}).size() - 1);
-            expect(values_of<float>(results[k]).back() == last + static_cast<float>(10 * k));
+  on_meshes({"a=2,b=2", "a=2,b=4", "a=3,b=1", "a=2,b=1"}, [](const DevicePtr& device) {
+    constexpr std::size_t operations = 6;
+    for (const std::size_t count : {std::size_t{8}, std::size_t{40000}}) {
+      for (std::size_t round = 0; round < operations; ++round) {
+        std::vector<Request> requests;
+        std::vector<Buffer> results;
+        for (std::size_t k = 0; k < operations; ++k) {
+          Communicator& comm = device->group({k % 2 == 0 ? "a" : "b"});
+          const auto value = static_cast<float>(comm.rank() + 10 * static_cast<int>(k));
+          const Buffer send = make_buffer(*device, std::vector<float>(count, value));
+          if (k < 4) {
+            results.push_back(make_buffer<float>(*device, count));
+            requests.push_back(comm.all_reduce(send, results.back(), DType::f32, Reduction::max));
+          } else {
+            results.push_back(make_buffer<float>(*device, count * static_cast<std::size_t>(comm.size())));
+            requests.push_back(comm.all_gather(send, results.back()));
           }
         }
+        for (std::size_t k = 0; k < operations; ++k) {
+          requests[(k + round * static_cast<std::size_t>(device->rank())) % operations].wait();
+        }
+        for (std::size_t k = 0; k < operations; ++k) {
+          const auto last = static_cast<float>(device->group({k % 2 == 0 ? "a" : "b"}).size() - 1);
+          expect(values_of<float>(results[k]).back() == last + static_cast<float>(10 * k));
+        }
       }
-    });
-  }
+    }
+  });
 }
 
 TEST_CASE("test makes progress, and a dropped request is waited for") {
@@ -516,9 +512,8 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
       const std::string why =
           " in 2 rows: these devices share no memory: put the blocks in rank order, "
           "and leave out rows";
-      expect_error<Error>([&] { comm.all_gather(block, whole, 2); }, "all_gather" + why);
-      expect_error<Error>([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 2); },
-                          "reduce_scatter" + why);
+      expect_error([&] { comm.all_gather(block, whole, 2); }, "all_gather" + why);
+      expect_error([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 2); }, "reduce_scatter" + why);
       return;
     }
     // Chunks of 64 KiB end within pieces, and pieces within chunks.
@@ -547,16 +542,16 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
                    bits_of(reduce_scatter(*device, comm, in_rank_order, Reduction::sum)));
     }
     const Buffer block = make_buffer<i32>(*device, 2), whole = make_buffer<i32>(*device, 2 * n);
-    expect_error<Error>([&] { comm.all_gather(block, whole, 3); },
-                        "all_gather in 3 rows: a block has 8 bytes: they must split into as many equal pieces, of 1 "
-                        "bytes an element");
-    expect_error<Error>([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 4); },
-                        "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
-                        "4 bytes an element");
+    expect_error([&] { comm.all_gather(block, whole, 3); },
+                 "all_gather in 3 rows: a block has 8 bytes: they must split into as many equal pieces, of 1 "
+                 "bytes an element");
+    expect_error([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 4); },
+                 "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
+                 "4 bytes an element");
   };
   for (const std::size_t from : {tuning.nontemporal_from, std::size_t{1}}) {
     const Temporarily nontemporal(tuning.nontemporal_from, from);
-    for (const std::string mesh : {"d=2", "d=4", "d=8"}) on_mesh(mesh, run);
+    on_meshes({"d=2", "d=4", "d=8"}, run);
   }
 }
 
@@ -564,35 +559,35 @@ TEST_CASE("buffers that do not fit are refused") {
   on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const auto bytes = [&](std::size_t n) { return device->pool()->allocate(n); };
-    expect_error<Error>([&] { comm.all_gather(bytes(12), bytes(20)); },
-                        "all_gather over 2 devices: send has 12 bytes, recv has 20 bytes: recv must have 2 times the "
-                        "bytes of send");
-    expect_error<Error>([&] { comm.all_to_all(bytes(3), bytes(3)); },
-                        "all_to_all over 2 devices: send has 3 bytes: they must split into 2 equal blocks");
-    expect_error<Error>([&] { comm.reduce_scatter(bytes(12), bytes(12), DType::f32, Reduction::sum); },
-                        "reduce_scatter over 2 devices: send has 12 bytes, recv has 12 bytes: send must have 2 times "
-                        "the bytes of recv");
-    expect_error<Error>([&] { comm.all_reduce(bytes(12), bytes(16), DType::f32, Reduction::sum); },
-                        "all_reduce over 2 devices: send has 12 bytes, recv has 16 bytes: make them equal");
-    expect_error<Error>([&] { comm.all_reduce(bytes(6), bytes(6), DType::f32, Reduction::sum); },
-                        "all_reduce of f32: recv has 6 bytes: they must be a multiple of 4");
-    expect_error<Error>([&] { comm.all_reduce(bytes(6), bytes(6), DType::bool_, Reduction::max); },
-                        "all_reduce of bool_: only f32, bf16, f64, i32 and u32 can be reduced: convert first");
+    expect_error([&] { comm.all_gather(bytes(12), bytes(20)); },
+                 "all_gather over 2 devices: send has 12 bytes, recv has 20 bytes: recv must have 2 times the "
+                 "bytes of send");
+    expect_error([&] { comm.all_to_all(bytes(3), bytes(3)); },
+                 "all_to_all over 2 devices: send has 3 bytes: they must split into 2 equal blocks");
+    expect_error([&] { comm.reduce_scatter(bytes(12), bytes(12), DType::f32, Reduction::sum); },
+                 "reduce_scatter over 2 devices: send has 12 bytes, recv has 12 bytes: send must have 2 times "
+                 "the bytes of recv");
+    expect_error([&] { comm.all_reduce(bytes(12), bytes(16), DType::f32, Reduction::sum); },
+                 "all_reduce over 2 devices: send has 12 bytes, recv has 16 bytes: make them equal");
+    expect_error([&] { comm.all_reduce(bytes(6), bytes(6), DType::f32, Reduction::sum); },
+                 "all_reduce of f32: recv has 6 bytes: they must be a multiple of 4");
+    expect_error([&] { comm.all_reduce(bytes(6), bytes(6), DType::bool_, Reduction::max); },
+                 "all_reduce of bool_: only f32, bf16, f64, i32 and u32 can be reduced: convert first");
     const Buffer one = bytes(8);
-    expect_error<Error>([&] { comm.all_reduce(one, one, DType::f32, Reduction::sum); },
-                        "all_reduce over 2 devices: send has 8 bytes, recv has 8 bytes: they are the same memory: give "
-                        "recv its own");
-    expect_error<Error>([&] { comm.send(one, 2); }, "send to rank 2: the group has the ranks 0 to 1");
-    expect_error<Error>([&] { comm.recv(one, -1); }, "recv from rank -1: the group has the ranks 0 to 1");
+    expect_error([&] { comm.all_reduce(one, one, DType::f32, Reduction::sum); },
+                 "all_reduce over 2 devices: send has 8 bytes, recv has 8 bytes: they are the same memory: give "
+                 "recv its own");
+    expect_error([&] { comm.send(one, 2); }, "send to rank 2: the group has the ranks 0 to 1");
+    expect_error([&] { comm.recv(one, -1); }, "recv from rank -1: the group has the ranks 0 to 1");
     comm.send(bytes(4), 1 - comm.rank());
-    expect_error<Error>([&] { comm.recv(one, 1 - comm.rank()).wait(); },
-                        "recv from rank " + show(1 - comm.rank()) +
-                            ": 4 bytes were sent, but 8 were expected: send and recv must agree on the size");
+    expect_error([&] { comm.recv(one, 1 - comm.rank()).wait(); },
+                 "recv from rank " + show(1 - comm.rank()) +
+                     ": 4 bytes were sent, but 8 were expected: send and recv must agree on the size");
     // MPI does not say how long a message is that does not fit.
     comm.send(bytes(16), 1 - comm.rank());
-    expect_error<Error>([&] { comm.recv(one, 1 - comm.rank()).wait(); },
-                        "recv from rank " + show(1 - comm.rank()) + (under_mpi() ? ": more than 8" : ": 16") +
-                            " bytes were sent, but 8 were expected: send and recv must agree on the size");
+    expect_error([&] { comm.recv(one, 1 - comm.rank()).wait(); },
+                 "recv from rank " + show(1 - comm.rank()) + (under_mpi() ? ": more than 8" : ": 16") +
+                     " bytes were sent, but 8 were expected: send and recv must agree on the size");
   });
   SingleCommunicator alone;
   CHECK(error_of<Error>([&] { alone.recv({}, 0).wait(); }) ==

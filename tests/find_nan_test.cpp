@@ -13,15 +13,14 @@ using namespace shardlib;
 using namespace shardlib::test;
 
 TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
-  on_mesh("d=2", [](const DevicePtr& device) {
-    const Mesh<"d"> mesh(device);
+  on_mesh("d=2", [](const Mesh<"d">& mesh) {
     HostArray<f32> host({4, 2}, {1, 2, 3, 4, 5, -6, -7, 8});
     const auto x = place<Tensor<f32, "B/d L">>(mesh, host);
-    expect(std::isnan(log(x).span()[1]) == (device->rank() == 1), "without it nothing happens");
+    expect(std::isnan(log(x).span()[1]) == (mesh.device()->rank() == 1), "without it nothing happens");
     const FindNan guard(mesh);
     static_cast<void>(exp(x));
     static_cast<void>(x / (x - x) * x);  // infinities are numbers
-    if (device->rank() == 0) {
+    if (mesh.device()->rank() == 0) {
       static_cast<void>(log(x));
       return;
     }
@@ -39,8 +38,7 @@ TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
 }
 
 TEST_CASE("FindNan looks at the backward pass and at bf16, not at integers", "[interop]") {
-  on_mesh("d=1", [](const DevicePtr& device) {
-    const Mesh<"d"> mesh(device);
+  on_mesh("d=1", [](const Mesh<"d">& mesh) {
     const auto x = place<Tensor<f32, "L/d">>(mesh, HostArray<f32>({2}, {0, 1}));
     const FindNan guard(mesh);
     // sqrt's derivative at 0 is infinite, and 0 times that is a NaN.

@@ -82,14 +82,10 @@ void expect_gradients(const DevicePtr& device, float tolerance) {
 }  // namespace
 
 TEST_CASE("a table that is looked up and multiplied by: its gradient is the sum of both", "[ops][memory]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text, [](const auto& device) {
-      expect_gradients<f32>(device, 1e-6F);
-      expect_gradients<bf16>(device, 2e-2F);
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}, [](const auto& device) {
+    expect_gradients<f32>(device, 1e-6F);
+    expect_gradients<bf16>(device, 2e-2F);
+  });
 }
 
 TEST_CASE("a backward pass makes neither a second table of zeros nor a second block of logits", "[ops][memory]") {
@@ -112,7 +108,6 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
     expect(work.count("cross_entropy_backward") == 1 && work.count("scatter_add") == 1,
            "ops: " + std::to_string(work.size()));
   });
-  SUCCEED();
 }
 
 TEST_CASE("a backward pass rounds the cotangent of logits in its own memory, and gives the other half back",

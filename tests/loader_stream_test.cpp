@@ -198,7 +198,7 @@ TEST_CASE("stream: errors", "[stream]") {
   expect_error<UsageError>(open(small, {.batch = 0, .length = 4}),
                            "a batch of 0 rows of 4 tokens: both are at least 1, and their product at most 2^31; check "
                            "--batch and --seq");
-  expect_error<Error>(open(small, one, 1, 1), "rows 1 to 2 are asked for, but a batch has 1");
+  expect_error(open(small, one, 1, 1), "rows 1 to 2 are asked for, but a batch has 1");
   const std::string blank = folder.put("blank/a", std::string(500, ' '));
   expect_error<UsageError>(open(blank, one), "row 0 of a batch finds only white space in its part of the text, near '" +
                                                  blank + "': choose more text, or a smaller --batch");

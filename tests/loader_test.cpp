@@ -387,15 +387,14 @@ TEST_CASE("loader: errors", "[loader]") {
   const auto rows = [&](std::int64_t step, std::int64_t first, std::int64_t count) {
     return [&loader, step, first, count] { static_cast<void>(loader.rows(step, first, count)); };
   };
-  expect_error<Error>(rows(5, 2, 2), "rows 2 to 4 of step 5 are asked for, but a batch has 3");
-  expect_error<Error>(rows(5, -1, 2), "rows -1 to 1 of step 5 are asked for, but a batch has 3");
-  expect_error<Error>(rows(5, 0, -1), "rows 0 to -1 of step 5 are asked for, but a batch has 3");
-  expect_error<Error>(rows(-1, 0, 1), "step -1 is asked for, but 'memory' lasts for steps 0 to " +
-                                          std::to_string(INT64_MAX / 4 / 9 - 1));
+  expect_error(rows(5, 2, 2), "rows 2 to 4 of step 5 are asked for, but a batch has 3");
+  expect_error(rows(5, -1, 2), "rows -1 to 1 of step 5 are asked for, but a batch has 3");
+  expect_error(rows(5, 0, -1), "rows 0 to -1 of step 5 are asked for, but a batch has 3");
+  expect_error(rows(-1, 0, 1),
+               "step -1 is asked for, but 'memory' lasts for steps 0 to " + std::to_string(INT64_MAX / 4 / 9 - 1));
   CHECK(loader.rows(INT64_MAX / 4 / 9 - 1, 0, 3).targets.size() == 9);
   const Loader once(tokens, {.batch = 3, .length = 3, .repeat = false});
-  expect_error<Error>([&] { static_cast<void>(once.batch(2)); },
-                      "step 2 is asked for, but 'memory' lasts for steps 0 to 1");
+  expect_error([&] { static_cast<void>(once.batch(2)); }, "step 2 is asked for, but 'memory' lasts for steps 0 to 1");
   expect_error<UsageError>([&] { Loader(tokens, {.vocabulary = 109}); },
                            "'memory' has token ids up to 109, but the vocabulary has 109 tokens: choose a larger "
                            "vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
@@ -416,9 +415,9 @@ TEST_CASE("read-ahead: the same batches in the same order, never too far ahead",
       CHECK(made <= step + static_cast<std::int64_t>(depth) + 1);
       REQUIRE(alike(ahead.get(step), loader.batch(step)));
     }
-    expect_error<Error>([&] { static_cast<void>(ahead.get(59)); },
-                        "ReadAhead: step 59 is asked for, but step 60 comes next: make a ReadAhead for each step "
-                        "that one starts from");
+    expect_error([&] { static_cast<void>(ahead.get(59)); },
+                 "ReadAhead: step 59 is asked for, but step 60 comes next: make a ReadAhead for each step "
+                 "that one starts from");
   }
   expect_error<UsageError>([&] { io::ReadAhead([&](std::int64_t s) { return loader.batch(s); }, 0, 0); },
                            "ReadAhead: the depth is at least 1");
@@ -429,8 +428,7 @@ TEST_CASE("read-ahead: errors come out at their step, and again", "[loader]") {
   io::ReadAhead ahead([&](std::int64_t step) { return once.batch(step); }, 0, 8);
   for (int step = 0; step < 3; ++step) CHECK(alike(ahead.get(step), once.batch(step)));
   for (int i = 0; i < 3; ++i)
-    expect_error<Error>([&] { static_cast<void>(ahead.get(3)); },
-                        "step 3 is asked for, but 'memory' lasts for steps 0 to 2");
+    expect_error([&] { static_cast<void>(ahead.get(3)); }, "step 3 is asked for, but 'memory' lasts for steps 0 to 2");
 }
 
 TEST_CASE("read-ahead: ends in every state", "[loader]") {

@@ -125,14 +125,11 @@ TEST_CASE("gpt2: loss and every gradient are equal on every mesh", "[model]") {
   for (const Variant& v :
        {Variant{}, Variant{.minigpt = true}, Variant{.filling = Filling::some}, Variant{.fused_attention = true}}) {
     const Result one = alone<f32>(v);
-    for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2", "d=2,t=3", "d=1,t=3"}) {
-      INFO(mesh);
-      on_mesh(mesh, [&](const DevicePtr& device) {
-        const double worst = apart(step<f32>(GptMesh(device), v), one);
-        expect(worst < 1e-5, "differs by " + show(worst));
-      });
-      SUCCEED();
-    }
+    on_meshes({"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2", "d=2,t=3", "d=1,t=3"},
+              [&](const DevicePtr& device) {
+                const double worst = apart(step<f32>(GptMesh(device), v), one);
+                expect(worst < 1e-5, "differs by " + show(worst));
+              });
   }
 }
 
@@ -189,12 +186,11 @@ TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
   for (const Variant& v : {Variant{}, Variant{.minigpt = true, .recompute = "everything"},
                            Variant{.recompute = "everything", .fused_attention = true}})
     for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
-      on_mesh(name, [&](const DevicePtr& device) {
-        const GptMesh mesh(device);
+      on_mesh(name, [&](const GptMesh& mesh) {
         Variant ahead = v;
         ahead.prefetch = true;
         const auto in = [&]<dtype C>(C) {
-          auto& hooks = detail::program_state(device).hooks;
+          auto& hooks = detail::program_state(mesh.device()).hooks;
           const std::uint64_t before = hooks;
           const Result plain = step<C>(mesh, v);
           const std::uint64_t of_plain = hooks - before;
@@ -205,7 +201,6 @@ TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
         in(f32());
         in(bf16());
       });
-      SUCCEED();
     }
 }
 
@@ -231,14 +226,10 @@ TEST_CASE("gpt2: logits that are computed again, piece by piece, give what store
   for (const auto recompute : {"none", "seqax"})
     CHECK(apart(alone<f32>({.recompute = recompute, .filling = Filling::some}), stored) < 1e-5);
   CHECK(apart(alone<bf16>({.filling = Filling::some}), in_bf16) < 0.02);
-  for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=3"}) {
-    INFO(mesh);
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      const double worst = apart(step<f32>(GptMesh(device), {.filling = Filling::some}), stored);
-      expect(worst < 1e-5, "differs by " + show(worst));
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=3"}, [&](const DevicePtr& device) {
+    const double worst = apart(step<f32>(GptMesh(device), {.filling = Filling::some}), stored);
+    expect(worst < 1e-5, "differs by " + show(worst));
+  });
 }
 
 TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradients", "[model]") {
@@ -247,9 +238,8 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
     CHECK(worst < 0.1);
     CHECK(worst > 1e-4);
   }
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const GptMesh mesh(device);
-    auto& counts = detail::program_state(device).counts;
+  on_mesh("d=2,t=1", [](const GptMesh& mesh) {
+    auto& counts = detail::program_state(mesh.device()).counts;
     std::array<std::int64_t, 2> gathered{}, scattered{};
     const auto measure = [&](std::size_t i) {
       gathered[i] = counts["all_gather"].bytes;
@@ -264,7 +254,6 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
     expect(gathered[1] * 2 == gathered[0] && gathered[1] > 0, "all_gather: " + show(gathered[1]));
     expect(scattered[1] * 2 == scattered[0] && scattered[1] > 0, "reduce_scatter: " + show(scattered[1]));
   });
-  SUCCEED();
 }
 
 /// The losses of 50 steps of AdamW. Each step has 16 new rows of 8 tokens, in which 5 of 6 tokens are a function of the
@@ -331,8 +320,7 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
   for (const bool minigpt : {false, true})
     for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=2,t=3"}) {
       INFO(mesh);
-      on_mesh(mesh, [&](const DevicePtr& device) {
-        const GptMesh mesh(device);
+      on_mesh(mesh, [&](const GptMesh& mesh) {
         const gpt2::Model<f32> w = random_model(mesh, minigpt);
         const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {"none"}};
         const NamedSize one{"B", 1, mesh.size("d")};
@@ -370,7 +358,6 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           }
         }
       });
-      SUCCEED();
     }
 }
 

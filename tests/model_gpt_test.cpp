@@ -255,20 +255,17 @@ TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are
   // The loss communicates nothing over d and s, and its gradients are pending there.
   static_assert(
       std::is_same_v<gradient_t<GptMesh, gpt::Weight<f32, "M/d/s F/t", true>>, Tensor<f32, "M F/t +d +r +s">>);
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "r=2,d=2,s=1,t=1"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const GptMesh on(device);
-      for (const Kind kind : few(kinds, 1)) {
-        const Result gathered_in_loss = step(on, {.kind = kind});
-        for (const char* policy : {"none", "seqax", "everything"})
-          expect_close(step(on, {.kind = kind, .whole = true, .policy = policy}), gathered_in_loss, 1e-5,
-                       leaf_names(random_model(on, kind)));
-      }
-    });
-  on_mesh("d=2,s=2,t=1", [](const DevicePtr& device) {
-    const GptMesh on(device);
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "r=2,d=2,s=1,t=1"}, [](const GptMesh& on) {
+    for (const Kind kind : few(kinds, 1)) {
+      const Result gathered_in_loss = step(on, {.kind = kind});
+      for (const char* policy : {"none", "seqax", "everything"})
+        expect_close(step(on, {.kind = kind, .whole = true, .policy = policy}), gathered_in_loss, 1e-5,
+                     leaf_names(random_model(on, kind)));
+    }
+  });
+  on_mesh("d=2,s=2,t=1", [](const GptMesh& on) {
     const auto sent = [&](const auto& loss, const auto& model) {
-      auto& counts = detail::program_state(device).counts;
+      auto& counts = detail::program_state(on.device()).counts;
       counts.clear();
       static_cast<void>(value_and_grad(on, loss, model, batch(on), gpt::ModelConfig{}));
       return std::array{counts["all_gather"].bytes, counts["reduce_scatter"].bytes};
@@ -282,38 +279,31 @@ TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are
 }
 
 TEST_CASE("gpt: without devices along s the order of tokens changes no bit", "[model]") {
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const GptMesh on(device);
-      expect_same_bits(step(on, {.order = SequenceOrder::zigzag}), step(on, {}), leaf_names(random_model(on, {})));
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2"}, [](const GptMesh& on) {
+    expect_same_bits(step(on, {.order = SequenceOrder::zigzag}), step(on, {}), leaf_names(random_model(on, {})));
+  });
 }
 
 TEST_CASE("gpt: recompute changes no bit", "[model]") {
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const GptMesh on(device);
-      for (const Kind kind : few(kinds, 1)) {
-        const Result kept = step(on, {.kind = kind, .recompute = false});
-        for (const char* policy : {"none", "dots", "attention", "seqax", "everything", "rms_norm,reduce_scatter,map"})
-          expect_same_bits(step(on, {.kind = kind, .policy = policy}), kept, leaf_names(random_model(on, kind)));
-      }
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1"}, [](const GptMesh& on) {
+    for (const Kind kind : few(kinds, 1)) {
+      const Result kept = step(on, {.kind = kind, .recompute = false});
+      for (const char* policy : {"none", "dots", "attention", "seqax", "everything", "rms_norm,reduce_scatter,map"})
+        expect_same_bits(step(on, {.kind = kind, .policy = policy}), kept, leaf_names(random_model(on, kind)));
+    }
+  });
 }
 
 TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", "[model]") {
-  on_mesh("d=2,s=1,t=2", [](const DevicePtr& device) {
-    const GptMesh mesh(device);
+  on_mesh("d=2,s=1,t=2", [](const GptMesh& mesh) {
     expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, {})));
   });
 }
 
 TEST_CASE("gpt: the library's causal_attention gives what attention in einsums gives", "[model]") {
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const GptMesh on(device);
-      expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, {})));
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2"}, [](const GptMesh& on) {
+    expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, {})));
+  });
 }
 
 TEST_CASE("gpt: the loss is that of an independent f64 model", "[model]") {
@@ -435,16 +425,15 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
       // swish(gate) * up, an operand of the gradient of w_down.
       {"map", 1},
   };
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=1,s=2,t=2"})
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      const auto with = counts(GptMesh(device), true, false), without = counts(GptMesh(device), false, false);
-      expect_added(added(with, without), expected);
-      // Forward 7 einsums; backward two for each. No einsum runs again.
-      expect(without.at("einsum_unreduced").calls == 21, "einsums without recompute");
-      expect(with.at("einsum_unreduced").flops == without.at("einsum_unreduced").flops, "FLOPs of einsums");
-      // Forward 11 gathers and 2 scatters; backward each becomes the other.
-      expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2", "d=1,s=2,t=2"}, [&](const DevicePtr& device) {
+    const auto with = counts(GptMesh(device), true, false), without = counts(GptMesh(device), false, false);
+    expect_added(added(with, without), expected);
+    // Forward 7 einsums; backward two for each. No einsum runs again.
+    expect(without.at("einsum_unreduced").calls == 21, "einsums without recompute");
+    expect(with.at("einsum_unreduced").flops == without.at("einsum_unreduced").flops, "FLOPs of einsums");
+    // Forward 11 gathers and 2 scatters; backward each becomes the other.
+    expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
+  });
 }
 
 TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[model]") {
@@ -458,30 +447,28 @@ TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[mode
     const auto segments = batch(on).segments;
     return added(counts(on, loss(true), segments), counts(on, loss(false), segments));
   };
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      const GptMesh here(device);
-      const auto again = [&](const char* policy) { return again_on(here, policy); };
-      const std::map<std::string, std::int64_t> nothing;
-      expect_added(again("none"), nothing);
-      // Einsums and attention are computed once. The rest is cheap, or sent again.
-      auto dots = again("dots");
-      expect(!dots.contains("einsum_unreduced") && !dots.contains("causal_attention") && dots.at("all_gather") == 11,
-             "dots");
-      // What attention keeps spares neither q, k and v, nor the residual stream between the branches.
-      auto attention = again("attention"), everything = again("everything");
-      expect(everything.at("causal_attention") == 1 && everything.at("einsum_unreduced") == 6, "everything");
-      everything.erase("causal_attention");
-      expect(attention == everything, "attention");
-      // Kept, and what only fed it too.
-      auto some = again("einsum_unreduced,all_gather");
-      expect(!some.contains("einsum_unreduced") && !some.contains("all_gather") && some.at("causal_attention") == 1,
-             "a list");
-      const std::string text = error_of([&] { static_cast<void>(again("einsun_unreduced")); });
-      expect(text.find("`einsun_unreduced`") != std::string::npos && text.find("`rms_norm`") != std::string::npos &&
-                 text.find("attention or everything") != std::string::npos,
-             text);
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2"}, [&](const GptMesh& here) {
+    const auto again = [&](const char* policy) { return again_on(here, policy); };
+    const std::map<std::string, std::int64_t> nothing;
+    expect_added(again("none"), nothing);
+    // Einsums and attention are computed once. The rest is cheap, or sent again.
+    auto dots = again("dots");
+    expect(!dots.contains("einsum_unreduced") && !dots.contains("causal_attention") && dots.at("all_gather") == 11,
+           "dots");
+    // What attention keeps spares neither q, k and v, nor the residual stream between the branches.
+    auto attention = again("attention"), everything = again("everything");
+    expect(everything.at("causal_attention") == 1 && everything.at("einsum_unreduced") == 6, "everything");
+    everything.erase("causal_attention");
+    expect(attention == everything, "attention");
+    // Kept, and what only fed it too.
+    auto some = again("einsum_unreduced,all_gather");
+    expect(!some.contains("einsum_unreduced") && !some.contains("all_gather") && some.at("causal_attention") == 1,
+           "a list");
+    const std::string text = error_of([&] { static_cast<void>(again("einsun_unreduced")); });
+    expect(text.find("`einsun_unreduced`") != std::string::npos && text.find("`rms_norm`") != std::string::npos &&
+               text.find("attention or everything") != std::string::npos,
+           text);
+  });
 }
 
 TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and heads again", "[model]") {
@@ -500,17 +487,16 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       // Of q, k, v and the probabilities, without a copy.
       {"rename", 4},
   };
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      const auto with = counts(GptMesh(device), true, true), without = counts(GptMesh(device), false, true);
-      expect_added(added(with, without), expected);
-      // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.
-      const auto product = static_cast<double>(shape.B * shape.L * shape.L * shape.Q * shape.K * shape.D) * 2.0;
-      const double more = with.at("einsum_unreduced").flops - without.at("einsum_unreduced").flops;
-      expect(more == 2 * product / device->size(), "FLOPs computed again: " + show(more));
-      // Forward 9 einsums; backward two for each.
-      expect(without.at("einsum_unreduced").calls == 27, "einsums without recompute");
-      // Forward 13 gathers and 2 scatters; backward each becomes the other.
-      expect(without.at("all_gather").calls == 15 && without.at("reduce_scatter").calls == 15, "collectives");
-    });
+  on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2"}, [&](const DevicePtr& device) {
+    const auto with = counts(GptMesh(device), true, true), without = counts(GptMesh(device), false, true);
+    expect_added(added(with, without), expected);
+    // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.
+    const auto product = static_cast<double>(shape.B * shape.L * shape.L * shape.Q * shape.K * shape.D) * 2.0;
+    const double more = with.at("einsum_unreduced").flops - without.at("einsum_unreduced").flops;
+    expect(more == 2 * product / device->size(), "FLOPs computed again: " + show(more));
+    // Forward 9 einsums; backward two for each.
+    expect(without.at("einsum_unreduced").calls == 27, "einsums without recompute");
+    // Forward 13 gathers and 2 scatters; backward each becomes the other.
+    expect(without.at("all_gather").calls == 15 && without.at("reduce_scatter").calls == 15, "collectives");
+  });
 }

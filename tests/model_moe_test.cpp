@@ -180,25 +180,24 @@ TEST_CASE("moe: loss and every gradient are equal on every mesh", "[model]") {
     const auto names = alone([&](const MoeMesh& mesh) { return leaf_names(random_model(mesh, variant.qwen)); });
     CHECK(expected.dropped == 0);
     CHECK(expected.load > 1.2);  // the experts are used unevenly
-    for (const char* mesh : {"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=1,t=1", "d=1,e=1,t=2", "d=2,e=2,t=1", "d=1,e=4,t=1",
-                             "d=1,e=2,t=2", "d=2,e=2,t=2", "d=1,e=1,s=2,t=1", "d=1,e=2,s=2,t=1", "d=2,e=1,s=2,t=1",
-                             "d=1,e=1,s=2,t=2", "d=1,e=1,s=4,t=1", "d=2,e=2,s=2,t=1", "d=1,e=2,s=2,t=2"})
-      on_mesh(mesh, [&](const DevicePtr& device) {
-        const Result result = step(MoeMesh(device), variant);
-        expect_close(result, expected, names);
-        expect(std::abs(result.load - expected.load) < 1e-5 && result.dropped == 0, "balance");
-      });
+    on_meshes({"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=1,t=1", "d=1,e=1,t=2", "d=2,e=2,t=1", "d=1,e=4,t=1", "d=1,e=2,t=2",
+               "d=2,e=2,t=2", "d=1,e=1,s=2,t=1", "d=1,e=2,s=2,t=1", "d=2,e=1,s=2,t=1", "d=1,e=1,s=2,t=2",
+               "d=1,e=1,s=4,t=1", "d=2,e=2,s=2,t=1", "d=1,e=2,s=2,t=2"},
+              [&](const DevicePtr& device) {
+                const Result result = step(MoeMesh(device), variant);
+                expect_close(result, expected, names);
+                expect(std::abs(result.load - expected.load) < 1e-5 && result.dropped == 0, "balance");
+              });
   }
 }
 
 TEST_CASE("moe: an axis s of one device changes no bit, in no order of tokens", "[model]") {
   for (const SequenceOrder order : {SequenceOrder::contiguous, SequenceOrder::zigzag}) {
     std::vector<Result> found;
-    for (const char* mesh : {"d=2,e=2,t=1", "d=2,e=2,s=1,t=1"})
-      on_mesh(mesh, [&](const DevicePtr& device) {
-        const Result result = step(MoeMesh(device), {.order = order});
-        if (device->rank() == 0) found.push_back(result);
-      });
+    on_meshes({"d=2,e=2,t=1", "d=2,e=2,s=1,t=1"}, [&](const DevicePtr& device) {
+      const Result result = step(MoeMesh(device), {.order = order});
+      if (device->rank() == 0) found.push_back(result);
+    });
     if (found.size() < 2) continue;  // another rank's
     CHECK(found[0].loss == found[1].loss);
     REQUIRE(found[0].gradients.size() == found[1].gradients.size());
@@ -221,76 +220,68 @@ TEST_CASE("moe: every gradient is that of a model that multiplies every token wi
 
 TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradient", "[model]") {
   for (const double capacity : {0.0, 1.0})
-    for (const char* text : {"d=1,e=1,t=1", "d=1,e=2,t=2", "d=1,e=2,s=2,t=1"})
-      on_mesh(text, [&](const DevicePtr& device) {
-        const MoeMesh mesh(device);
-        const Result kept = step(mesh, {.capacity = capacity, .recompute = "none"});
-        for (const char* policy : {"seqax", "dots", "attention", "everything", "argsort,all_gather"}) {
-          const Result result = step(mesh, {.capacity = capacity, .recompute = policy});
-          expect(result.loss == kept.loss, std::string(policy) + ": the loss");
-          for (std::size_t i = 0; i < kept.gradients.size(); ++i)
-            expect(result.gradients[i].data == kept.gradients[i].data, policy + (": gradient " + show(i)));
-        }
-      });
-  SUCCEED();
+    on_meshes({"d=1,e=1,t=1", "d=1,e=2,t=2", "d=1,e=2,s=2,t=1"}, [&](const MoeMesh& mesh) {
+      const Result kept = step(mesh, {.capacity = capacity, .recompute = "none"});
+      for (const char* policy : {"seqax", "dots", "attention", "everything", "argsort,all_gather"}) {
+        const Result result = step(mesh, {.capacity = capacity, .recompute = policy});
+        expect(result.loss == kept.loss, std::string(policy) + ": the loss");
+        for (std::size_t i = 0; i < kept.gradients.size(); ++i)
+          expect(result.gradients[i].data == kept.gradients[i].data, policy + (": gradient " + show(i)));
+      }
+    });
 }
 
 // The loss of the last position of each row, by decoding the rows one by one: at once, and token by token.
 TEST_CASE("moe: decoding gives the logits of the model, on every mesh", "[model]") {
-  for (const char* text : {"d=1,e=1,t=1", "d=2,e=2,t=1", "d=1,e=2,t=2", "d=1,e=2,s=2,t=1", "d=1,e=1,s=4,t=1"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const MoeMesh mesh(device);
-      run::Trained<moe::Model, moe::Model> trained;
-      trained.copies = random_model(mesh, true);
-      auto rows = batch(mesh);
-      moe::Config config;
-      config.top_k = 2;
-      const auto last = cast<f32>(equal(iota<"L/s">(mesh, 8), 7.0)) / 8.0;
-      rows.segments = full<i32, "B/d/e L/s">(mesh, sizes, 0);
-      rows.weights = last + zeros<f32, "B/d/e L/s">(mesh, sizes);
-      const auto cross_entropy = moe::loss(trained.copies, rows, config, 1).second.cross_entropy;
-      const double expected = item(all_reduce<"+d +e +s +t -> ">(cross_entropy));
-      const auto inputs = all_gather<"B/d/e L/s -> B L">(rows.inputs),
-                 targets = all_gather<"B/d/e L/s -> B L">(rows.targets);
-      config.capacity = 0.1;  // decoding drops nothing
-      const auto decode = moe::decoder(mesh, trained, config, {{"H", 2}, {"D", 4}}, 8);
-      double at_once = 0, one_by_one = 0;
-      const auto loss = [](const std::vector<float>& logits, i32 target) {
-        double total = 0;
-        for (const float x : logits) total += std::exp(static_cast<double>(x));
-        return (std::log(total) - static_cast<double>(logits[static_cast<std::size_t>(target)])) / 8;
-      };
-      for (std::size_t row = 0; row < 8; ++row) {
-        const auto ids = inputs.span().subspan(row * 8, 8);
-        const i32 target = targets.span()[row * 8 + 7];
-        at_once += loss(decode(ids, 0), target);
-        std::vector<float> logits;
-        for (std::size_t i = 0; i < 8; ++i) logits = decode(ids.subspan(i, 1), static_cast<std::int64_t>(i));
-        one_by_one += loss(logits, target);
-      }
-      expect(std::abs(at_once - expected) < 1e-4, show(at_once) + " instead of " + show(expected));
-      expect(std::abs(one_by_one - expected) < 1e-4, show(one_by_one) + " instead of " + show(expected));
-    });
-  SUCCEED();
+  on_meshes({"d=1,e=1,t=1", "d=2,e=2,t=1", "d=1,e=2,t=2", "d=1,e=2,s=2,t=1", "d=1,e=1,s=4,t=1"},
+            [](const MoeMesh& mesh) {
+              run::Trained<moe::Model, moe::Model> trained;
+              trained.copies = random_model(mesh, true);
+              auto rows = batch(mesh);
+              moe::Config config;
+              config.top_k = 2;
+              const auto last = cast<f32>(equal(iota<"L/s">(mesh, 8), 7.0)) / 8.0;
+              rows.segments = full<i32, "B/d/e L/s">(mesh, sizes, 0);
+              rows.weights = last + zeros<f32, "B/d/e L/s">(mesh, sizes);
+              const auto cross_entropy = moe::loss(trained.copies, rows, config, 1).second.cross_entropy;
+              const double expected = item(all_reduce<"+d +e +s +t -> ">(cross_entropy));
+              const auto inputs = all_gather<"B/d/e L/s -> B L">(rows.inputs),
+                         targets = all_gather<"B/d/e L/s -> B L">(rows.targets);
+              config.capacity = 0.1;  // decoding drops nothing
+              const auto decode = moe::decoder(mesh, trained, config, {{"H", 2}, {"D", 4}}, 8);
+              double at_once = 0, one_by_one = 0;
+              const auto loss = [](const std::vector<float>& logits, i32 target) {
+                double total = 0;
+                for (const float x : logits) total += std::exp(static_cast<double>(x));
+                return (std::log(total) - static_cast<double>(logits[static_cast<std::size_t>(target)])) / 8;
+              };
+              for (std::size_t row = 0; row < 8; ++row) {
+                const auto ids = inputs.span().subspan(row * 8, 8);
+                const i32 target = targets.span()[row * 8 + 7];
+                at_once += loss(decode(ids, 0), target);
+                std::vector<float> logits;
+                for (std::size_t i = 0; i < 8; ++i) logits = decode(ids.subspan(i, 1), static_cast<std::int64_t>(i));
+                one_by_one += loss(logits, target);
+              }
+              expect(std::abs(at_once - expected) < 1e-4, show(at_once) + " instead of " + show(expected));
+              expect(std::abs(one_by_one - expected) < 1e-4, show(one_by_one) + " instead of " + show(expected));
+            });
 }
 
 // With experts over e, a device keeps an e-th of them, and rows travel along e alone.
 TEST_CASE("moe: rows travel along e", "[model]") {
-  for (const char* text : {"d=2,e=2,t=1", "d=1,e=2,s=2,t=1"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const MoeMesh mesh(device);
-      auto& state = detail::program_state(device);
-      std::string axes;
-      state.observer = [&](const detail::OpReport& ran) {
-        if (std::string_view(ran.op.name) == "ragged_all_to_all")
-          for (const auto axis : ran.work.axes) axes += axis;
-      };
-      static_cast<void>(step(mesh, {}));
-      state.observer = nullptr;
-      // Of two layers: there and back, once more for the recomputed forward pass, and backward.
-      expect(axes == "eeeeeeeeeeee", axes);
-    });
-  SUCCEED();
+  on_meshes({"d=2,e=2,t=1", "d=1,e=2,s=2,t=1"}, [](const MoeMesh& mesh) {
+    auto& state = detail::program_state(mesh.device());
+    std::string axes;
+    state.observer = [&](const detail::OpReport& ran) {
+      if (std::string_view(ran.op.name) == "ragged_all_to_all")
+        for (const auto axis : ran.work.axes) axes += axis;
+    };
+    static_cast<void>(step(mesh, {}));
+    state.observer = nullptr;
+    // Of two layers: there and back, once more for the recomputed forward pass, and backward.
+    expect(axes == "eeeeeeeeeeee", axes);
+  });
 }
 
 }  // namespace

@@ -145,8 +145,7 @@ TEST_CASE("argsort, sort and top_k", "[ops]") {
 }
 
 TEST_CASE("top_k rejects a wrong k", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     const auto x = zeros<f32, "V">(mesh, {{"V", 5, 8}});
     for (const std::int64_t k : {0, 6})
       REQUIRE_THROWS_WITH((top_k<"V", "K">(x, k)),
@@ -177,8 +176,7 @@ TEST_CASE("narrow and pad", "[ops]") {
 }
 
 TEST_CASE("pad takes a padded operand, narrow no range outside the dim", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     HostArray<f64> host({3});
     host.data = {1, 2, 3};
     struct Weights {
@@ -274,9 +272,9 @@ TEST_CASE("diagonal", "[ops]") {
   });
   on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const auto x = zeros<f32, "X Y">(Mesh<"d t">(device), {{"X", 3}, {"Y", 2}});
-    expect_error<Error>([&] { diagonal<"X", "Y">(x); },
-                        "diagonal of `X Y`: dim `X` is 3, but `Y` only 2, so there is no diagonal element for each "
-                        "index of `X`; write `diagonal<\"Y\", \"X\">` (device 0 (d=0,t=0) of mesh d=1,t=1)");
+    expect_error([&] { diagonal<"X", "Y">(x); },
+                 "diagonal of `X Y`: dim `X` is 3, but `Y` only 2, so there is no diagonal element for each "
+                 "index of `X`; write `diagonal<\"Y\", \"X\">` (device 0 (d=0,t=0) of mesh d=1,t=1)");
     const auto sharded = zeros<f32, "X/t Y">(Mesh<"d t">(device), {{"X", 3}, {"Y", 2}});
     expect(error_of([&] { diagonal<"X", "Y">(sharded); }).find("`X`; gather `X` first, and then write `diagonal<") !=
                std::string::npos,

@@ -397,8 +397,7 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
   for (const char* text : {"d=1,t=1", "d=2,t=2"}) {
     INFO(text);
     on_mesh(text,
-            [](const DevicePtr& device) {
-              const Mesh2 mesh(device);
+            [](const Mesh2& mesh) {
               for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
                 check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
               if (mesh.size() == 1) return;  // the long ones once, shared out
@@ -407,13 +406,11 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
               check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
             },
             {.threads = 1, .kind = device_kind()});
-    SUCCEED();
   }
 }
 
 TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh2 mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh2& mesh) {
     // Query 600 has a score of 1e4 with key 0 alone, which lies in another block than its own.
     const std::int64_t n = 700;
     std::vector<f32> q(n, 0), k(n, 0), v(n, 1);
@@ -430,7 +427,6 @@ TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops
     expect(z.span()[2] == y.span()[2], "what does not see a NaN stays");
     expect(std::isnan(z.span()[3]) && std::isnan(z.span()[699]), "a NaN shows in what sees it");
   });
-  SUCCEED();
 }
 
 TEST_CASE("causal_attention keeps no scores", "[ops]") {
@@ -468,7 +464,6 @@ TEST_CASE("causal_attention keeps no scores", "[ops]") {
                    "scratch is a few blocks: " + show(after.peak - before.live));
           },
           {.threads = 1});
-  SUCCEED();
 }
 
 // ---- a sharded length, compared with the gathered one --------------------------------------------------------------
@@ -551,8 +546,7 @@ TEST_CASE("causal_attention along a sharded length is that along the gathered on
   for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4"}) {
     INFO(text);
     on_mesh(text,
-            [](const DevicePtr& device) {
-              const Ring mesh(device);
+            [](const Ring& mesh) {
               for (const bool segmented : {false, true}) {
                 check_against_gathered<f32>(mesh, attend_over<f32>, 12, segmented, false, 1e-5);
                 check_against_gathered<f32>(mesh, attend_over<f32>, 264, segmented, segmented, 1e-5);
@@ -565,7 +559,6 @@ TEST_CASE("causal_attention along a sharded length is that along the gathered on
               check_against_gathered<f32>(mesh, attend_over<f32>, {3, 12}, false, false, 1e-5);
             },
             {.threads = 1});
-    SUCCEED();
   }
 }
 
@@ -573,8 +566,7 @@ TEST_CASE("causal_attention in zigzag order is that in the order of positions", 
   for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4", "d=1,s=8"}) {
     INFO(text);
     on_mesh(text,
-            [](const DevicePtr& device) {
-              const Ring mesh(device);
+            [](const Ring& mesh) {
               for (const bool segmented : {false, true}) {
                 check_against_gathered<f32>(mesh, attend_zigzag<f32>, 48, segmented, false, 1e-5);
                 check_against_gathered<f32>(mesh, attend_zigzag<f32>, 288, segmented, segmented, 1e-5);
@@ -585,13 +577,11 @@ TEST_CASE("causal_attention in zigzag order is that in the order of positions", 
               if (mesh.size() == 2) check_against_gathered<f32>(mesh, attend_zigzag<f32>, 2064, true, false, 1e-5);
             },
             {.threads = 1});
-    SUCCEED();
   }
 }
 
 TEST_CASE("causal_attention over an axis of one device has the bits of that without", "[ops]") {
-  on_mesh("d=1,s=1", [](const DevicePtr& device) {
-    const Ring mesh(device);
+  on_mesh("d=1,s=1", [](const Ring& mesh) {
     const auto check = [&]<dtype D>(D /*type*/, bool segmented) {
       const Sizes sizes{{"B", 2}, {"L", 90}, {"Q", 2}, {"K", 2}, {"D", 6}};
       const auto x = sharded_operands<D>(mesh, sizes);
@@ -603,7 +593,7 @@ TEST_CASE("causal_attention over an axis of one device has the bits of that with
             segmented ? causal_attention<"L", "D">(q, k, v, all_gather<over<"s">>(segments))
                       : causal_attention<"L", "D">(q, k, v));
       };
-      const auto zigzag = [&](const Sharded<D>& o) {  // the order of one device's positions is the same
+      const auto zigzag = [&](const Sharded<D>& o) {  // the order of one mesh.device()'s positions is the same
         return segmented ? causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, segments, {}, SequenceOrder::zigzag)
                          : causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, {}, SequenceOrder::zigzag);
       };
@@ -626,18 +616,16 @@ TEST_CASE("causal_attention over an axis of one device has the bits of that with
       check(bf16(), segmented);
     }
   });
-  SUCCEED();
 }
 
 TEST_CASE("causal_attention along a sharded length: a NaN shows in what sees it", "[ops]") {
-  on_mesh("d=1,s=2", [](const DevicePtr& device) {
-    const Ring mesh(device);
+  on_mesh("d=1,s=2", [](const Ring& mesh) {
     const Sizes sizes{{"B", 1}, {"L", 8}, {"Q", 1}, {"K", 1}, {"D", 1}};
     const auto x = sharded_operands<f32>(mesh, sizes);
     // Position 5 of the second shard, and position 2 of the first.
     for (const int at : {5, 2}) {
-      const int first = 4 * device->axis_index("s");
-      // The tensor owns the memory, which the other device may read after this one has its result.
+      const int first = 4 * mesh.device()->axis_index("s");
+      // The tensor owns the memory, which the other mesh.device() may read after this one has its result.
       const auto keys = std::make_shared<std::vector<f32>>(x.k.span().begin(), x.k.span().end());
       if (first <= at && at < first + 4) keys->at(static_cast<std::size_t>(at - first)) = std::nanf("");
       const auto k = from_memory<f32, "B/d L/s K D">(mesh, sizes, std::span<const f32>(*keys), keys);
@@ -646,7 +634,6 @@ TEST_CASE("causal_attention along a sharded length: a NaN shows in what sees it"
         expect(std::isnan(y.span()[static_cast<std::size_t>(i)]) == (first + i >= at), "position " + show(first + i));
     }
   });
-  SUCCEED();
 }
 
 TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memory", "[ops]") {
@@ -727,7 +714,6 @@ TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memo
     expect(forward.flops == 2 * 2 * width * (pairs + others * all_pairs), "arithmetic");
   }
   expect(peaks[0] == peaks[1], "the peak is " + show(peaks[0]) + " and " + show(peaks[1]));
-  SUCCEED();
 }
 
 }  // namespace

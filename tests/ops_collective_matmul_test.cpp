@@ -223,21 +223,16 @@ void check_layer(const Grid& mesh, const Sizes& sizes, double tolerance) {
 }  // namespace
 
 TEST_CASE("a layer whose shards travel is the one that gathers and scatters them", "[ops]") {
-  for (const char* const text : {"d=1,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4", "d=1,t=5", "d=2,t=4", "d=1,t=8"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      // On one device, the bits are the same.
-      const bool alone = mesh.size("t") == 1;
-      const Sizes sizes{{"B", 2}, {"L", 80}, {"M", 24}, {"F", 40}};
-      const Sizes padded{{"B", 2}, {"L", 33, 40}, {"M", 24}, {"F", 37, 40}};
-      check_layer<f64>(mesh, sizes, alone ? 0 : 1e-13);
-      check_layer<f64>(mesh, padded, alone ? 0 : 1e-13);
-      check_layer<f32>(mesh, padded, alone ? 0 : 1e-5);
-      check_layer<bf16>(mesh, sizes, alone ? 0 : 0.03);
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4", "d=1,t=5", "d=2,t=4", "d=1,t=8"}, [](const Grid& mesh) {
+    // On one mesh.device(), the bits are the same.
+    const bool alone = mesh.size("t") == 1;
+    const Sizes sizes{{"B", 2}, {"L", 80}, {"M", 24}, {"F", 40}};
+    const Sizes padded{{"B", 2}, {"L", 33, 40}, {"M", 24}, {"F", 37, 40}};
+    check_layer<f64>(mesh, sizes, alone ? 0 : 1e-13);
+    check_layer<f64>(mesh, padded, alone ? 0 : 1e-13);
+    check_layer<f32>(mesh, padded, alone ? 0 : 1e-5);
+    check_layer<bf16>(mesh, sizes, alone ? 0 : 0.03);
+  });
 }
 
 TEST_CASE("einsums with shards that travel have the same bits in each run, and on all replicas", "[ops]") {
@@ -260,7 +255,6 @@ TEST_CASE("einsums with shards that travel have the same bits in each run, and o
         einsum_scatter<"L F/t, F/t M -> L M/t">(einsum_unreduced<"L M, M F/t -> L F/t">(gathering<over<"t">>(x), w), v);
     expect(off(again, y) == 0, "another run differs");
   });
-  SUCCEED();
 }
 
 TEST_CASE("einsums with shards that travel: traffic, arithmetic and memory", "[ops]") {
@@ -316,5 +310,4 @@ TEST_CASE("einsums with shards that travel: traffic, arithmetic and memory", "[o
   const auto v = zeros<f32, "F/t M">(mesh, {{"F", 4}, {"M", 64}});
   const auto of_scatter = peak(dry, [&] { static_cast<void>(einsum_scatter<"B/d L F/t, F/t M -> B/d L/t M">(h, v)); });
   expect(of_scatter <= 5 * of_x, "not the sum of all: " + show(of_scatter));
-  SUCCEED();
 }

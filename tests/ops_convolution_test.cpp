@@ -147,8 +147,7 @@ TEST_CASE("windows along lengths", "[ops]") {
 }
 
 TEST_CASE("windows and a reduction are a pooling", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     const std::vector<f32> numbers{3, 1, 4, 1, 5};
     const auto x = from_memory<f32, "L C">(mesh, {{"L", 5}, {"C", 1}}, std::span(numbers), nullptr);
     const auto most = [](const Tensor<f32, "L C">& in) {
@@ -190,8 +189,7 @@ TEST_CASE("conv_unreduced takes a padded window", "[ops]") {
 }
 
 TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     const auto x = ones<f32, "L C">(mesh, {{"L", 6}, {"C", 2}});
     const auto w = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 2}}), wide = ones<f32, "K C">(mesh, {{"K", 8}, {"C", 2}});
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w)),

@@ -19,8 +19,7 @@ using Data = Mesh<"d t">;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 TEST_CASE("recompute: a host array that is gone, and an operand that one device alone keeps", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=1,t=2", [](const Data& mesh) {
     const auto x = ones<f32, "M">(mesh, {{"M", 4}});
     const auto scaled = [](const Tensor<f32, "M">& v) {
       const HostArray<f32> factors{{4}, {1, 2, 3, 4}};
@@ -68,8 +67,7 @@ TEST_CASE("from_memory: no optimizer writes into the caller's memory", "[ops]") 
 }
 
 TEST_CASE("corner cases of values: draws of bf16, zeros like infinity, NaN of maximum", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=1,t=1", [](const Data& mesh) {
     const auto draws = fetch(cast<f32>(random_uniform<bf16, "A">(mesh, {{"A", 1 << 14}}, {1, 2}))).data;
     for (const f32 draw : draws) expect(draw >= 0 && draw < 1, "uniform in [0, 1)");
     const auto x = full<f32, "A">(mesh, {{"A", 2}}, infinity);
@@ -81,16 +79,14 @@ TEST_CASE("corner cases of values: draws of bf16, zeros like infinity, NaN of ma
 }
 
 TEST_CASE("linear_scan along a sharded dim: a product of factors that overflows", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=1,t=2", [](const Data& mesh) {
     const auto a = full<f32, "L/t">(mesh, {{"L", 400}}, 2.0), b = zeros<f32, "L/t">(mesh, {{"L", 400}});
     for (const f32 state : fetch(linear_scan<"L", over<"t">>(a, b)).data) expect(state == 0, "no state stays none");
   });
 }
 
 TEST_CASE("ragged_all_to_all: a padded result is an error", "[ops]") {
-  on_mesh("e=2", [](const DevicePtr& device) {
-    const Mesh<"e"> mesh(device);
+  on_mesh("e=2", [](const Mesh<"e">& mesh) {
     const auto rows = ones<f32, "R/e M">(mesh, {{"R", 4}, {"M", 2}});
     const auto sent = ones<i32, "P/e X">(mesh, {{"P", 2}, {"X", 2}});
     const auto received = ones<i32, "P X/e">(mesh, {{"P", 2}, {"X", 2}});
@@ -102,8 +98,7 @@ TEST_CASE("ragged_all_to_all: a padded result is an error", "[ops]") {
 }
 
 TEST_CASE("recompute: an integer that a function returns has no derivative", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=1,t=1", [](const Data& mesh) {
     struct Both {
       Tensor<f32, "M"> y;
       Tensor<i32, "M"> ids;
@@ -119,8 +114,7 @@ TEST_CASE("recompute: an integer that a function returns has no derivative", "[o
 }
 
 TEST_CASE("optimizers: NaN in Lion, Muon where names have sizes, trees without leaves", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=1,t=1", [](const Data& mesh) {
     const auto all = [](std::string_view) { return true; };
     struct Vector {
       Tensor<f32, "M"> w;
@@ -149,8 +143,7 @@ TEST_CASE("optimizers: NaN in Lion, Muon where names have sizes, trees without l
 }
 
 TEST_CASE("scatter_gradients leaves a leaf where it is that was not gathered", "[ops]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Data mesh(device);
+  on_mesh("d=2,t=1", [](const Data& mesh) {
     struct Rest {
       Tensor<bf16, "M/d"> w;
       Tensor<bf16, "X +d"> kept;

@@ -23,55 +23,46 @@ void expect_whole(const Global& x, const Shape& shape, const std::function<doubl
 }
 
 TEST_CASE("constants, indices and masks", "[ops]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const auto is = [](double v) { return [v](const Shape&) { return v; }; };
-      expect_whole(whole(full<f32, "A/t/d C">(mesh, {{"A", 12}, {"C", 5}}, 1.5)), {12, 5}, is(1.5));
-      expect_whole(whole(full<bf16, "A/d">(mesh, {{"A", 12}}, 0.3)), {12}, is(rounded(DType::bf16, 0.3F)));
-      expect_whole(whole(full<u8, "A">(mesh, {{"A", 4}}, 200)), {4}, is(200));
-      expect_whole(whole(zeros<i32, "A/d">(mesh, {{"A", 6}})), {6}, is(0));
-      expect_whole(whole(ones<f64, "">(mesh, {})), {}, is(1));
-      // Sizes of names that the array lacks do not matter: one list serves a whole model.
-      expect_whole(whole(full<bool_, "A/t 2">(mesh, {{"B", 7}, {"A", 6}}, 1)), {6, 2}, is(1));
-      expect_whole(whole(iota<"L/t/d">(mesh, 24)), {24}, [](const Shape& i) { return static_cast<double>(i[0]); });
-      expect_whole(whole(iota<"L">(mesh, 5)), {5}, [](const Shape& i) { return static_cast<double>(i[0]); });
-      expect_whole(whole(causal_mask<"Q/d K/t">(mesh, 6, 12)), {6, 12},
-                   [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
-      expect(item(full<f32, "">(mesh, {}, 2.5)) == 2.5F, "item");
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}, [](const Mesh<"d t">& mesh) {
+    const auto is = [](double v) { return [v](const Shape&) { return v; }; };
+    expect_whole(whole(full<f32, "A/t/d C">(mesh, {{"A", 12}, {"C", 5}}, 1.5)), {12, 5}, is(1.5));
+    expect_whole(whole(full<bf16, "A/d">(mesh, {{"A", 12}}, 0.3)), {12}, is(rounded(DType::bf16, 0.3F)));
+    expect_whole(whole(full<u8, "A">(mesh, {{"A", 4}}, 200)), {4}, is(200));
+    expect_whole(whole(zeros<i32, "A/d">(mesh, {{"A", 6}})), {6}, is(0));
+    expect_whole(whole(ones<f64, "">(mesh, {})), {}, is(1));
+    // Sizes of names that the array lacks do not matter: one list serves a whole model.
+    expect_whole(whole(full<bool_, "A/t 2">(mesh, {{"B", 7}, {"A", 6}}, 1)), {6, 2}, is(1));
+    expect_whole(whole(iota<"L/t/d">(mesh, 24)), {24}, [](const Shape& i) { return static_cast<double>(i[0]); });
+    expect_whole(whole(iota<"L">(mesh, 5)), {5}, [](const Shape& i) { return static_cast<double>(i[0]); });
+    expect_whole(whole(causal_mask<"Q/d K/t">(mesh, 6, 12)), {6, 12},
+                 [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
+    expect(item(full<f32, "">(mesh, {}, 2.5)) == 2.5F, "item");
+  });
 }
 
 TEST_CASE("random numbers are the same on every mesh", "[ops]") {
   std::map<std::string, Global> first;
   std::mutex mutex;
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const Sizes sizes{{"A", 24}, {"C", 5}};
-      const auto check = [&](const std::string& name, const auto& x) {
-        const Global g = whole(x);
-        const std::lock_guard lock(mutex);
-        const auto [it, fresh] = first.try_emplace(name, g);
-        expect(it->second.shape == g.shape && it->second.data == g.data, name + " differs between meshes");
-      };
-      const RandomKey key{7, 3};
-      check("normal", random_normal<f32, "A/t/d C">(mesh, sizes, key));
-      check("normal", random_normal<f32, "A C">(mesh, sizes, key));
-      check("normal", random_normal<f32, "A/d C">(mesh, sizes, key));
-      check("normal of bf16", random_normal<bf16, "C A/t">(mesh, sizes, key));
-      check("normal of f64", random_normal<f64, "C A/t">(mesh, sizes, key));
-      check("truncated", random_truncated_normal<f32, "A/d/t">(mesh, sizes, key));
-      check("truncated", random_truncated_normal<f32, "A">(mesh, sizes, key));
-      check("uniform", random_uniform<f32, "C A/d">(mesh, sizes, key));
-      check("uniform, other stream", random_uniform<f32, "C A/d">(mesh, sizes, {7, 4}));
-      check("uniform, other seed", random_uniform<f32, "C A/d">(mesh, sizes, {8, 3}));
-    });
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2", "d=2,t=3"}, [&](const Mesh<"d t">& mesh) {
+    const Sizes sizes{{"A", 24}, {"C", 5}};
+    const auto check = [&](const std::string& name, const auto& x) {
+      const Global g = whole(x);
+      const std::lock_guard lock(mutex);
+      const auto [it, fresh] = first.try_emplace(name, g);
+      expect(it->second.shape == g.shape && it->second.data == g.data, name + " differs between meshes");
+    };
+    const RandomKey key{7, 3};
+    check("normal", random_normal<f32, "A/t/d C">(mesh, sizes, key));
+    check("normal", random_normal<f32, "A C">(mesh, sizes, key));
+    check("normal", random_normal<f32, "A/d C">(mesh, sizes, key));
+    check("normal of bf16", random_normal<bf16, "C A/t">(mesh, sizes, key));
+    check("normal of f64", random_normal<f64, "C A/t">(mesh, sizes, key));
+    check("truncated", random_truncated_normal<f32, "A/d/t">(mesh, sizes, key));
+    check("truncated", random_truncated_normal<f32, "A">(mesh, sizes, key));
+    check("uniform", random_uniform<f32, "C A/d">(mesh, sizes, key));
+    check("uniform, other stream", random_uniform<f32, "C A/d">(mesh, sizes, {7, 4}));
+    check("uniform, other seed", random_uniform<f32, "C A/d">(mesh, sizes, {8, 3}));
+  });
   REQUIRE(first.size() == 7);
   REQUIRE(first["uniform"].data != first["uniform, other stream"].data);
   REQUIRE(first["uniform"].data != first["uniform, other seed"].data);

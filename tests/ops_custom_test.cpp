@@ -48,47 +48,40 @@ auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Si
 }  // namespace
 
 TEST_CASE("an op of one's own: values and gradients on meshes, with padding and recompute", "[custom]") {
-  for (const char* mesh_text : {"d=1", "d=2", "d=4"})
-    on_mesh(mesh_text, [](const DevicePtr& device) {
-      const Mesh<"d"> mesh(device);
-      struct Weights {
-        Tensor<f64, "B/d L"> x;
-      };
-      HostArray<f64> host({4, 3});
-      for (std::size_t i = 0; i < host.data.size(); ++i) host.data[i] = static_cast<double>(i + 1);
-      const Sizes padded{{"L", 3, 5}};
-      const Weights w{place<Tensor<f64, "B/d L">>(mesh, host, padded)};
-      const auto y = fetch(ewma<"L">(w.x, 0.25));
-      for (std::size_t b = 0; b < 4; ++b)
-        for (std::size_t l = 0; l < 3; ++l) {
-          const double before = l == 0 ? 0 : y.data[b * 3 + l - 1];
-          REQUIRE(y.data[b * 3 + l] == 0.25 * before + 0.75 * host.data[b * 3 + l]);
-        }
-      // d/dx of sum(ewma(x)): element l counts in the averages l to 2.
-      const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> {
-        return sum(ewma<"L">(w.x, 0.25));
-      };
-      const auto recomputed = [](const Weights& w) -> Tensor<f64, "+d"> {
-        return sum(
-            explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return ewma<"L">(x, 0.25); })(w.x));
-      };
-      for (const auto& gradient : {value_and_grad(mesh, loss, w).second, value_and_grad(mesh, recomputed, w).second}) {
-        const auto g = fetch(gradient.x);
-        for (std::size_t i = 0; i < g.data.size(); ++i) REQUIRE(g.data[i] == std::array{0.984375, 0.9375, 0.75}[i % 3]);
+  on_meshes({"d=1", "d=2", "d=4"}, [](const Mesh<"d">& mesh) {
+    struct Weights {
+      Tensor<f64, "B/d L"> x;
+    };
+    HostArray<f64> host({4, 3});
+    for (std::size_t i = 0; i < host.data.size(); ++i) host.data[i] = static_cast<double>(i + 1);
+    const Sizes padded{{"L", 3, 5}};
+    const Weights w{place<Tensor<f64, "B/d L">>(mesh, host, padded)};
+    const auto y = fetch(ewma<"L">(w.x, 0.25));
+    for (std::size_t b = 0; b < 4; ++b)
+      for (std::size_t l = 0; l < 3; ++l) {
+        const double before = l == 0 ? 0 : y.data[b * 3 + l - 1];
+        REQUIRE(y.data[b * 3 + l] == 0.25 * before + 0.75 * host.data[b * 3 + l]);
       }
-    });
+    // d/dx of sum(ewma(x)): element l counts in the averages l to 2.
+    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(ewma<"L">(w.x, 0.25)); };
+    const auto recomputed = [](const Weights& w) -> Tensor<f64, "+d"> {
+      return sum(
+          explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return ewma<"L">(x, 0.25); })(w.x));
+    };
+    for (const auto& gradient : {value_and_grad(mesh, loss, w).second, value_and_grad(mesh, recomputed, w).second}) {
+      const auto g = fetch(gradient.x);
+      for (std::size_t i = 0; i < g.data.size(); ++i) REQUIRE(g.data[i] == std::array{0.984375, 0.9375, 0.75}[i % 3]);
+    }
+  });
 }
 
 TEST_CASE("an op of one's own: a VJP takes operands and the result", "[custom]") {
-  on_mesh("d=2", [](const DevicePtr& device) {
-    const Mesh<"d"> mesh(device);
+  on_mesh("d=2", [](const Mesh<"d">& mesh) {
     struct Weights {
       Tensor<f64, "A/d"> a, b;
     };
     const Weights w{full<f64, "A/d">(mesh, {{"A", 4}}, 3.0), full<f64, "A/d">(mesh, {{"A", 4}}, 4.0)};
-    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> {
-      return sum(hypotenuse(w.a, w.b));
-    };
+    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(hypotenuse(w.a, w.b)); };
     const auto [l, g] = value_and_grad(mesh, loss, w);
     REQUIRE(item(all_reduce<"+d -> ">(l)) == 20.0);
     REQUIRE(fetch(g.a).data == std::vector<f64>(4, 0.6));
@@ -106,8 +99,7 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
   REQUIRE(detail::program_state(dry).counts.at("ewma").calls == 1);
   dry->clear_local();
 
-  on_mesh("d=1", [](const DevicePtr& device) {
-    const Mesh<"d"> one(device);
+  on_mesh("d=1", [](const Mesh<"d">& one) {
     const auto a = full<f64, "A/d">(one, {{"A", 4}}, 3.0), b = full<f64, "A/d">(one, {{"A", 5}}, 3.0);
     REQUIRE_THROWS_WITH(hypotenuse(a, b),
                         Catch::Contains("hypotenuse") && Catch::Contains("dim `A` is 5, but 4 in another operand"));

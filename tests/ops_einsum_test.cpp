@@ -120,16 +120,15 @@ TEST_CASE("einsum of three and four operands", "[ops]") {
 }
 
 TEST_CASE("einsum of three operands takes the order with the fewest operations", "[ops]") {
-  on_mesh("d=1,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     const auto flops = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-      const double before = detail::program_state(device).counts["einsum_unreduced"].flops;
+      const double before = detail::program_state(mesh.device()).counts["einsum_unreduced"].flops;
       const Sizes sizes{{"A", a}, {"B", b}, {"C", c}, {"D", d}};
       const auto x = ones<f32, "A B">(mesh, sizes);
       const auto y = ones<f32, "B C">(mesh, sizes);
       const auto z = ones<f32, "C D">(mesh, sizes);
       REQUIRE(fetch(einsum_unreduced<"A B, B C, C D -> D A">(x, y, z)).data.at(0) == static_cast<f32>(b * c));
-      return detail::program_state(device).counts["einsum_unreduced"].flops - before;
+      return detail::program_state(mesh.device()).counts["einsum_unreduced"].flops - before;
     };
     REQUIRE(flops(2, 30, 3, 50) == 2 * (2 * 30 * 3 + 2 * 3 * 50));
     REQUIRE(flops(50, 3, 30, 2) == 2 * (3 * 30 * 2 + 50 * 3 * 2));
@@ -152,46 +151,42 @@ float tree_sum(const std::vector<std::vector<float>>& summands, std::size_t lo, 
 
 // What every device multiplies is computed again here on one, so that threads and MPI must agree with it in every bit.
 TEST_CASE("einsum and reduction have the bits of the tree over local products, on threads and MPI", "[ops]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=4,t=1", "d=2,t=2", "d=6,t=1"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const Sizes sizes{{"B", 7}, {"A", 24}, {"C", 12}};
-      const auto x = random_normal<f32, "B A">(mesh, sizes, {1, 1});
-      const auto w = random_normal<f32, "A C">(mesh, sizes, {1, 2});
-      const auto y = einsum_unreduced<"B A/d, A/d C -> B C +d">(shard<"B A -> B A/d">(x), shard<"A C -> A/d C">(w));
-      const auto parts = static_cast<std::size_t>(mesh.size("d"));
-      std::vector<std::vector<float>> summands;
-      for (std::size_t d = 0; d < parts; ++d) {
-        const std::size_t n = 24 / parts;
-        std::vector<float> left, right;
-        for (std::size_t b = 0; b < 7; ++b)
-          for (std::size_t a = 0; a < n; ++a) left.push_back(x.span()[b * 24 + d * n + a]);
-        right.assign(w.span().begin() + static_cast<std::ptrdiff_t>(d * n * 12),
-                     w.span().begin() + static_cast<std::ptrdiff_t>((d + 1) * n * 12));
-        const int lhs[]{0, 1}, rhs[]{1, 2}, out[]{0, 2};
-        const auto k = static_cast<std::int64_t>(n);
-        const Buffer a = device->to_device(make_buffer(*device, left)),
-                     b = device->to_device(make_buffer(*device, right));
-        const Buffer product = device->pool()->allocate(sizeof(float) * 7 * 12);
-        kernels::einsum(device->exec(), kernels::plan_einsum(lhs, rhs, out), DType::f32, DType::f32, a.data(),
-                        Shape{7, k}, b.data(), Shape{k, 12}, product.data());
-        summands.push_back(values_of<float>(product));
-      }
-      const auto whole = all_reduce<"B C +d -> B C">(y);
-      const auto part = reduce_scatter<"B C +d -> B C/d">(y);
-      const std::size_t columns = 12 / parts, first = static_cast<std::size_t>(mesh.axis_index("d")) * columns;
-      for (std::size_t i = 0; i < 7 * 12; ++i) {
-        const float expected = tree_sum(summands, 0, parts, i);
-        expect(std::memcmp(&whole.span()[i], &expected, 4) == 0, "all_reduce: element " + show(i));
-        const std::size_t column = i % 12;
-        if (column >= first && column < first + columns)
-          expect(std::memcmp(&part.span()[i / 12 * columns + column - first], &expected, 4) == 0,
-                 "reduce_scatter: element " + show(i));
-      }
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=4,t=1", "d=2,t=2", "d=6,t=1"}, [](const Mesh<"d t">& mesh) {
+    const DevicePtr& device = mesh.device();
+    const Sizes sizes{{"B", 7}, {"A", 24}, {"C", 12}};
+    const auto x = random_normal<f32, "B A">(mesh, sizes, {1, 1});
+    const auto w = random_normal<f32, "A C">(mesh, sizes, {1, 2});
+    const auto y = einsum_unreduced<"B A/d, A/d C -> B C +d">(shard<"B A -> B A/d">(x), shard<"A C -> A/d C">(w));
+    const auto parts = static_cast<std::size_t>(mesh.size("d"));
+    std::vector<std::vector<float>> summands;
+    for (std::size_t d = 0; d < parts; ++d) {
+      const std::size_t n = 24 / parts;
+      std::vector<float> left, right;
+      for (std::size_t b = 0; b < 7; ++b)
+        for (std::size_t a = 0; a < n; ++a) left.push_back(x.span()[b * 24 + d * n + a]);
+      right.assign(w.span().begin() + static_cast<std::ptrdiff_t>(d * n * 12),
+                   w.span().begin() + static_cast<std::ptrdiff_t>((d + 1) * n * 12));
+      const int lhs[]{0, 1}, rhs[]{1, 2}, out[]{0, 2};
+      const auto k = static_cast<std::int64_t>(n);
+      const Buffer a = device->to_device(make_buffer(*device, left)),
+                   b = device->to_device(make_buffer(*device, right));
+      const Buffer product = device->pool()->allocate(sizeof(float) * 7 * 12);
+      kernels::einsum(device->exec(), kernels::plan_einsum(lhs, rhs, out), DType::f32, DType::f32, a.data(),
+                      Shape{7, k}, b.data(), Shape{k, 12}, product.data());
+      summands.push_back(values_of<float>(product));
+    }
+    const auto whole = all_reduce<"B C +d -> B C">(y);
+    const auto part = reduce_scatter<"B C +d -> B C/d">(y);
+    const std::size_t columns = 12 / parts, first = static_cast<std::size_t>(mesh.axis_index("d")) * columns;
+    for (std::size_t i = 0; i < 7 * 12; ++i) {
+      const float expected = tree_sum(summands, 0, parts, i);
+      expect(std::memcmp(&whole.span()[i], &expected, 4) == 0, "all_reduce: element " + show(i));
+      const std::size_t column = i % 12;
+      if (column >= first && column < first + columns)
+        expect(std::memcmp(&part.span()[i / 12 * columns + column - first], &expected, 4) == 0,
+               "reduce_scatter: element " + show(i));
+    }
+  });
 }
 
 }  // namespace

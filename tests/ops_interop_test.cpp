@@ -21,8 +21,7 @@ HostArray<D> counting(std::vector<std::int64_t> shape) {
 }
 
 TEST_CASE("span, Eigen and Kokkos see a tensor's own memory", "[ops][interop]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     const auto x = place<Tensor<f32, "B/d L M">>(mesh, counting<f32>({4, 3, 5}));
     const auto first = static_cast<float>(30 * mesh.axis_index("d"));
     expect(x.span().size() == 30 && x.span()[0] == first && x.span()[29] == first + 29, "span");
@@ -40,19 +39,17 @@ TEST_CASE("span, Eigen and Kokkos see a tensor's own memory", "[ops][interop]") 
     const auto empty = zeros<f32, "A B">(mesh, {{"A", 0}, {"B", 3}});
     expect(as_eigen(empty).size() == 0 && as_kokkos(empty).size() == 0, "no elements");
   });
-  SUCCEED();
 }
 
 TEST_CASE("a tensor over memory of the caller's", "[ops][interop]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     auto memory = std::make_shared<std::vector<f32>>(6, 1.5F);
     const std::weak_ptr<std::vector<f32>> watch = memory;
     const f32* data = memory->data();
     {
       const auto x = from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 3}}, std::span<const f32>(*memory), memory);
       memory.reset();
-      if (device->pool() == device->host_pool())
+      if (mesh.device()->pool() == mesh.device()->host_pool())
         expect(x.span().data() == data && !watch.expired(), "the memory itself, kept by its owner");
       else
         expect(x.span().data() != data && watch.expired(), "a copy in the device's memory");
@@ -63,16 +60,14 @@ TEST_CASE("a tensor over memory of the caller's", "[ops][interop]") {
     }
     expect(watch.expired(), "the owner is let go with the last tensor");
   });
-  SUCCEED();
 }
 
 TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     expect(fmt::format("{}", Spec{"B/d  L +t"}) == "B/d L +t", "Spec");
     expect(fmt::format("{:>6}|", parse_tensor("A/t").spec) == "   A/t|", "TensorSpec");
     expect(fmt::format("{}", mesh) == "d=2,t=2", "Mesh");
-    const std::string on = " on " + device->describe() + ": ";
+    const std::string on = " on " + mesh.device()->describe() + ": ";
     const auto x = place<Tensor<f32, "B/d L">>(mesh, counting<f32>({4, 3}));
     const bool second = mesh.axis_index("d") == 1;
     const auto is = [](const std::string& text, const std::string& expected) {
@@ -89,12 +84,10 @@ TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
     is(fmt::format("{}", zeros<u8, "A">(mesh, {{"A", 0}})), "u8[A=0]" + on + "shard 0, empty");
     is(fmt::format("{}", Tensor<f32, "A/t +d">()), "f32[A/t +d] (empty)");
   });
-  SUCCEED();
 }
 
 TEST_CASE("pictures of shardings", "[ops][interop]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     const Sizes sizes{{"A", 4}, {"B", 4}, {"C", 4}};
     const auto shows = [](const auto& x, const std::string& expected) {
       const std::string picture = visualize_sharding(x);
@@ -140,7 +133,6 @@ TEST_CASE("pictures of shardings", "[ops][interop]") {
           "│ 2 │ 3 │\n"
           "└───┴───┘\n");
   });
-  SUCCEED();
 }
 
 struct Inner {
@@ -154,45 +146,40 @@ struct Outer {
 };
 
 TEST_CASE("place and fetch", "[ops][interop]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const auto same = [](const auto& a, const auto& b) {
-        expect(a.shape == b.shape && a.data == b.data, "fetched " + show(a.data.size()) + " elements differ");
-      };
-      const auto host = counting<f32>({12, 6});
-      const auto x = place<Tensor<f32, "A/t/d C">>(mesh, host);
-      Global whole = assemble(*x.value(), parse_tensor("A/t/d C").spec);
-      expect(std::equal(host.data.begin(), host.data.end(), whole.data.begin()), "each device has its shard");
-      same(fetch(x), host);
-      same(fetch(place<Tensor<f32, "A/d C/t">>(mesh, host)), host);
-      same(fetch(place<Tensor<bf16, "C A/t">>(mesh, counting<bf16>({6, 12}))), counting<bf16>({6, 12}));
-      same(fetch(place<Tensor<u8, "A/d 2">>(mesh, counting<u8>({12, 2}))), counting<u8>({12, 2}));
-      same(fetch(place<Tensor<i32, "">>(mesh, counting<i32>({}))), counting<i32>({}));
-      // Pending sums are taken.
-      same(fetch(to_partial<"A/t C -> A/t C +d">(place<Tensor<f32, "A/t C">>(mesh, host))), host);
-      same(fetch(sum<"A/t/d C -> C +d +t">(x)), fetch(sum<"A C -> C">(place<Tensor<f32, "A C">>(mesh, host))));
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}, [](const Grid& mesh) {
+    const auto same = [](const auto& a, const auto& b) {
+      expect(a.shape == b.shape && a.data == b.data, "fetched " + show(a.data.size()) + " elements differ");
+    };
+    const auto host = counting<f32>({12, 6});
+    const auto x = place<Tensor<f32, "A/t/d C">>(mesh, host);
+    Global whole = assemble(*x.value(), parse_tensor("A/t/d C").spec);
+    expect(std::equal(host.data.begin(), host.data.end(), whole.data.begin()), "each device has its shard");
+    same(fetch(x), host);
+    same(fetch(place<Tensor<f32, "A/d C/t">>(mesh, host)), host);
+    same(fetch(place<Tensor<bf16, "C A/t">>(mesh, counting<bf16>({6, 12}))), counting<bf16>({6, 12}));
+    same(fetch(place<Tensor<u8, "A/d 2">>(mesh, counting<u8>({12, 2}))), counting<u8>({12, 2}));
+    same(fetch(place<Tensor<i32, "">>(mesh, counting<i32>({}))), counting<i32>({}));
+    // Pending sums are taken.
+    same(fetch(to_partial<"A/t C -> A/t C +d">(place<Tensor<f32, "A/t C">>(mesh, host))), host);
+    same(fetch(sum<"A/t/d C -> C +d +t">(x)), fetch(sum<"A C -> C">(place<Tensor<f32, "A C">>(mesh, host))));
 
-      Outer structure;
-      structure.layers.resize(2);
-      std::vector<HostArray<f32>> leaves;
-      for (int i = 0; i < 3; ++i) {
-        leaves.push_back(counting<f32>({12, 6}));
-        leaves.push_back(counting<f32>({6}));
-        leaves.back().data[0] = static_cast<float>(i);
-      }
+    Outer structure;
+    structure.layers.resize(2);
+    std::vector<HostArray<f32>> leaves;
+    for (int i = 0; i < 3; ++i) {
+      leaves.push_back(counting<f32>({12, 6}));
       leaves.push_back(counting<f32>({6}));
-      const auto tree = place(mesh, leaves, structure);
-      expect(tree.layers[1].b.span()[0] == 2, "the leaves are in order");
-      const auto back = fetch(tree);
-      expect(back.size() == 7, "all leaves");
-      for (std::size_t i = 0; i < back.size(); ++i) same(back[i], leaves[i]);
-      leaves.pop_back();
-      expect_error<Error>([&] { place(mesh, leaves, structure); }, "place: 6 host arrays for a struct of 7 tensors");
-    });
-    SUCCEED();
-  }
+      leaves.back().data[0] = static_cast<float>(i);
+    }
+    leaves.push_back(counting<f32>({6}));
+    const auto tree = place(mesh, leaves, structure);
+    expect(tree.layers[1].b.span()[0] == 2, "the leaves are in order");
+    const auto back = fetch(tree);
+    expect(back.size() == 7, "all leaves");
+    for (std::size_t i = 0; i < back.size(); ++i) same(back[i], leaves[i]);
+    leaves.pop_back();
+    expect_error([&] { place(mesh, leaves, structure); }, "place: 6 host arrays for a struct of 7 tensors");
+  });
 }
 
 template <class D>
@@ -210,20 +197,15 @@ void check_host_arrays(const Grid& mesh, D one, D other) {
 }
 
 TEST_CASE("host arrays of every dtype go in and out", "[ops][interop]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      check_host_arrays<f32>(mesh, 1.5F, -2);
-      check_host_arrays<f64>(mesh, 1.5, -2);
-      check_host_arrays<bf16>(mesh, bf16(1.5F), bf16(-2));
-      check_host_arrays<i32>(mesh, 7, -2);
-      check_host_arrays<u32>(mesh, 7, 4294967295);
-      check_host_arrays<u8>(mesh, 7, 255);
-      check_host_arrays<bool_>(mesh, true, false);
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=2,t=2"}, [](const Grid& mesh) {
+    check_host_arrays<f32>(mesh, 1.5F, -2);
+    check_host_arrays<f64>(mesh, 1.5, -2);
+    check_host_arrays<bf16>(mesh, bf16(1.5F), bf16(-2));
+    check_host_arrays<i32>(mesh, 7, -2);
+    check_host_arrays<u32>(mesh, 7, 4294967295);
+    check_host_arrays<u8>(mesh, 7, 255);
+    check_host_arrays<bool_>(mesh, true, false);
+  });
 }
 
 TEST_CASE("sizes may be listed at run time", "[ops][interop]") {
@@ -233,7 +215,6 @@ TEST_CASE("sizes may be listed at run time", "[ops][interop]") {
     const auto x = zeros<f32, "A B/t">(Grid(device), sizes);
     expect(x.size("B") == 3 && x.padded_size("A") == 4, "sizes");
   });
-  SUCCEED();
 }
 
 // What spmd refuses, with a sentence: functions without written-out types of parameters.
@@ -245,41 +226,32 @@ TEST_CASE("spmd places by the types of the parameters and puts the result togeth
       [](const Tensor<f32, "A/d K/t">& x, const Tensor<f32, "K/t C">& y, double factor) -> Tensor<f32, "A/d C +t"> {
     return einsum_unreduced<"A/d K/t, K/t C -> A/d C +t">(x, y) * factor;
   };
-  for (const std::string text : {"d=1,t=1", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      const auto x = counting<f32>({4, 6}), y = counting<f32>({6, 2});
-      // Host arrays and tensors may be mixed.
-      const auto z = spmd(mesh, product)(x, place<Tensor<f32, "K/t C">>(mesh, y), 2.0);
-      expect(z.shape == Shape{4, 2}, "shape");
-      for (std::size_t i = 0; i < 4; ++i)
-        for (std::size_t j = 0; j < 2; ++j) {
-          float expected = 0;
-          for (std::size_t k = 0; k < 6; ++k) expected += x.data[i * 6 + k] * y.data[k * 2 + j];
-          expect(z.data[i * 2 + j] == 2 * expected, "element");
-        }
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=2", "d=2,t=3"}, [&](const Grid& mesh) {
+    const auto x = counting<f32>({4, 6}), y = counting<f32>({6, 2});
+    // Host arrays and tensors may be mixed.
+    const auto z = spmd(mesh, product)(x, place<Tensor<f32, "K/t C">>(mesh, y), 2.0);
+    expect(z.shape == Shape{4, 2}, "shape");
+    for (std::size_t i = 0; i < 4; ++i)
+      for (std::size_t j = 0; j < 2; ++j) {
+        float expected = 0;
+        for (std::size_t k = 0; k < 6; ++k) expected += x.data[i * 6 + k] * y.data[k * 2 + j];
+        expect(z.data[i * 2 + j] == 2 * expected, "element");
+      }
+  });
 }
 
 TEST_CASE("a program has the same bits twice, and where only the data's placement differs", "[ops][interop]") {
   // Everything local: no sum crosses devices, so a mesh may not change a bit.
   std::vector<float> first;
   std::mutex mutex;
-  for (const std::string text : {"d=1,t=1", "d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      const auto x = random_normal<f32, "B/d M">(mesh, {{"B", 12}, {"M", 16}}, {1, 1});
-      const auto w = random_normal<f32, "M">(mesh, {{"M", 16}}, {1, 2});
-      const auto y = fetch(softmax<"M">(gelu(rms_norm<"M">(x) * w)));
-      const std::lock_guard lock(mutex);
-      if (first.empty()) first = y.data;
-      expect(std::memcmp(first.data(), y.data.data(), first.size() * sizeof(float)) == 0, "bits differ");
-    });
-  }
+  on_meshes({"d=1,t=1", "d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2"}, [&](const Grid& mesh) {
+    const auto x = random_normal<f32, "B/d M">(mesh, {{"B", 12}, {"M", 16}}, {1, 1});
+    const auto w = random_normal<f32, "M">(mesh, {{"M", 16}}, {1, 2});
+    const auto y = fetch(softmax<"M">(gelu(rms_norm<"M">(x) * w)));
+    const std::lock_guard lock(mutex);
+    if (first.empty()) first = y.data;
+    expect(std::memcmp(first.data(), y.data.data(), first.size() * sizeof(float)) == 0, "bits differ");
+  });
   REQUIRE((first.size() == 192 || world_rank() > 0));
 }
 

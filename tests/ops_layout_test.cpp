@@ -134,32 +134,27 @@ TEST_CASE("stack_shards and unstack_shards", "[ops]") {
         check_stack_of_shards<Tensor<bf16, "B/d L/t">, "P/d/t U W", "B/d L/t">(device, pad);
         check_stack_of_shards<Tensor<i32, "B/d L/t K">, "P/t/d U W K", "B/d L/t K">(device, pad);
       });
-  SUCCEED();
 }
 
 TEST_CASE("stack_shards: padding, and stacks that are none", "[ops]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
-    const std::string on = " (" + device->describe() + ")";
+  on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
+    const std::string on = " (" + mesh.device()->describe() + ")";
     const auto padded = zeros<f32, "B/d L">(mesh, {{"B", 5, 6}, {"L", 2}});
-    expect_error<Error>(
-        [&] { stack_shards<"B/d L -> P/d U L">(padded); },
-        "stack_shards<`B/d L -> P/d U L`>: dim `B` is 5 (padded to 6), and shards would have several sizes; "
-        "choose a size that needs no padding" +
-            on);
+    expect_error([&] { stack_shards<"B/d L -> P/d U L">(padded); },
+                 "stack_shards<`B/d L -> P/d U L`>: dim `B` is 5 (padded to 6), and shards would have several sizes; "
+                 "choose a size that needs no padding" +
+                     on);
     const auto rows = zeros<f32, "P/d U">(mesh, {{"P", 4}, {"U", 3}});
-    expect_error<Error>(
-        [&] { unstack_shards<"P/d U -> B/d">(rows); },
-        "unstack_shards<`P/d U -> B/d`>: dim `P/d` is 4, but must have one element for each of the 2 devices "
-        "along its axes; `split` it first, and keep the rest as a dim of the shards" +
-            on);
+    expect_error([&] { unstack_shards<"P/d U -> B/d">(rows); },
+                 "unstack_shards<`P/d U -> B/d`>: dim `P/d` is 4, but must have one element for each of the 2 devices "
+                 "along its axes; `split` it first, and keep the rest as a dim of the shards" +
+                     on);
     const auto parts = zeros<f32, "P/d W">(mesh, {{"P", 2}, {"W", 3, 4}});
-    expect_error<Error>([&] { unstack_shards<"P/d W -> B/d">(parts); },
-                        "unstack_shards<`P/d W -> B/d`>: dim `W` is 3 (padded to 4), and its padding would lie between "
-                        "elements; choose a size that needs none" +
-                            on);
+    expect_error([&] { unstack_shards<"P/d W -> B/d">(parts); },
+                 "unstack_shards<`P/d W -> B/d`>: dim `W` is 3 (padded to 4), and its padding would lie between "
+                 "elements; choose a size that needs none" +
+                     on);
   });
-  SUCCEED();
 }
 
 /// One operand after the other along `dim`.
@@ -195,25 +190,24 @@ TEST_CASE("concat", "[ops]") {
   });
 #undef CONCAT
   // Parts of different sizes.
-  for (const std::string mesh : {"d=1,t=1", "d=2,t=1"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      static const TensorSpec first = parse_tensor("C/d P").spec, second = parse_tensor("C/d L").spec,
-                              both = parse_tensor("C/d N").spec;
-      const Global a{{"C", "P"}, {6, 6}, random_global(second, Draw::odd, 1).data};
-      Global b{{"C", "L"}, {6, 2}, {}};
-      for (int i = 0; i < 12; ++i) b.data.push_back(i);
-      const Tensor<f32, "C/d P"> x(detail::as_leaf(*place(device, DType::f32, first, a)));
-      const Tensor<f32, "C/d L"> y(detail::as_leaf(*place(device, DType::f32, second, b)));
-      const auto z = concat<"P, L -> N">(x, y);
-      static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "C/d N">>);
-      Global whole{{"C", "N"}, {6, 8}, std::vector<double>(48)};
-      one_after_the_other("N")({Global{{"C", "N"}, a.shape, a.data}, Global{{"C", "N"}, b.shape, b.data}}, whole);
-      expect_close(assemble(*z.value(), both), whole, DType::f32, 0, "concat");
-      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, both, whole)}},
-                                          {x.value()->slot, y.value()->slot});
-      expect_close(assemble(*found[0], first), a, DType::f32, 0, "cotangent of the first");
-      expect_close(assemble(*found[1], second), b, DType::f32, 0, "cotangent of the second");
-    });
+  on_meshes({"d=1,t=1", "d=2,t=1"}, [](const DevicePtr& device) {
+    static const TensorSpec first = parse_tensor("C/d P").spec, second = parse_tensor("C/d L").spec,
+                            both = parse_tensor("C/d N").spec;
+    const Global a{{"C", "P"}, {6, 6}, random_global(second, Draw::odd, 1).data};
+    Global b{{"C", "L"}, {6, 2}, {}};
+    for (int i = 0; i < 12; ++i) b.data.push_back(i);
+    const Tensor<f32, "C/d P"> x(detail::as_leaf(*place(device, DType::f32, first, a)));
+    const Tensor<f32, "C/d L"> y(detail::as_leaf(*place(device, DType::f32, second, b)));
+    const auto z = concat<"P, L -> N">(x, y);
+    static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "C/d N">>);
+    Global whole{{"C", "N"}, {6, 8}, std::vector<double>(48)};
+    one_after_the_other("N")({Global{{"C", "N"}, a.shape, a.data}, Global{{"C", "N"}, b.shape, b.data}}, whole);
+    expect_close(assemble(*z.value(), both), whole, DType::f32, 0, "concat");
+    const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, both, whole)}},
+                                        {x.value()->slot, y.value()->slot});
+    expect_close(assemble(*found[0], first), a, DType::f32, 0, "cotangent of the first");
+    expect_close(assemble(*found[1], second), b, DType::f32, 0, "cotangent of the second");
+  });
 }
 
 TEST_CASE("transpose", "[ops]") {
@@ -227,36 +221,34 @@ TEST_CASE("transpose", "[ops]") {
 }
 
 TEST_CASE("stack", "[ops]") {
-  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      static const TensorSpec part = parse_tensor("C/d L +t").spec, whole = parse_tensor("S C/d L +t").spec;
-      static const TensorSpec dual = parse_tensor("S C/d L").spec, dual_part = parse_tensor("C/d L").spec;
-      using Part = Tensor<f32, "C/d L +t">;
-      std::vector<Part> parts;
-      Global expected{{"S", "C", "L"}, {3, 6, 6}, {}}, cotangent = expected;
-      std::vector<Global> pieces;
-      for (std::uint64_t i = 0; i < 3; ++i) {
-        const Global one{{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 1).data};
-        parts.push_back(Part(detail::as_leaf(*place(device, DType::f32, part, one))));
-        expected.data.insert(expected.data.end(), one.data.begin(), one.data.end());
-        pieces.push_back({{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 7).data});
-        cotangent.data.insert(cotangent.data.end(), pieces.back().data.begin(), pieces.back().data.end());
-      }
-      const auto z = stack<"S">(parts);
-      static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "S C/d L +t">>);
-      expect(z.size("S") == 3, "the number of operands");
-      expect_close(assemble(*z.value(), whole), expected, DType::f32, 1e-6, "stack");
-      std::vector<detail::Slot> slots;
-      for (const Part& p : parts) slots.push_back(p.value()->slot);
-      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, dual, cotangent)}}, slots);
-      for (std::size_t i = 0; i < 3; ++i)
-        expect_close(assemble(*found[i], dual_part), pieces[i], DType::f32, 1e-6, "cotangent");
-      const auto two = stack<"S">(parts[0], parts[1]);
-      expect(two.size("S") == 2, "two operands");
-      expect_error<Error>([&] { stack<"S">(std::vector<Part>{}); },
-                          "stack<`S`>: there is nothing to stack; give one tensor at least");
-    });
-  SUCCEED();
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}, [](const DevicePtr& device) {
+    static const TensorSpec part = parse_tensor("C/d L +t").spec, whole = parse_tensor("S C/d L +t").spec;
+    static const TensorSpec dual = parse_tensor("S C/d L").spec, dual_part = parse_tensor("C/d L").spec;
+    using Part = Tensor<f32, "C/d L +t">;
+    std::vector<Part> parts;
+    Global expected{{"S", "C", "L"}, {3, 6, 6}, {}}, cotangent = expected;
+    std::vector<Global> pieces;
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      const Global one{{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 1).data};
+      parts.push_back(Part(detail::as_leaf(*place(device, DType::f32, part, one))));
+      expected.data.insert(expected.data.end(), one.data.begin(), one.data.end());
+      pieces.push_back({{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 7).data});
+      cotangent.data.insert(cotangent.data.end(), pieces.back().data.begin(), pieces.back().data.end());
+    }
+    const auto z = stack<"S">(parts);
+    static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "S C/d L +t">>);
+    expect(z.size("S") == 3, "the number of operands");
+    expect_close(assemble(*z.value(), whole), expected, DType::f32, 1e-6, "stack");
+    std::vector<detail::Slot> slots;
+    for (const Part& p : parts) slots.push_back(p.value()->slot);
+    const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, dual, cotangent)}}, slots);
+    for (std::size_t i = 0; i < 3; ++i)
+      expect_close(assemble(*found[i], dual_part), pieces[i], DType::f32, 1e-6, "cotangent");
+    const auto two = stack<"S">(parts[0], parts[1]);
+    expect(two.size("S") == 2, "two operands");
+    expect_error([&] { stack<"S">(std::vector<Part>{}); },
+                 "stack<`S`>: there is nothing to stack; give one tensor at least");
+  });
 }
 
 TEST_CASE("broadcast", "[ops]") {

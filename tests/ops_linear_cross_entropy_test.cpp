@@ -97,8 +97,7 @@ TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nea
   for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
     const Temporarily pieces(tuning.logits_piece, std::int64_t{40000});
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh2 mesh(device);
+    on_mesh(text, [](const Mesh2& mesh) {
       const Weights w = weights(mesh);
       const auto [loss, grads] = step(mesh, w, 0, false);
       const auto [again, same] = step(mesh, w, 0, true);
@@ -115,7 +114,6 @@ TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nea
       close(grads.x, near.x, "the gradient of x");
       close(grads.table, near.table, "the gradient of the table");
     });
-    SUCCEED();
   }
 }
 
@@ -144,7 +142,6 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
     expect(counts.at("linear_cross_entropy_backward").flops == 3 * product, "three backward");
     expect(!counts.contains("einsum_unreduced"), "no logits are stored");
   });
-  SUCCEED();
 }
 
 template <dtype D>
@@ -226,15 +223,13 @@ TEST_CASE("linear_cross_entropy of bf16 takes no more memory on a CPU than that 
     expect(taken(dry, bf16()) == bf16s, "a dry run takes the same memory");
   };
   on_mesh("d=1,t=1", compare, {.kind = DeviceKind::cpu});
-  SUCCEED();
 }
 
 TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of their own", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Mesh2 mesh(device);
+  on_mesh("d=1,t=2", [](const Mesh2& mesh) {
     const auto work = [&](std::int64_t stored) {
       std::map<std::string, detail::OpWork> of;
-      const detail::Observing observing(device, [&](const detail::OpReport& ran) {
+      const detail::Observing observing(mesh.device(), [&](const detail::OpReport& ran) {
         detail::OpWork& sum = of[ran.op.label()];
         sum.bytes += ran.work.bytes;
         sum.flops += ran.work.flops;
@@ -251,43 +246,36 @@ TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of th
     expect(loss.bytes == 0 && loss.flops == 2.0 * 4 * 64 * 8 * (mesh.rank() == 0 ? 512 : 488),
            "the loss is local, of true ids");
   });
-  SUCCEED();
 }
 
 TEST_CASE("linear_cross_entropy: padding counts nowhere, however low the logits are", "[ops]") {
   // Padded logits are 0, and exp(0 - highest) is infinite: with tokens that count for nothing they would make NaNs.
-  for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh2 mesh(device);
-      const Sizes padded{{"B", 3, 4}, {"L", 5}, {"M", 6, 8}, {"V", 9, 16}};  // of t=4 the last shard is all padding
-      const Weights w{full<f32, "B/d L M/t">(mesh, padded, 10), full<f32, "V/t M/d">(mesh, padded, -2)};
-      const auto ids = full<i32, "B/d L">(mesh, padded, 3);
-      const auto counts = cast<f32>(iota<"L">(mesh, 5)) + zeros<f32, "B/d L">(mesh, padded);
-      const auto of = [&](std::int64_t stored) {
-        const auto loss = [&](const Weights& in) { return sum<"B/d L +t -> +d +t">(losses(in, ids, stored) * counts); };
-        return value_and_grad(mesh, loss, w);
-      };
-      const auto [loss, grads] = of(0);
-      const auto [expected_loss, expected] = of(most);
-      const auto close = [](const auto& found, const auto& right) {
-        const auto a = found.span(), b = right.span();
-        for (std::size_t i = 0; i < b.size(); ++i)
-          expect(std::abs(a[i] - b[i]) <= 1e-4F * (1 + std::abs(b[i])), show(a[i]) + ", not " + show(b[i]));
-      };
-      close(loss, expected_loss);
-      close(grads.x, expected.x);
-      close(grads.table, expected.table);
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4"}, [](const Mesh2& mesh) {
+    const Sizes padded{{"B", 3, 4}, {"L", 5}, {"M", 6, 8}, {"V", 9, 16}};  // of t=4 the last shard is all padding
+    const Weights w{full<f32, "B/d L M/t">(mesh, padded, 10), full<f32, "V/t M/d">(mesh, padded, -2)};
+    const auto ids = full<i32, "B/d L">(mesh, padded, 3);
+    const auto counts = cast<f32>(iota<"L">(mesh, 5)) + zeros<f32, "B/d L">(mesh, padded);
+    const auto of = [&](std::int64_t stored) {
+      const auto loss = [&](const Weights& in) { return sum<"B/d L +t -> +d +t">(losses(in, ids, stored) * counts); };
+      return value_and_grad(mesh, loss, w);
+    };
+    const auto [loss, grads] = of(0);
+    const auto [expected_loss, expected] = of(most);
+    const auto close = [](const auto& found, const auto& right) {
+      const auto a = found.span(), b = right.span();
+      for (std::size_t i = 0; i < b.size(); ++i)
+        expect(std::abs(a[i] - b[i]) <= 1e-4F * (1 + std::abs(b[i])), show(a[i]) + ", not " + show(b[i]));
+    };
+    close(loss, expected_loss);
+    close(grads.x, expected.x);
+    close(grads.table, expected.table);
+  });
 }
 
 TEST_CASE("linear_cross_entropy of no rows: the table's cotangent is zero", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Mesh2 mesh(device);
+  on_mesh("d=1,t=2", [](const Mesh2& mesh) {
     const Sizes none{{"B", 0}, {"L", 64}, {"M", 8}, {"V", 1000, 1024}};
-    poison(*device);
+    poison(*mesh.device());
     const Weights w{zeros<f32, "B/d L M/t">(mesh, none), weights(mesh).table};
     const auto ids = zeros<i32, "B/d L">(mesh, none);
     const auto loss = [&](const Weights& in) { return sum<"B/d L +t -> +d +t">(losses(in, ids, -1)); };
@@ -295,24 +283,20 @@ TEST_CASE("linear_cross_entropy of no rows: the table's cotangent is zero", "[op
     expect(value.span()[0] == 0, "a loss of nothing");
     expect(std::ranges::all_of(grads.table.span(), [](float g) { return g == 0; }), "a gradient of nothing");
   });
-  SUCCEED();
 }
 
 TEST_CASE("linear_cross_entropy: a target outside the vocabulary", "[ops][errors]") {
-  for (const std::string text : {"d=1,t=1", "d=1,t=2"})
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Mesh2 mesh(device);
-      const Weights w = weights(mesh);
-      for (const int id : {-1, 1000}) {
-        const auto ids = full<i32, "B/d L">(mesh, sizes, id);
-        expect_error<Error>([&] { losses(w, ids, 0); },
-                            "linear_cross_entropy<`B/d L M, V/t M -> B/d L V/t`>: target " + std::to_string(id) +
-                                " is outside the vocabulary, the table's 1000 rows; check the data against the "
-                                "vocabulary size (" +
-                                device->describe() + ")");
-      }
-    });
-  SUCCEED();
+  on_meshes({"d=1,t=1", "d=1,t=2"}, [&](const Mesh2& mesh) {
+    const Weights w = weights(mesh);
+    for (const int id : {-1, 1000}) {
+      const auto ids = full<i32, "B/d L">(mesh, sizes, id);
+      expect_error([&] { losses(w, ids, 0); },
+                   "linear_cross_entropy<`B/d L M, V/t M -> B/d L V/t`>: target " + std::to_string(id) +
+                       " is outside the vocabulary, the table's 1000 rows; check the data against the "
+                       "vocabulary size (" +
+                       mesh.device()->describe() + ")");
+    }
+  });
 }
 
 }  // namespace

@@ -184,22 +184,16 @@ void expect_loops(const Grid& mesh, std::int64_t count, std::int64_t h) {
 }  // namespace
 
 TEST_CASE("scan_layers has the bits and the ops of a loop by hand, listed and stacked", "[ops][loops]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      // Parts of the one size are views of what is stacked, those of the other are copies.
-      for (const std::int64_t h : {hidden_width, std::int64_t{6}})
-        for (const std::int64_t count : {1, 3}) expect_loops<f32>(mesh, count, h);
-      expect_loops<bf16>(mesh, 3, hidden_width);
-    });
-    SUCCEED();
-  }
+  on_meshes(meshes, [](const Grid& mesh) {
+    // Parts of the one size are views of what is stacked, those of the other are copies.
+    for (const std::int64_t h : {hidden_width, std::int64_t{6}})
+      for (const std::int64_t count : {1, 3}) expect_loops<f32>(mesh, count, h);
+    expect_loops<bf16>(mesh, 3, hidden_width);
+  });
 }
 
 TEST_CASE("scan_layers of no layers returns its carry", "[ops][loops]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     const auto x = input<f32>(mesh);
     const Layers<f32> none;
     expect_same_bits(x, scan_layers(layer<f32>, none, x, x), "no layers");
@@ -213,7 +207,6 @@ TEST_CASE("scan_layers of no layers returns its carry", "[ops][loops]") {
                          0, [](std::int64_t, const X<f32>& h) { return h + h; }, x),
                      "fori");
   });
-  SUCCEED();
 }
 
 namespace {
@@ -234,13 +227,12 @@ std::vector<std::size_t> under_way(const DevicePtr& device, const std::function<
 }  // namespace
 
 TEST_CASE("with_prefetch gathers one layer ahead, forward and backward", "[ops][loops][prefetch]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     const auto w = listed<f32>(mesh, 4);
     const auto s = stacked(w);
     const auto x = input<f32>(mesh);
     const auto step = [&](const auto& f, const auto& weights, const char* policy) {
-      return under_way(device, [&] { static_cast<void>(value_and_grad(mesh, f, weights, x, x, policy)); });
+      return under_way(mesh.device(), [&] { static_cast<void>(value_and_grad(mesh, f, weights, x, x, policy)); });
     };
     const auto ahead = [](const auto& v, const auto& y, const auto& bias, const char* policy) {
       return Losses<f32>::ahead(v, y, bias, policy);
@@ -255,12 +247,10 @@ TEST_CASE("with_prefetch gathers one layer ahead, forward and backward", "[ops][
     // If all is kept, the backward pass gathers nothing.
     expect_equal(step(ahead, w, "none"), {2, 2, 2, 0});
   });
-  SUCCEED();
 }
 
 TEST_CASE("scan_layers with recompute saves less", "[ops][loops][recompute]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     const auto w = listed<f32>(mesh, 3);
     const auto s = stacked(w);
     const auto x = input<f32>(mesh);
@@ -283,72 +273,63 @@ TEST_CASE("scan_layers with recompute saves less", "[ops][loops][recompute]") {
     expect(of_stacked == bytes, "stacked layers keep as much");
     // Parts that are views take no memory beside what is stacked.
     const std::size_t weights = (s.in.span().size_bytes() + s.out.span().size_bytes());
-    const std::size_t taken = peak(device, [&] { static_cast<void>(unstack<"Y">(s)); });
+    const std::size_t taken = peak(mesh.device(), [&] { static_cast<void>(unstack<"Y">(s)); });
     expect(s.in.span().size_bytes() / 3 % 64 == 0 && taken == 0, show(taken) + " bytes beside " + show(weights));
   });
-  SUCCEED();
 }
 
 TEST_CASE("unstack is the inverse of stack", "[ops][loops]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      // A part of 8 bytes is copied; the stacked dim is padded.
-      const auto x = random_normal<f32, "L C/d">(mesh, {{"L", 3, 5}, {"C", 2 * mesh.size("d")}}, {7, 0});
-      const auto parts = unstack<"L">(x);
-      static_assert(std::is_same_v<decltype(parts)::value_type, Tensor<f32, "C/d">>);
-      expect(parts.size() == 3, "the padding is no part");
-      const std::size_t row = parts[0].span().size();
-      for (std::size_t i = 0; i < 3; ++i)
-        expect(std::memcmp(parts[i].span().data(), x.span().data() + i * row, row * sizeof(f32)) == 0, "a part");
-      // Of the three, one has no derivative.
-      const auto f = [](const Tensor<f32, "L C/d">& v) -> Loss {
-        const auto each = unstack<"L">(v);
-        return to_partial<"+d -> +d +t">(sum(square(each[0])) + sum(each[2] * 3.0));
-      };
-      const auto gradient = all_reduce<"L C/d +t -> L C/d">(value_and_grad(mesh, f, x).second);
-      for (std::size_t i = 0; i < x.span().size(); ++i) {
-        const float expected = i < row ? 2 * x.span()[i] : i / row == 2 ? 3.0F : 0.0F;
-        expect(gradient.span()[i] == expected, "element " + show(i) + " is " + show(gradient.span()[i]));
-      }
-      // A value that others read is not overwritten, although each part has but one handle.
-      const auto wide = random_normal<f32, "L C">(mesh, {{"L", 2}, {"C", 16}}, {8, 0});
-      const std::vector<f32> before(wide.span().begin(), wide.span().end());
-      Tensor<f32, "C"> view = unstack<"L">(wide)[1];
-      expect(view.value()->data().data() == wide.value()->data().data() + 64, "a part of 64 bytes is a view");
-      auto mu = view * 0.0, nu = view * 0.0;
-      const auto slope = view * 1.0;
-      AdamW().update(view, mu, nu, slope, 0.1, 1.0, 0, [](std::string_view) { return false; });
-      expect(view.span()[0] != before[16], "the update");
-      expect(std::memcmp(before.data(), wide.span().data(), before.size() * sizeof(f32)) == 0,
-             "a part was overwritten");
-    });
-    SUCCEED();
-  }
+  on_meshes(meshes, [](const Grid& mesh) {
+    // A part of 8 bytes is copied; the stacked dim is padded.
+    const auto x = random_normal<f32, "L C/d">(mesh, {{"L", 3, 5}, {"C", 2 * mesh.size("d")}}, {7, 0});
+    const auto parts = unstack<"L">(x);
+    static_assert(std::is_same_v<decltype(parts)::value_type, Tensor<f32, "C/d">>);
+    expect(parts.size() == 3, "the padding is no part");
+    const std::size_t row = parts[0].span().size();
+    for (std::size_t i = 0; i < 3; ++i)
+      expect(std::memcmp(parts[i].span().data(), x.span().data() + i * row, row * sizeof(f32)) == 0, "a part");
+    // Of the three, one has no derivative.
+    const auto f = [](const Tensor<f32, "L C/d">& v) -> Loss {
+      const auto each = unstack<"L">(v);
+      return to_partial<"+d -> +d +t">(sum(square(each[0])) + sum(each[2] * 3.0));
+    };
+    const auto gradient = all_reduce<"L C/d +t -> L C/d">(value_and_grad(mesh, f, x).second);
+    for (std::size_t i = 0; i < x.span().size(); ++i) {
+      const float expected = i < row ? 2 * x.span()[i] : i / row == 2 ? 3.0F : 0.0F;
+      expect(gradient.span()[i] == expected, "element " + show(i) + " is " + show(gradient.span()[i]));
+    }
+    // A value that others read is not overwritten, although each part has but one handle.
+    const auto wide = random_normal<f32, "L C">(mesh, {{"L", 2}, {"C", 16}}, {8, 0});
+    const std::vector<f32> before(wide.span().begin(), wide.span().end());
+    Tensor<f32, "C"> view = unstack<"L">(wide)[1];
+    expect(view.value()->data().data() == wide.value()->data().data() + 64, "a part of 64 bytes is a view");
+    auto mu = view * 0.0, nu = view * 0.0;
+    const auto slope = view * 1.0;
+    AdamW().update(view, mu, nu, slope, 0.1, 1.0, 0, [](std::string_view) { return false; });
+    expect(view.span()[0] != before[16], "the update");
+    expect(std::memcmp(before.data(), wide.span().data(), before.size() * sizeof(f32)) == 0, "a part was overwritten");
+  });
 }
 
 TEST_CASE("leaves of different numbers of layers are an error", "[ops][loops]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     const auto x = input<f32>(mesh);
     const auto two = stacked(listed<f32>(mesh, 2)), three = stacked(listed<f32>(mesh, 3));
-    expect_error<Error>(
+    expect_error(
         [&] {
           scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, three.out}, x, x);
         },
         "scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in "
         "each leaf");
-    expect_error<Error>([&] { scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x); },
-                        "scan_layers<`Y`>: no leaf of the tree has a value");
-    expect_error<Error>(
+    expect_error([&] { scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x); },
+                 "scan_layers<`Y`>: no leaf of the tree has a value");
+    expect_error(
         [&] {
           fori(
               -1, [](std::int64_t, const X<f32>& h) { return h; }, x);
         },
         "fori: the number of iterations is -1; it must not be negative");
   });
-  SUCCEED();
 }
 
 namespace {
@@ -369,43 +350,37 @@ Loss loss_of(const Pair& p) {
 }  // namespace
 
 TEST_CASE("fori has the bits of a loop by hand", "[ops][loops]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const X<f32> w = input<f32>(mesh), x = input<f32>(mesh, 1);
-      const auto start = [](const X<f32>& v) { return Pair{v, sum<"B/d M -> B/d">(v)}; };
-      const auto by_hand = [start](const X<f32>& v, const X<f32>& y, int count) {
-        Pair p = start(y);
-        for (int i = 0; i < count; ++i) p = turn(i, p, v);
-        return loss_of(p);
-      };
-      const auto loop = [start](const X<f32>& v, const X<f32>& y, int count) {
-        return loss_of(fori(count, turn, start(y), v));
-      };
-      const auto again = [start](const X<f32>& v, const X<f32>& y, int count, const std::string& policy) {
-        return loss_of(fori(count, turn, start(y), {.recompute = {policy}}, v));
-      };
-      for (const int count : {1, 5}) {
-        const auto expected = value_and_grad(mesh, by_hand, w, x, count);
-        expect_same(expected, value_and_grad(mesh, loop, w, x, count), "fori");
-        for (const std::string policy : {"none", "everything", "tanh"})
-          expect_same(expected, value_and_grad(mesh, again, w, x, count, policy), policy);
-      }
-      const auto kept = [&](const char* policy) {
-        std::size_t bytes = 0;
-        for (const auto& one : saved_residuals(again, w, x, 5, policy)) bytes += one.bytes;
-        return bytes;
-      };
-      expect(kept("everything") < kept("none"), "recompute saves less");
-    });
-    SUCCEED();
-  }
+  on_meshes(meshes, [](const Grid& mesh) {
+    const X<f32> w = input<f32>(mesh), x = input<f32>(mesh, 1);
+    const auto start = [](const X<f32>& v) { return Pair{v, sum<"B/d M -> B/d">(v)}; };
+    const auto by_hand = [start](const X<f32>& v, const X<f32>& y, int count) {
+      Pair p = start(y);
+      for (int i = 0; i < count; ++i) p = turn(i, p, v);
+      return loss_of(p);
+    };
+    const auto loop = [start](const X<f32>& v, const X<f32>& y, int count) {
+      return loss_of(fori(count, turn, start(y), v));
+    };
+    const auto again = [start](const X<f32>& v, const X<f32>& y, int count, const std::string& policy) {
+      return loss_of(fori(count, turn, start(y), {.recompute = {policy}}, v));
+    };
+    for (const int count : {1, 5}) {
+      const auto expected = value_and_grad(mesh, by_hand, w, x, count);
+      expect_same(expected, value_and_grad(mesh, loop, w, x, count), "fori");
+      for (const std::string policy : {"none", "everything", "tanh"})
+        expect_same(expected, value_and_grad(mesh, again, w, x, count, policy), policy);
+    }
+    const auto kept = [&](const char* policy) {
+      std::size_t bytes = 0;
+      for (const auto& one : saved_residuals(again, w, x, 5, policy)) bytes += one.bytes;
+      return bytes;
+    };
+    expect(kept("everything") < kept("none"), "recompute saves less");
+  });
 }
 
 TEST_CASE("fori is differentiated", "[ops][loops]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     using V = Tensor<f64, "A/d C/t">;
     const V v = random_normal<f64, "A/d C/t">(mesh, {{"A", 4}, {"C", 4}}, {5, 1});
     const auto f = [](const V& w) -> Tensor<f64, "+d +t"> {
@@ -414,7 +389,6 @@ TEST_CASE("fori is differentiated", "[ops][loops]") {
     };
     check_gradients(mesh, f, v);
   });
-  SUCCEED();
 }
 
 namespace {
@@ -479,14 +453,10 @@ void expect_recurrence(const Grid& mesh) {
 }  // namespace
 
 TEST_CASE("scan has the bits of a recurrence by hand", "[ops][loops]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      expect_recurrence<f32>(Grid(device));
-      expect_recurrence<bf16>(Grid(device));
-    });
-    SUCCEED();
-  }
+  on_meshes(meshes, [](const DevicePtr& device) {
+    expect_recurrence<f32>(Grid(device));
+    expect_recurrence<bf16>(Grid(device));
+  });
 }
 
 namespace {
@@ -507,61 +477,54 @@ std::pair<Tensor<f64, "B/d">, Seen> see(const Tensor<f64, "B/d">& h, const Tenso
 }  // namespace
 
 TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      using Xs = Tensor<f64, "L B/d">;
-      const Sizes sizes{{"L", 5}, {"B", 4 * mesh.size("d")}};
-      const Xs xs = random_normal<f64, "L B/d">(mesh, sizes, {1, 0});
-      const auto zero = unstack<"L">(xs)[0] * 0.0;
-      const auto loss_of = [](const SeenStacked& ys) -> Tensor<f64, "+d +t"> {
-        return to_partial<"+d -> +d +t">(sum(square(ys.state)) + sum(ys.powers[0] * ys.state) + sum(ys.powers[1]));
-      };
-      const auto loop = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h, const std::string& policy) {
-        return loss_of(scan<"L">(see, h, v, {.recompute = {policy}}).second);
-      };
-      const auto by_hand = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h) {
-        std::vector<Tensor<f64, "B/d">> states, squares, products;
-        Tensor<f64, "B/d"> at = h;
-        for (const auto& x : unstack<"L">(v)) {
-          const auto [next, y] = see(at, x);
-          at = next;
-          states.push_back(y.state);
-          squares.push_back(y.powers[0]);
-          products.push_back(y.powers[1]);
-        }
-        return loss_of({stack<"L">(states), {stack<"L">(squares), stack<"L">(products)}});
-      };
-      const auto expected = value_and_grad(mesh, by_hand, xs, zero);
-      for (const std::string policy : {"none", "everything"})
-        expect_same(expected, value_and_grad(mesh, loop, xs, zero, policy), policy);
+  on_meshes(meshes, [](const Grid& mesh) {
+    using Xs = Tensor<f64, "L B/d">;
+    const Sizes sizes{{"L", 5}, {"B", 4 * mesh.size("d")}};
+    const Xs xs = random_normal<f64, "L B/d">(mesh, sizes, {1, 0});
+    const auto zero = unstack<"L">(xs)[0] * 0.0;
+    const auto loss_of = [](const SeenStacked& ys) -> Tensor<f64, "+d +t"> {
+      return to_partial<"+d -> +d +t">(sum(square(ys.state)) + sum(ys.powers[0] * ys.state) + sum(ys.powers[1]));
+    };
+    const auto loop = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h, const std::string& policy) {
+      return loss_of(scan<"L">(see, h, v, {.recompute = {policy}}).second);
+    };
+    const auto by_hand = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h) {
+      std::vector<Tensor<f64, "B/d">> states, squares, products;
+      Tensor<f64, "B/d"> at = h;
+      for (const auto& x : unstack<"L">(v)) {
+        const auto [next, y] = see(at, x);
+        at = next;
+        states.push_back(y.state);
+        squares.push_back(y.powers[0]);
+        products.push_back(y.powers[1]);
+      }
+      return loss_of({stack<"L">(states), {stack<"L">(squares), stack<"L">(products)}});
+    };
+    const auto expected = value_and_grad(mesh, by_hand, xs, zero);
+    for (const std::string policy : {"none", "everything"})
+      expect_same(expected, value_and_grad(mesh, loop, xs, zero, policy), policy);
 
-      const auto [last, ys] = scan<"L">(see, zero, xs);
-      const Tensor<f64, "L B/d"> states = ys.get<&Seen::state>();
-      const SeenStacked stacked = ys;
-      expect_same_bits(stacked.state, states, "one member");
-      std::vector<Seen> parts;
-      for (const Seen part : unstack<"L">(stacked)) parts.push_back(part);
-      expect(parts.size() == 5 && parts[0].powers.size() == 2, "as many parts");
-      const SeenStacked again = stack<"L">(parts);
-      expect_same_bits(again, stacked, "stacked again");
+    const auto [last, ys] = scan<"L">(see, zero, xs);
+    const Tensor<f64, "L B/d"> states = ys.get<&Seen::state>();
+    const SeenStacked stacked = ys;
+    expect_same_bits(stacked.state, states, "one member");
+    std::vector<Seen> parts;
+    for (const Seen part : unstack<"L">(stacked)) parts.push_back(part);
+    expect(parts.size() == 5 && parts[0].powers.size() == 2, "as many parts");
+    const SeenStacked again = stack<"L">(parts);
+    expect_same_bits(again, stacked, "stacked again");
 
-      parts[3].powers.resize(1);
-      expect_error<Error>(
-          [&] { stack<"L">(parts); },
-          "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of "
-          "one structure");
-      parts.clear();
-      expect_error<Error>([&] { stack<"L">(parts); }, "stack<`L`>: there is nothing to stack; give one tree at least");
-    });
-    SUCCEED();
-  }
+    parts[3].powers.resize(1);
+    expect_error([&] { stack<"L">(parts); },
+                 "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of "
+                 "one structure");
+    parts.clear();
+    expect_error([&] { stack<"L">(parts); }, "stack<`L`>: there is nothing to stack; give one tree at least");
+  });
 }
 
 TEST_CASE("scan agrees with linear_scan", "[ops][loops]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     using A = Tensor<f64, "L B/d">;
     struct Both {
       A a, b;
@@ -588,7 +551,6 @@ TEST_CASE("scan agrees with linear_scan", "[ops][loops]") {
         },
         found.second, expected.second);
   });
-  SUCCEED();
 }
 
 TEST_CASE("a dry run of loops counts and takes what a real one does", "[ops][loops]") {
@@ -623,5 +585,4 @@ TEST_CASE("a dry run of loops counts and takes what a real one does", "[ops][loo
     if (!under_mpi())
       expect(real.second == planned.second, "planned " + show(planned.second) + ", taken " + show(real.second));
   });
-  SUCCEED();
 }

@@ -118,25 +118,21 @@ const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=3,t=1"
 }  // namespace
 
 TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", "[ops][prefetch]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const X x = input(mesh);
-      for (const std::int64_t layers : {1, 2, 5}) {
-        const Model w = model(mesh, layers);
-        std::pair<Loss, Model> plain, ahead;
-        const std::string expected = traffic(device, [&] { plain = value_and_grad(mesh, loss, w, x, How::plain); });
-        const std::string found = traffic(device, [&] { ahead = value_and_grad(mesh, loss, w, x, How::prefetch); });
-        expect(found == expected, found + "instead of " + expected);
-        expect_same_bits(plain.first, ahead.first, "loss");
-        expect_same_bits(plain.second, ahead.second, "gradient");
-        expect_same_bits(plain.first, loss(w, x, How::prefetch), "the loss alone");
-        expect(detail::program_state(device).pending.empty(), "something is under way behind the end");
-      }
-    });
-    SUCCEED();
-  }
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const X x = input(mesh);
+    for (const std::int64_t layers : {1, 2, 5}) {
+      const Model w = model(mesh, layers);
+      std::pair<Loss, Model> plain, ahead;
+      const std::string expected = traffic(device, [&] { plain = value_and_grad(mesh, loss, w, x, How::plain); });
+      const std::string found = traffic(device, [&] { ahead = value_and_grad(mesh, loss, w, x, How::prefetch); });
+      expect(found == expected, found + "instead of " + expected);
+      expect_same_bits(plain.first, ahead.first, "loss");
+      expect_same_bits(plain.second, ahead.second, "gradient");
+      expect_same_bits(plain.first, loss(w, x, How::prefetch), "the loss alone");
+      expect(detail::program_state(device).pending.empty(), "something is under way behind the end");
+    }
+  });
 }
 
 TEST_CASE("weights that a layer reinterprets are prefetched too", "[ops][prefetch]") {
@@ -144,36 +140,31 @@ TEST_CASE("weights that a layer reinterprets are prefetched too", "[ops][prefetc
     const X first = x * all_gather<"M/t/d -> M">(w.gain);
     return mean_square(through(first, w.layers, how, layer<false, gathered_over_e>, gathered_over_e));
   };
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      const Model w = model(mesh, 3);
-      const X x = input(mesh);
-      const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
-      for (const How how : {How::plain, How::prefetch}) {
-        std::optional<decltype(value_and_grad(mesh, over_e, w, x, how))> found;
-        const std::string sent = traffic(device, [&] { found = value_and_grad(mesh, over_e, w, x, how); });
-        expect(sent == traffic(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, how)); }), sent);
-        expect_same_bits(expected.first, found->first, "loss");
-        expect_same_bits(expected.second, found->second, "gradient");
-      }
-      expect(detail::program_state(device).pending.empty(), "nothing stays under way");
-    });
-  }
-  SUCCEED();
+  on_meshes(meshes, [&](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 3);
+    const X x = input(mesh);
+    const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
+    for (const How how : {How::plain, How::prefetch}) {
+      std::optional<decltype(value_and_grad(mesh, over_e, w, x, how))> found;
+      const std::string sent = traffic(device, [&] { found = value_and_grad(mesh, over_e, w, x, how); });
+      expect(sent == traffic(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, how)); }), sent);
+      expect_same_bits(expected.first, found->first, "loss");
+      expect_same_bits(expected.second, found->second, "gradient");
+    }
+    expect(detail::program_state(device).pending.empty(), "nothing stays under way");
+  });
 }
 
 TEST_CASE("the gathers of the next layer run beside each layer, and the gradients' sums", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     const Model w = model(mesh, 5);
     const X x = input(mesh);
-    const detail::ProgramState& state = detail::program_state(device);
+    const detail::ProgramState& state = detail::program_state(mesh.device());
     std::vector<std::size_t> forward, backward;
     std::size_t most_sums = 0, fewest_sums = 100;
     {
-      const detail::Observing watch(device, [&](const detail::OpReport& ran) {
+      const detail::Observing watch(mesh.device(), [&](const detail::OpReport& ran) {
         const std::string_view op = ran.op.name;
         if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is not a recompute");
         if (op != "tanh") return;  // once a layer and pass
@@ -190,7 +181,6 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
     expect(fewest_sums >= 2 && most_sums <= 4,
            "sums under way: " + std::to_string(fewest_sums) + " to " + std::to_string(most_sums));
   });
-  SUCCEED();
 }
 
 namespace {
@@ -223,11 +213,7 @@ void expect_two_layers(const DevicePtr& device) {
 }  // namespace
 
 TEST_CASE("prefetch keeps two gathered layers at most, however many there are", "[ops][prefetch]") {
-  for (const std::string text : {"d=2,t=1", "d=4,t=1", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text, expect_two_layers);
-    SUCCEED();
-  }
+  on_meshes({"d=2,t=1", "d=4,t=1", "d=2,t=2"}, expect_two_layers);
 }
 
 TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][prefetch]") {
@@ -261,19 +247,17 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
     expect(real.forward == planned.forward && (exact || between),
            "planned " + std::to_string(planned.backward) + ", taken " + std::to_string(real.backward));
   });
-  SUCCEED();
 }
 
 TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, and counted", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     const Model w = model(mesh, 3);
     const X x = input(mesh);
     // Nothing differentiates the input of the first layer, so nobody needs its gathered `in` again.
     const auto of_layers = [](const Array<"layers", Weights>& layers, const X& x, How how) {
       return mean_square(through(x, layers, how, layer<true>, gathered));
     };
-    auto& counts = detail::program_state(device).counts;
+    auto& counts = detail::program_state(mesh.device()).counts;
     counts.clear();
     const auto plain = value_and_grad(mesh, of_layers, w.layers, x, How::plain);
     const auto without = counts["all_gather"];
@@ -284,12 +268,10 @@ TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, 
     expect(with.bytes == without.bytes + static_cast<std::int64_t>(gathered_bytes(mesh) / 4), "bytes");
     expect_same_bits(plain.second, ahead.second, "gradient");
   });
-  SUCCEED();
 }
 
 TEST_CASE("a gradient that is taken between prefetched layers leaves their gathers alone", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=1", [](const Grid& mesh) {
     const auto between = [&](const Model& w, const X& x, bool inner) {
       X y = x * all_gather<"M/t/d -> M">(w.gain);
       for (std::size_t i = 0; i < w.layers.size(); ++i) {
@@ -304,7 +286,6 @@ TEST_CASE("a gradient that is taken between prefetched layers leaves their gathe
     };
     expect_same_bits(gradient(false), gradient(true), "gradient");
   });
-  SUCCEED();
 }
 
 TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
@@ -322,69 +303,62 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
         ": prefetch has started it, but the layer has not asked for its result: let the layer gather the same tensors "
         "with the same function that prefetch is given" +
         on;
-    expect_error<Error>([&] { through(x, w.layers, How::prefetch, layer<false>, others); }, unused);
+    expect_error([&] { through(x, w.layers, How::prefetch, layer<false>, others); }, unused);
     detail::program_state(device).pending.clear();
     // Without a later prefetch the end of the forward pass notices.
     const auto one = [&](const Array<"layers", Weights>& layers) {
       return mean_square(layer<false>(prefetch(x, others, layers, 2), layers[2]));
     };
-    expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
+    expect_error([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
     const int next_line = __LINE__ + 2;
-    expect_error<Error>(
-        [&] { prefetch(x, gathered, w.layers, 4); },
-        "prefetch" + where(next_line) +
-            ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last "
-            "one" +
-            on);
+    expect_error([&] { prefetch(x, gathered, w.layers, 4); },
+                 "prefetch" + where(next_line) +
+                     ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last "
+                     "one" +
+                     on);
     const int inside_line = __LINE__ + 1;
     const auto inside = [](const X& y, const Array<"layers", Weights>& v) { return prefetch(y, gathered, v, 0); };
-    expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x, w.layers); },
-                        "prefetch" + where(inside_line) +
-                            ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
-                            "does not ask for; call it between the layers, outside" +
-                            on);
+    expect_error([&] { explicit_activation_checkpointing(inside)(x, w.layers); },
+                 "prefetch" + where(inside_line) +
+                     ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
+                     "does not ask for; call it between the layers, outside" +
+                     on);
     expect(detail::program_state(device).pending.empty(), "errors leave nothing under way");
   });
-  SUCCEED();
 }
 
 TEST_CASE("an op that throws while gathers and sums are under way leaves none of them", "[ops][prefetch]") {
-  for (const std::string& text : meshes) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const Model w = model(mesh, 5);
-      const X x = input(mesh);
-      const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
-      for (const int fatal : {3, 8, 20, 25}) {  // among the einsums: forward there are 10, then recomputed ones too
-        int einsums = 0;
-        bool thrown = false;
-        {
-          const detail::Observing watch(device, [&](const detail::OpReport& ran) {
-            if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
-          });
-          try {
-            static_cast<void>(value_and_grad(mesh, loss, w, x, How::prefetch));
-          } catch (const Error&) {
-            thrown = true;
-          }
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 5);
+    const X x = input(mesh);
+    const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
+    for (const int fatal : {3, 8, 20, 25}) {  // among the einsums: forward there are 10, then recomputed ones too
+      int einsums = 0;
+      bool thrown = false;
+      {
+        const detail::Observing watch(device, [&](const detail::OpReport& ran) {
+          if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
+        });
+        try {
+          static_cast<void>(value_and_grad(mesh, loss, w, x, How::prefetch));
+        } catch (const Error&) {
+          thrown = true;
         }
-        expect(thrown, "nothing was thrown");
-        expect(detail::program_state(device).pending.empty(), "something is still under way");
       }
-      // What the others still have to copy is theirs; the device goes on.
-      const auto again = value_and_grad(mesh, loss, w, x, How::prefetch);
-      expect_same_bits(expected.first, again.first, "loss");
-      expect_same_bits(expected.second, again.second, "gradient");
-    });
-    SUCCEED();
-  }
+      expect(thrown, "nothing was thrown");
+      expect(detail::program_state(device).pending.empty(), "something is still under way");
+    }
+    // What the others still have to copy is theirs; the device goes on.
+    const auto again = value_and_grad(mesh, loss, w, x, How::prefetch);
+    expect_same_bits(expected.first, again.first, "loss");
+    expect_same_bits(expected.second, again.second, "gradient");
+  });
   // One device alone: the others must not wait for it for ever.
   if (under_mpi()) return;
   REQUIRE_THROWS_WITH(on_mesh("d=4,t=1",
-                              [](const DevicePtr& device) {
-                                const Grid mesh(device);
+                              [](const Grid& mesh) {
                                 const Model w = model(mesh, 3);
                                 const auto failing = [&](const Model& v, const X& x) {
                                   const X y = prefetch(x, gathered, v.layers, 0);

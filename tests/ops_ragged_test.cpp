@@ -149,20 +149,16 @@ void check_exchange(const DevicePtr& device, std::int64_t places_each, std::int6
 }
 
 TEST_CASE("ragged_all_to_all", "[ops]") {
-  for (const auto& mesh : ragged_meshes()) {
-    INFO(mesh);
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      poison(*device);
-      check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 1, 2);
-      check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 2, 1);
-      check_exchange<f64, "R/d/e M", "S/d/e M", "P/d X/e", "P/d/e X">(device, 2, 2);
-      check_exchange<bf16, "R/d/e M", "S/d/e M", "P/d/e X", "P X/d/e">(device, 1, 1);
-      check_exchange<f32, "R/d/e M/t", "S/d/e M/t", "P/d/e X", "P/d X/e">(device, 1, 1);
-      check_exchange<f32, "R/d/e M +t", "S/d/e M +t", "P/d X/e", "P/d/e X">(device, 1, 1);
-      check_exchange<f32, "R/e/d M", "S/e/d M", "P/d X/e", "P/d/e X">(device, 1, 2);
-    });
-  }
-  SUCCEED();
+  on_meshes(ragged_meshes(), [&](const DevicePtr& device) {
+    poison(*device);
+    check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 1, 2);
+    check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 2, 1);
+    check_exchange<f64, "R/d/e M", "S/d/e M", "P/d X/e", "P/d/e X">(device, 2, 2);
+    check_exchange<bf16, "R/d/e M", "S/d/e M", "P/d/e X", "P X/d/e">(device, 1, 1);
+    check_exchange<f32, "R/d/e M/t", "S/d/e M/t", "P/d/e X", "P/d X/e">(device, 1, 1);
+    check_exchange<f32, "R/d/e M +t", "S/d/e M +t", "P/d X/e", "P/d/e X">(device, 1, 1);
+    check_exchange<f32, "R/e/d M", "S/e/d M", "P/d X/e", "P/d/e X">(device, 1, 2);
+  });
 }
 
 // What travels are the counted rows, and nothing to this device itself.
@@ -177,7 +173,6 @@ TEST_CASE("ragged_all_to_all sends the rows that are counted", "[ops]") {
     const auto bytes = detail::program_state(device).counts.find("ragged_all_to_all")->second.bytes;
     expect(bytes == (device->rank() == 0 ? 3 * 8 * 4 : 0), "sent " + show(bytes) + " bytes");
   });
-  SUCCEED();
 }
 
 // Rows that nobody sends are an error where they are awaited, not a hang.
@@ -194,16 +189,14 @@ TEST_CASE("ragged_all_to_all rejects counts of rows that are not sent", "[ops]")
     });
     expect(!text.empty(), "2 rows from nobody are accepted");
   });
-  SUCCEED();
 }
 
 TEST_CASE("ragged_all_to_all rejects counts that do not fit", "[ops]") {
   const auto message = [](std::vector<double> counts, std::int64_t bound) {
     std::string text;
-    on_mesh("d=1,e=1,t=1", [&](const DevicePtr& device) {
-      const Mesh<"d e t"> mesh(device);
+    on_mesh("d=1,e=1,t=1", [&](const Mesh<"d e t">& mesh) {
       const Tensor<i32, "P/e X"> sent(
-          place(device, DType::i32, detail::parsed<"P/e X">, {{"P", "X"}, {1, 2}, std::move(counts)}));
+          place(mesh.device(), DType::i32, detail::parsed<"P/e X">, {{"P", "X"}, {1, 2}, std::move(counts)}));
       const auto rows = ones<f32, "R/e M">(mesh, {{"R", 6}, {"M", 2}});
       text = error_of([&] {
         static_cast<void>(
@@ -299,21 +292,17 @@ void check_grouped(const DevicePtr& device, std::int64_t places_each, std::int64
 TEST_CASE("grouped_einsum", "[ops]") {
 #define GROUPED(dtype, rows, weights, result, counts) \
   check_grouped<dtype, rows ", " weights " -> " result, rows, weights, result, counts>
-  for (const auto& mesh : ragged_meshes()) {
-    INFO(mesh);
-    on_mesh(mesh, [&](const DevicePtr& device) {
-      poison(*device);
-      GROUPED(f32, "S/d/e M", "X/e M F", "S/d/e F", "P/d X/e")(device, 1, 2);
-      GROUPED(f64, "S/d/e F", "X/e M F", "S/d/e M", "P/d X/e")(device, 2, 1);
-      GROUPED(bf16, "S/d/e M", "X/e M F", "S/d/e F", "P/d X/e")(device, 1, 1);
-      GROUPED(f32, "S/d/e M", "X/e M F/t", "S/d/e F/t", "P/d X/e")(device, 1, 1);
-      GROUPED(f32, "S/d/e F/t", "X/e F/t M", "S/d/e M +t", "P/d X/e")(device, 1, 1);
-      GROUPED(f32, "S/d/e H M", "X M H F", "S/d/e F H", "P/d/e X")(device, 1, 1);
-      GROUPED(f32, "S/d/e H M", "X M F", "S/d/e F H", "P/d/e X")(device, 1, 1);
-    });
-  }
+  on_meshes(ragged_meshes(), [&](const DevicePtr& device) {
+    poison(*device);
+    GROUPED(f32, "S/d/e M", "X/e M F", "S/d/e F", "P/d X/e")(device, 1, 2);
+    GROUPED(f64, "S/d/e F", "X/e M F", "S/d/e M", "P/d X/e")(device, 2, 1);
+    GROUPED(bf16, "S/d/e M", "X/e M F", "S/d/e F", "P/d X/e")(device, 1, 1);
+    GROUPED(f32, "S/d/e M", "X/e M F/t", "S/d/e F/t", "P/d X/e")(device, 1, 1);
+    GROUPED(f32, "S/d/e F/t", "X/e F/t M", "S/d/e M +t", "P/d X/e")(device, 1, 1);
+    GROUPED(f32, "S/d/e H M", "X M H F", "S/d/e F H", "P/d/e X")(device, 1, 1);
+    GROUPED(f32, "S/d/e H M", "X M F", "S/d/e F H", "P/d/e X")(device, 1, 1);
+  });
 #undef GROUPED
-  SUCCEED();
 }
 
 struct Parts {
@@ -330,16 +319,13 @@ auto dispatched_loss(const Parts& w, const Tensor<i32, "P/d/e X">& counts) -> Te
 }
 
 TEST_CASE("rows to their groups and back have the gradients of finite differences", "[ops]") {
-  for (const char* mesh : {"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=2,t=1", "d=1,e=4,t=1"})
-    on_mesh(mesh, [](const DevicePtr& device) {
-      const Mesh<"d e t"> on(device);
-      Global counts{{"P", "X"}, {4, 4}, {2, 0, 1, 3, 0, 0, 4, 1, 1, 2, 3, 0, 6, 0, 0, 0}};
-      const Tensor<i32, "P/d/e X"> sent(place(device, DType::i32, detail::parsed<"P/d/e X">, counts));
-      const Sizes sizes{{"R", 28}, {"M", 3}, {"X", 4}, {"F", 2}};
-      const Parts w{random_normal<f64, "R/d/e M">(on, sizes, {1, 1}), random_normal<f64, "X/e M F">(on, sizes, {1, 2})};
-      expect(check_gradients(on, {}, dispatched_loss, w, sent) > 0, "nothing was compared");
-    });
-  SUCCEED();
+  on_meshes({"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=2,t=1", "d=1,e=4,t=1"}, [](const Mesh<"d e t">& on) {
+    Global counts{{"P", "X"}, {4, 4}, {2, 0, 1, 3, 0, 0, 4, 1, 1, 2, 3, 0, 6, 0, 0, 0}};
+    const Tensor<i32, "P/d/e X"> sent(place(on.device(), DType::i32, detail::parsed<"P/d/e X">, counts));
+    const Sizes sizes{{"R", 28}, {"M", 3}, {"X", 4}, {"F", 2}};
+    const Parts w{random_normal<f64, "R/d/e M">(on, sizes, {1, 1}), random_normal<f64, "X/e M F">(on, sizes, {1, 2})};
+    expect(check_gradients(on, {}, dispatched_loss, w, sent) > 0, "nothing was compared");
+  });
 }
 
 }  // namespace

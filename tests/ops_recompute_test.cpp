@@ -101,44 +101,38 @@ void expect_counts(const Counts& all, const Counts& expected, const std::string&
 }
 
 TEST_CASE("recompute changes no bit, and runs again only what someone needs", "[ops][recompute]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
-      const X x = input(mesh);
-      std::pair<Loss, Array<"layers", Weights>> all, none, hidden, both, unwrapped;
-      // Per layer, forward: 3 gathers, 2 einsums, 1 scatter. Backward: a scatter for each gather, a gather for the
-      // scatter, 2 einsums for each einsum; less in the first layer, whose x is not a weight: no scatter and no einsum
-      // for its gather.
-      const Counts eager{{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}};
-      expect_counts(calls(mesh, [&] { all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w); }), eager,
-                    "without recompute");
-      // save_for_backward means nothing outside.
-      expect_counts(calls(mesh, [&] { unwrapped = value_and_grad(mesh, two_layers(plain<Keep::hidden>(), x), w); }),
-                    eager, "save_for_backward without recompute");
-      // Again: 3 gathers and the first einsum of each layer. Not the second einsum and the scatter: no VJP uses them.
-      expect_counts(calls(mesh, [&] { none = value_and_grad(mesh, two_layers(checkpointed<Keep::nothing>(), x), w); }),
-                    {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}, "recompute");
-      // No einsum; and in the first layer nobody needs the gathered w.in.
-      expect_counts(calls(mesh, [&] { hidden = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden>(), x), w); }),
-                    {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "one value saved");
-      // Nor the gathers of x.
-      expect_counts(
-          calls(mesh, [&] { both = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden_and_input>(), x), w); }),
-          {{"all_gather", 11}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "two values saved");
-      for (const auto* other : {&none, &hidden, &both, &unwrapped}) {
-        expect_same_bits(all.first, other->first, "loss");
-        expect_same_bits(all.second, other->second, "gradient");
-      }
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}, [](const Grid& mesh) {
+    const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
+    const X x = input(mesh);
+    std::pair<Loss, Array<"layers", Weights>> all, none, hidden, both, unwrapped;
+    // Per layer, forward: 3 gathers, 2 einsums, 1 scatter. Backward: a scatter for each gather, a gather for the
+    // scatter, 2 einsums for each einsum; less in the first layer, whose x is not a weight: no scatter and no einsum
+    // for its gather.
+    const Counts eager{{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}};
+    expect_counts(calls(mesh, [&] { all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w); }), eager,
+                  "without recompute");
+    // save_for_backward means nothing outside.
+    expect_counts(calls(mesh, [&] { unwrapped = value_and_grad(mesh, two_layers(plain<Keep::hidden>(), x), w); }),
+                  eager, "save_for_backward without recompute");
+    // Again: 3 gathers and the first einsum of each layer. Not the second einsum and the scatter: no VJP uses them.
+    expect_counts(calls(mesh, [&] { none = value_and_grad(mesh, two_layers(checkpointed<Keep::nothing>(), x), w); }),
+                  {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}, "recompute");
+    // No einsum; and in the first layer nobody needs the gathered w.in.
+    expect_counts(calls(mesh, [&] { hidden = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden>(), x), w); }),
+                  {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "one value saved");
+    // Nor the gathers of x.
+    expect_counts(
+        calls(mesh, [&] { both = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden_and_input>(), x), w); }),
+        {{"all_gather", 11}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "two values saved");
+    for (const auto* other : {&none, &hidden, &both, &unwrapped}) {
+      expect_same_bits(all.first, other->first, "loss");
+      expect_same_bits(all.second, other->second, "gradient");
+    }
+  });
 }
 
 TEST_CASE("the gradient through recompute is that of finite differences", "[ops][recompute]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     using V = Tensor<f64, "A/d C/t">;
     const V v = random_normal<f64, "A/d C/t">(mesh, {{"A", 4}, {"C", 4}}, {5, 1});
     const auto f = [](const V& a) -> Loss64 {
@@ -156,7 +150,6 @@ TEST_CASE("the gradient through recompute is that of finite differences", "[ops]
     }
     static_cast<void>(loss);
   });
-  SUCCEED();
 }
 
 struct Pair {
@@ -165,43 +158,38 @@ struct Pair {
 };
 
 TEST_CASE("recompute of nested calls and of several results", "[ops][recompute]") {
-  for (const std::string text : {"d=1,t=1", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text, [](const DevicePtr& device) {
-      const Grid mesh(device);
-      const Weights w = weights(mesh, 1);
-      const X x = input(mesh);
-      const auto inner = [](const X& a, const Weights& v) { return layer<Keep::hidden>(a, v) + a; };
-      const auto outer = [inner](auto wrap) {
-        return [=](const X& a, const Weights& v) -> Pair {
-          const X b = wrap(inner)(a, v);
-          const auto whole = all_gather<"B/d M/t -> B/d M">(b);
-          return {b * b, sum<"B/d M -> B/d">(exp(whole * 0.1))};
-        };
+  on_meshes({"d=1,t=1", "d=2,t=2"}, [](const Grid& mesh) {
+    const Weights w = weights(mesh, 1);
+    const X x = input(mesh);
+    const auto inner = [](const X& a, const Weights& v) { return layer<Keep::hidden>(a, v) + a; };
+    const auto outer = [inner](auto wrap) {
+      return [=](const X& a, const Weights& v) -> Pair {
+        const X b = wrap(inner)(a, v);
+        const auto whole = all_gather<"B/d M/t -> B/d M">(b);
+        return {b * b, sum<"B/d M -> B/d">(exp(whole * 0.1))};
       };
-      // Both results are used, or one alone: nothing arrives for the other.
-      const auto loss = [&](auto wrap_outer, auto wrap_inner, bool both) {
-        return [=](const Weights& v) -> Loss {
-          const Pair pair = wrap_outer(outer(wrap_inner))(x, v);
-          const Loss first = sum(pair.sum);
-          return both ? first + to_partial<"+d -> +d +t">(sum(pair.size)) : first;
-        };
+    };
+    // Both results are used, or one alone: nothing arrives for the other.
+    const auto loss = [&](auto wrap_outer, auto wrap_inner, bool both) {
+      return [=](const Weights& v) -> Loss {
+        const Pair pair = wrap_outer(outer(wrap_inner))(x, v);
+        const Loss first = sum(pair.sum);
+        return both ? first + to_partial<"+d -> +d +t">(sum(pair.size)) : first;
       };
-      const auto as_is = [](auto f) { return f; };
-      const auto again = [](auto f) { return explicit_activation_checkpointing(f); };
-      for (const bool both : {true, false}) {
-        const auto expected = value_and_grad(mesh, loss(as_is, as_is, both), w);
-        const auto check = [&](const auto& found, const char* what) {
-          expect_same_bits(expected.first, found.first, what);
-          expect_same_bits(expected.second, found.second, what);
-        };
-        check(value_and_grad(mesh, loss(again, as_is, both), w), "outer");
-        check(value_and_grad(mesh, loss(as_is, again, both), w), "inner");
-        check(value_and_grad(mesh, loss(again, again, both), w), "nested");
-      }
-    });
-    SUCCEED();
-  }
+    };
+    const auto as_is = [](auto f) { return f; };
+    const auto again = [](auto f) { return explicit_activation_checkpointing(f); };
+    for (const bool both : {true, false}) {
+      const auto expected = value_and_grad(mesh, loss(as_is, as_is, both), w);
+      const auto check = [&](const auto& found, const char* what) {
+        expect_same_bits(expected.first, found.first, what);
+        expect_same_bits(expected.second, found.second, what);
+      };
+      check(value_and_grad(mesh, loss(again, as_is, both), w), "outer");
+      check(value_and_grad(mesh, loss(as_is, again, both), w), "inner");
+      check(value_and_grad(mesh, loss(again, again, both), w), "nested");
+    }
+  });
 }
 
 void expect_residuals(const std::vector<SavedResidual>& residuals, const std::vector<SavedResidual>& expected) {
@@ -215,8 +203,7 @@ void expect_residuals(const std::vector<SavedResidual>& residuals, const std::ve
 }
 
 TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Grid mesh(device);
+  on_mesh("d=2,t=2", [](const Grid& mesh) {
     const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
     const X x = input(mesh);
     const auto at = [](const std::string& op, int line) {
@@ -246,7 +233,6 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
     with_saved.insert(with_saved.end(), {saved_hidden, saved_hidden});
     expect_residuals(saved_residuals(two_layers(checkpointed<Keep::hidden>(), x), w), with_saved);
   });
-  SUCCEED();
 }
 
 auto with_policy(const char* policy) {
@@ -265,38 +251,33 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
       {"everything", {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},
       {"all_gather", {{"all_gather", 8}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},
       {"all_gather,einsum_unreduced", {{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}}};
-  for (const std::string text : {"d=1,t=1", "d=2,t=2", "d=2,t=3"}) {
-    INFO(text);
-    on_mesh(text, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
-      const X x = input(mesh);
-      const auto all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w);
-      for (const auto& [name, expected] : policies) {
-        std::pair<Loss, Array<"layers", Weights>> found;
-        expect_counts(calls(mesh, [&] { found = value_and_grad(mesh, two_layers(with_policy(name.c_str()), x), w); }),
-                      expected, name);
-        expect_same_bits(all.first, found.first, name);
-        expect_same_bits(all.second, found.second, name);
-      }
-      // Without `marked`, save_for_backward means nothing.
-      const auto kept = [&](const char* policy) { return saved_residuals(two_layers(with_policy(policy), x), w); };
-      expect_residuals(kept("everything"), saved_residuals(two_layers(checkpointed<Keep::nothing>(), x), w));
-      const auto count = [&](const char* policy, std::string_view what) {
-        const auto residuals = kept(policy);
-        return std::ranges::count_if(residuals, [&](const SavedResidual& r) { return r.what.starts_with(what); });
-      };
-      expect(count("dots", "einsum_unreduced<") == 4 && count("dots", "save_for_backward") == 0, "dots: both products");
-      expect(count("marked", "einsum_unreduced<") == 0 && count("marked", "save_for_backward") == 2, "marked: hidden");
-      for (const char* policy : {"attention", "einsun_unreduced", "all_gather,", ""}) {
-        const std::string message = error_of([&] { static_cast<void>(kept(policy)); });
-        expect(message.find("explicit_activation_checkpointing: the policy keeps the results of") == 0 &&
-                   message.find("`einsum_unreduced`") != std::string::npos,
-               message);
-      }
-    });
-    SUCCEED();
-  }
+  on_meshes({"d=1,t=1", "d=2,t=2", "d=2,t=3"}, [&](const Grid& mesh) {
+    const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
+    const X x = input(mesh);
+    const auto all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w);
+    for (const auto& [name, expected] : policies) {
+      std::pair<Loss, Array<"layers", Weights>> found;
+      expect_counts(calls(mesh, [&] { found = value_and_grad(mesh, two_layers(with_policy(name.c_str()), x), w); }),
+                    expected, name);
+      expect_same_bits(all.first, found.first, name);
+      expect_same_bits(all.second, found.second, name);
+    }
+    // Without `marked`, save_for_backward means nothing.
+    const auto kept = [&](const char* policy) { return saved_residuals(two_layers(with_policy(policy), x), w); };
+    expect_residuals(kept("everything"), saved_residuals(two_layers(checkpointed<Keep::nothing>(), x), w));
+    const auto count = [&](const char* policy, std::string_view what) {
+      const auto residuals = kept(policy);
+      return std::ranges::count_if(residuals, [&](const SavedResidual& r) { return r.what.starts_with(what); });
+    };
+    expect(count("dots", "einsum_unreduced<") == 4 && count("dots", "save_for_backward") == 0, "dots: both products");
+    expect(count("marked", "einsum_unreduced<") == 0 && count("marked", "save_for_backward") == 2, "marked: hidden");
+    for (const char* policy : {"attention", "einsun_unreduced", "all_gather,", ""}) {
+      const std::string message = error_of([&] { static_cast<void>(kept(policy)); });
+      expect(message.find("explicit_activation_checkpointing: the policy keeps the results of") == 0 &&
+                 message.find("`einsum_unreduced`") != std::string::npos,
+             message);
+    }
+  });
 }
 
 }  // namespace

@@ -86,51 +86,45 @@ TEST_CASE("the blocks that the devices attend to are the pairs that a causal mas
 }
 
 TEST_CASE("sequence_positions are those that the devices hold", "[ops]") {
-  for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=4", "d=2,t=2"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      for (const auto order : {SequenceOrder::contiguous, SequenceOrder::zigzag}) {
-        const auto check = [&](const auto& positions, std::int64_t place, std::int64_t devices) {
-          const auto expected = held(order, devices, 24 / devices);
-          for (std::size_t i = 0; i < positions.span().size(); ++i)
-            expect(positions.span()[i] == expected[static_cast<std::size_t>(place * 24 / devices) + i],
-                   "position " + show(positions.span()[i]) + " at " + show(i));
-        };
-        const int d = mesh.axis_index("d"), t = mesh.axis_index("t");
-        check(sequence_positions<"L/t">(mesh, 24, order), t, mesh.size("t"));
-        check(sequence_positions<"L/t/d">(mesh, 24, order), t * mesh.size("d") + d, mesh.size());
-        check(sequence_positions<"L">(mesh, 24, order), 0, 1);
-      }
-      // One device has the order of positions, whatever the size.
-      if (mesh.size() == 1)
-        expect(sequence_positions<"L/t">(mesh, {5, 7}, SequenceOrder::zigzag).span()[4] == 4, "odd, and padded");
-    });
-  SUCCEED();
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=4", "d=2,t=2"}, [](const Mesh<"d t">& mesh) {
+    for (const auto order : {SequenceOrder::contiguous, SequenceOrder::zigzag}) {
+      const auto check = [&](const auto& positions, std::int64_t place, std::int64_t devices) {
+        const auto expected = held(order, devices, 24 / devices);
+        for (std::size_t i = 0; i < positions.span().size(); ++i)
+          expect(positions.span()[i] == expected[static_cast<std::size_t>(place * 24 / devices) + i],
+                 "position " + show(positions.span()[i]) + " at " + show(i));
+      };
+      const int d = mesh.axis_index("d"), t = mesh.axis_index("t");
+      check(sequence_positions<"L/t">(mesh, 24, order), t, mesh.size("t"));
+      check(sequence_positions<"L/t/d">(mesh, 24, order), t * mesh.size("d") + d, mesh.size());
+      check(sequence_positions<"L">(mesh, 24, order), 0, 1);
+    }
+    // One mesh.device() has the order of positions, whatever the size.
+    if (mesh.size() == 1)
+      expect(sequence_positions<"L/t">(mesh, {5, 7}, SequenceOrder::zigzag).span()[4] == 4, "odd, and padded");
+  });
 }
 
 TEST_CASE("rope in zigzag order turns by the positions", "[ops]") {
   // The reference is the op in the order of positions, whose own test is that of angles.
-  for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=4", "d=2,t=2"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      const auto x = random_normal<f64, "B/d L/t K">(mesh, {{"B", 2}, {"L", 24}, {"K", 6}}, {1, 0});
-      const auto weights = random_normal<f64, "B/d L/t K">(mesh, {{"B", 2}, {"L", 24}, {"K", 6}}, {1, 1});
-      const auto turned = [](const Tensor<f64, "B/d L/t K">& at) {
-        const auto y = rope<"L", "K">(ZIGZAG(at, "d t", "B/d ", "L", "/t", "t", " K"), {}, {7, SequenceOrder::zigzag});
-        return UNZIGZAG(y, "d t", "B/d ", "L", "/t", "t", " K");
-      };
-      const auto expected = [](const Tensor<f64, "B/d L/t K">& at) { return rope<"L", "K">(at, {}, 7); };
-      const auto gradient = [&](const auto& f) {
-        const auto loss = [&](const Tensor<f64, "B/d L/t K">& at) { return sum(f(at) * weights); };
-        return std::get<1>(value_and_grad(mesh, loss, x));
-      };
-      const auto same = [](const auto& a, const auto& b, const char* what) {
-        for (std::size_t i = 0; i < a.span().size(); ++i) expect(a.span()[i] == b.span()[i], what);
-      };
-      same(turned(x), expected(x), "a value");
-      same(gradient(turned), gradient(expected), "a gradient");
-    });
-  SUCCEED();
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=4", "d=2,t=2"}, [](const Mesh<"d t">& mesh) {
+    const auto x = random_normal<f64, "B/d L/t K">(mesh, {{"B", 2}, {"L", 24}, {"K", 6}}, {1, 0});
+    const auto weights = random_normal<f64, "B/d L/t K">(mesh, {{"B", 2}, {"L", 24}, {"K", 6}}, {1, 1});
+    const auto turned = [](const Tensor<f64, "B/d L/t K">& at) {
+      const auto y = rope<"L", "K">(ZIGZAG(at, "d t", "B/d ", "L", "/t", "t", " K"), {}, {7, SequenceOrder::zigzag});
+      return UNZIGZAG(y, "d t", "B/d ", "L", "/t", "t", " K");
+    };
+    const auto expected = [](const Tensor<f64, "B/d L/t K">& at) { return rope<"L", "K">(at, {}, 7); };
+    const auto gradient = [&](const auto& f) {
+      const auto loss = [&](const Tensor<f64, "B/d L/t K">& at) { return sum(f(at) * weights); };
+      return std::get<1>(value_and_grad(mesh, loss, x));
+    };
+    const auto same = [](const auto& a, const auto& b, const char* what) {
+      for (std::size_t i = 0; i < a.span().size(); ++i) expect(a.span()[i] == b.span()[i], what);
+    };
+    same(turned(x), expected(x), "a value");
+    same(gradient(turned), gradient(expected), "a gradient");
+  });
 }
 
 TEST_CASE("token_tensors in zigzag order has the device's two parts of each row", "[ops]") {
@@ -138,37 +132,34 @@ TEST_CASE("token_tensors in zigzag order has the device's two parts of each row"
     Tensor<i32, "B/d L/s"> inputs, targets, segments;
     Tensor<f32, "B/d L/s"> weights;
   };
-  for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=4"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const Mesh<"d s"> mesh(device);
-      constexpr std::int64_t length = 16;
-      io::TokenBatch rows;  // two rows of each device of d
-      for (int i = 0; i < 2 * length; ++i) {
-        rows.inputs.push_back(i);
-        rows.targets.push_back(i + 1);
-        rows.segments.push_back(i / 5);
-        rows.weights.push_back(static_cast<float>(i));
-      }
-      const auto batch = run::token_tensors<Batch, "B/d L/s">(mesh, rows, length, SequenceOrder::zigzag);
-      const auto at = sequence_positions<"L/s">(mesh, length, SequenceOrder::zigzag);
-      const std::size_t local = at.span().size();
-      expect(batch.inputs.span().size() == 2 * local && batch.inputs.size("L") == length, "sizes");
-      for (std::size_t i = 0; i < 2 * local; ++i) {
-        const int token = static_cast<int>(i / local) * static_cast<int>(length) + at.span()[i % local];
-        expect(batch.inputs.span()[i] == token && batch.targets.span()[i] == token + 1 &&
-                   batch.segments.span()[i] == token / 5 && batch.weights.span()[i] == static_cast<f32>(token),
-               "token " + show(batch.inputs.span()[i]) + " at " + show(i));
-      }
-      if (mesh.size("s") != 2) return;
-      const io::TokenBatch shorter{std::vector<std::int32_t>(6), std::vector<std::int32_t>(6),
-                                   std::vector<std::int32_t>(6), std::vector<float>(6)};
-      static_cast<void>(run::token_tensors<Batch, "B/d L/s">(mesh, shorter, 6));
-      expect_error<UsageError>(
-          [&] { static_cast<void>(run::token_tensors<Batch, "B/d L/s">(mesh, shorter, 6, SequenceOrder::zigzag)); },
-          "token_tensors: rows of 6 tokens do not divide into 4 parts, two for each device in zigzag order (" +
-              device->describe() + "); choose a length that does, or SequenceOrder::contiguous");
-    });
-  SUCCEED();
+  on_meshes({"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=4"}, [](const Mesh<"d s">& mesh) {
+    constexpr std::int64_t length = 16;
+    io::TokenBatch rows;  // two rows of each mesh.device() of d
+    for (int i = 0; i < 2 * length; ++i) {
+      rows.inputs.push_back(i);
+      rows.targets.push_back(i + 1);
+      rows.segments.push_back(i / 5);
+      rows.weights.push_back(static_cast<float>(i));
+    }
+    const auto batch = run::token_tensors<Batch, "B/d L/s">(mesh, rows, length, SequenceOrder::zigzag);
+    const auto at = sequence_positions<"L/s">(mesh, length, SequenceOrder::zigzag);
+    const std::size_t local = at.span().size();
+    expect(batch.inputs.span().size() == 2 * local && batch.inputs.size("L") == length, "sizes");
+    for (std::size_t i = 0; i < 2 * local; ++i) {
+      const int token = static_cast<int>(i / local) * static_cast<int>(length) + at.span()[i % local];
+      expect(batch.inputs.span()[i] == token && batch.targets.span()[i] == token + 1 &&
+                 batch.segments.span()[i] == token / 5 && batch.weights.span()[i] == static_cast<f32>(token),
+             "token " + show(batch.inputs.span()[i]) + " at " + show(i));
+    }
+    if (mesh.size("s") != 2) return;
+    const io::TokenBatch shorter{std::vector<std::int32_t>(6), std::vector<std::int32_t>(6),
+                                 std::vector<std::int32_t>(6), std::vector<float>(6)};
+    static_cast<void>(run::token_tensors<Batch, "B/d L/s">(mesh, shorter, 6));
+    expect_error<UsageError>(
+        [&] { static_cast<void>(run::token_tensors<Batch, "B/d L/s">(mesh, shorter, 6, SequenceOrder::zigzag)); },
+        "token_tensors: rows of 6 tokens do not divide into 4 parts, two for each device in zigzag order (" +
+            mesh.device()->describe() + "); choose a length that does, or SequenceOrder::contiguous");
+  });
 }
 
 TEST_CASE("token_tensors takes a batch whose dims have other names", "[ops]") {
@@ -187,10 +178,9 @@ TEST_CASE("token_tensors takes a batch whose dims have other names", "[ops]") {
 }
 
 TEST_CASE("zigzag order: a length that does not divide, or is padded", "[ops]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
     const auto refuses = [&](const auto& f, const std::string& op, const std::string& why) {
-      expect_error<Error>(f, op + ": " + why + " (" + device->describe() + ")");
+      expect_error(f, op + ": " + why + " (" + mesh.device()->describe() + ")");
     };
     const std::string odd =
         "dim `L` of size 6 over 2 devices has no zigzag order, in which each holds two parts of 4; choose a multiple "
@@ -212,7 +202,6 @@ TEST_CASE("zigzag order: a length that does not divide, or is padded", "[ops]") 
           "sequence_positions<`L/t`>", why);
     }
   });
-  SUCCEED();
 }
 
 TEST_CASE("sequence_order: zigzag if twice the devices divide the length", "[run]") {

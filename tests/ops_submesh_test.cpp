@@ -117,8 +117,7 @@ TEST_CASE("on_submeshes: two submeshes compute different parts of a loss, as one
   std::vector<std::vector<f32>> expected;
   for (const char* shape : {"d=1,e=1", "d=1,e=2", "d=2,e=2"})
     for (const char* recompute : {"no", "marked", "everything"})
-      on_mesh(shape, [&](const DevicePtr& device) {
-        const Mesh<"d e"> mesh(device);
+      on_mesh(shape, [&](const Mesh<"d e">& mesh) {
         const Sizes sizes{{"B", 4}, {"M", 6}, {"F", 8}};
         const Model w{random_normal<f32, "M/d F">(mesh, sizes, {2, 0}), random_normal<f32, "F/e">(mesh, sizes, {2, 1})};
         const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 2});
@@ -131,7 +130,7 @@ TEST_CASE("on_submeshes: two submeshes compute different parts of a loss, as one
         const auto [value, partial] = value_and_grad(mesh, f, w, x);
         const Model grads = reduce_gradients(mesh, partial);
         const std::vector<std::vector<f32>> found{fetch(value).data, fetch(grads.up).data, fetch(grads.bias).data};
-        if (expected.empty() && device->size() == 1) expected = found;
+        if (expected.empty() && mesh.device()->size() == 1) expected = found;
         if (expected.empty()) return;  // an idle rank of the first mesh
         for (std::size_t i = 0; i < found.size(); ++i) {
           expect(std::ranges::any_of(expected[i], [](f32 number) { return number != 0; }), "all parts have a gradient");
@@ -152,89 +151,83 @@ struct Config {
 };
 
 TEST_CASE("on_submeshes: a new dim, trees, other arguments, several results", "[ops]") {
-  for (const char* shape : {"d=1,e=2,t=1", "d=1,e=4,t=1", "d=2,e=2,t=2", "d=2,t=2", "d=2,e=4"})
-    on_mesh(shape, [](const DevicePtr& device) {
-      const Whole mesh(device);
-      const int e = mesh.axis_index("e"), n = mesh.size("e");
-      const Sizes sizes{{"F", 8}, {"B", 4}};
-      const Layer layer{full<f32, "F">(mesh, sizes, 2.0), full<f32, "F/t">(mesh, sizes, 3.0)};
-      const auto ids = iota<"B/d">(mesh, 4);
-      const auto f = [e](const Mesh<"d t">& part, const Layer& w, const Tensor<i32, "B/d">& rows,
-                         const Config& config) {
-        expect(part.size("d") == w.scale.device()->size("d") && part.device() == w.scale.device(), "on the part");
-        const auto own = full<f32, "F">(part, {{"F", 8}}, config.factor * e);
-        return std::pair(w.scale * own + all_gather<"F">(w.shift), rows + e);
-      };
-      const auto [y, moved] = on_submeshes<"N/e">(mesh, f, layer, ids, Config(10));
-      static_assert(std::is_same_v<decltype(y), const Tensor<f32, "N/e F">>);
-      static_assert(std::is_same_v<decltype(moved), const Tensor<i32, "N/e B/d">>);
-      expect(y.size("N") == n && y.device() == device, "one element for each submesh");
-      const auto all = fetch(y).data;
-      const auto numbers = fetch(moved).data;
-      for (int i = 0; i < n; ++i) {
-        for (int k = 0; k < 8; ++k)
-          expect(all[static_cast<std::size_t>(8 * i + k)] == 20.F * static_cast<f32>(i) + 3, "y");
-        for (int k = 0; k < 4; ++k) expect(numbers[static_cast<std::size_t>(4 * i + k)] == k + i, "ids");
-      }
-      // What leaves as shards of a new dim is a summand after a sum over that dim.
-      const auto sums = fetch(all_reduce<"F">(sum<"N/e F -> F +e">(y))).data;
-      const auto summed = on_submeshes<"+e">(
-          mesh,
-          [&](const Mesh<"d t">& part, const Layer& w) {
-            return std::get<0>(f(part, w, iota<"B/d">(part, 4), Config(10)));
-          },
-          layer);
-      expect_equal(fetch(all_reduce<"F">(summed)).data, sums);
-    });
+  on_meshes({"d=1,e=2,t=1", "d=1,e=4,t=1", "d=2,e=2,t=2", "d=2,t=2", "d=2,e=4"}, [](const Whole& mesh) {
+    const int e = mesh.axis_index("e"), n = mesh.size("e");
+    const Sizes sizes{{"F", 8}, {"B", 4}};
+    const Layer layer{full<f32, "F">(mesh, sizes, 2.0), full<f32, "F/t">(mesh, sizes, 3.0)};
+    const auto ids = iota<"B/d">(mesh, 4);
+    const auto f = [e](const Mesh<"d t">& part, const Layer& w, const Tensor<i32, "B/d">& rows, const Config& config) {
+      expect(part.size("d") == w.scale.device()->size("d") && part.device() == w.scale.device(), "on the part");
+      const auto own = full<f32, "F">(part, {{"F", 8}}, config.factor * e);
+      return std::pair(w.scale * own + all_gather<"F">(w.shift), rows + e);
+    };
+    const auto [y, moved] = on_submeshes<"N/e">(mesh, f, layer, ids, Config(10));
+    static_assert(std::is_same_v<decltype(y), const Tensor<f32, "N/e F">>);
+    static_assert(std::is_same_v<decltype(moved), const Tensor<i32, "N/e B/d">>);
+    expect(y.size("N") == n && y.device() == mesh.device(), "one element for each submesh");
+    const auto all = fetch(y).data;
+    const auto numbers = fetch(moved).data;
+    for (int i = 0; i < n; ++i) {
+      for (int k = 0; k < 8; ++k)
+        expect(all[static_cast<std::size_t>(8 * i + k)] == 20.F * static_cast<f32>(i) + 3, "y");
+      for (int k = 0; k < 4; ++k) expect(numbers[static_cast<std::size_t>(4 * i + k)] == k + i, "ids");
+    }
+    // What leaves as shards of a new dim is a summand after a sum over that dim.
+    const auto sums = fetch(all_reduce<"F">(sum<"N/e F -> F +e">(y))).data;
+    const auto summed = on_submeshes<"+e">(
+        mesh,
+        [&](const Mesh<"d t">& part, const Layer& w) {
+          return std::get<0>(f(part, w, iota<"B/d">(part, 4), Config(10)));
+        },
+        layer);
+    expect_equal(fetch(all_reduce<"F">(summed)).data, sums);
+  });
 }
 
 TEST_CASE("submesh: each trains a model of its own, and submeshes and other axes within", "[ops]") {
-  for (const char* shape : {"d=2,e=2,t=1", "d=2,e=2,t=2"})
-    on_mesh(shape, [](const DevicePtr& device) {
-      const Whole mesh(device);
-      const int t = mesh.size("t");
-      const auto part = submesh<"e">(mesh);
-      static_assert(std::is_same_v<decltype(part), const Mesh<"d t">>);
-      expect(part.device() == submesh<"e">(mesh).device(), "asked again, the same device");
-      expect(part.size() == 2 * t && part.rank() == t * mesh.axis_index("d") + mesh.axis_index("t"), "its devices");
-      const int e = mesh.axis_index("e");
-      const f32 tens = 10.F * static_cast<f32>(e);
-      const auto x = random_normal<f32, "B/d M">(part, {{"B", 4}, {"M", 6}}, {3, 0});
-      auto w = random_normal<f32, "M/t">(part, {{"M", 6}}, {3, 1});
-      const auto start = fetch(w).data;
-      const auto loss = [e](const Tensor<f32, "M/t">& weights, const Tensor<f32, "B/d M">& rows) {
-        const auto y = einsum_unreduced<"B/d M/t, M/t -> B/d +t">(shard<"B/d M/t">(rows), weights);
-        const auto r = reduce_scatter<"B/d/t">(y);
-        return e == 0 ? sum<"B/d/t -> +d +t">(square(r)) : sum<"B/d/t -> +d +t">(square(r - 1.0)) * 2.0;
-      };
-      // A number of steps of its own, too: submeshes do not wait for each other.
-      for (int step = 0; step < 2 + e; ++step) {
-        const auto [value, grads] = value_and_grad(part, loss, w, x);
-        w = w - reduce_gradients(part, grads) * 0.01;
-      }
-      const auto both = fetch(on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return w; })).data;
-      expect(both.size() == 12 && both[0] != both[6] && both[0] != start[0] && both[6] != start[0], "two models");
+  on_meshes({"d=2,e=2,t=1", "d=2,e=2,t=2"}, [](const Whole& mesh) {
+    const int t = mesh.size("t");
+    const auto part = submesh<"e">(mesh);
+    static_assert(std::is_same_v<decltype(part), const Mesh<"d t">>);
+    expect(part.device() == submesh<"e">(mesh).device(), "asked again, the same device");
+    expect(part.size() == 2 * t && part.rank() == t * mesh.axis_index("d") + mesh.axis_index("t"), "its devices");
+    const int e = mesh.axis_index("e");
+    const f32 tens = 10.F * static_cast<f32>(e);
+    const auto x = random_normal<f32, "B/d M">(part, {{"B", 4}, {"M", 6}}, {3, 0});
+    auto w = random_normal<f32, "M/t">(part, {{"M", 6}}, {3, 1});
+    const auto start = fetch(w).data;
+    const auto loss = [e](const Tensor<f32, "M/t">& weights, const Tensor<f32, "B/d M">& rows) {
+      const auto y = einsum_unreduced<"B/d M/t, M/t -> B/d +t">(shard<"B/d M/t">(rows), weights);
+      const auto r = reduce_scatter<"B/d/t">(y);
+      return e == 0 ? sum<"B/d/t -> +d +t">(square(r)) : sum<"B/d/t -> +d +t">(square(r - 1.0)) * 2.0;
+    };
+    // A number of steps of its own, too: submeshes do not wait for each other.
+    for (int step = 0; step < 2 + e; ++step) {
+      const auto [value, grads] = value_and_grad(part, loss, w, x);
+      w = w - reduce_gradients(part, grads) * 0.01;
+    }
+    const auto both = fetch(on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return w; })).data;
+    expect(both.size() == 12 && both[0] != both[6] && both[0] != start[0] && both[6] != start[0], "two models");
 
-      const auto own = submesh<"d">(part);
-      const auto y = on_submeshes<"R/d">(part, [&](const Mesh<"t">& inner) {
-        expect(inner.device() == own.device() && inner.size() == t, "a submesh of a submesh");
-        const auto seen = reinterpret<"t -> u">(inner);
-        return reinterpret<"u -> t">(
-            all_gather<"A">(full<f32, "A/u">(seen, {{"A", 2}}, 10.0 * e + mesh.axis_index("d"))), inner);
-      });
-      expect_equal(fetch(y).data, std::vector<f32>{tens, tens, tens + 1, tens + 1});
-
-      const auto folded = reinterpret<"d e -> f">(mesh);
-      const auto z = on_submeshes<"F/f">(folded, [&](const Mesh<"t">& inner) {
-        return full<f32, "A/t">(inner, {{"A", 2}}, folded.axis_index("f"));
-      });
-      expect_equal(fetch(all_gather<"F A">(z)).data, std::vector<f32>{0, 0, 1, 1, 2, 2, 3, 3});
+    const auto own = submesh<"d">(part);
+    const auto y = on_submeshes<"R/d">(part, [&](const Mesh<"t">& inner) {
+      expect(inner.device() == own.device() && inner.size() == t, "a submesh of a submesh");
+      const auto seen = reinterpret<"t -> u">(inner);
+      return reinterpret<"u -> t">(all_gather<"A">(full<f32, "A/u">(seen, {{"A", 2}}, 10.0 * e + mesh.axis_index("d"))),
+                                   inner);
     });
+    expect_equal(fetch(y).data, std::vector<f32>{tens, tens, tens + 1, tens + 1});
+
+    const auto folded = reinterpret<"d e -> f">(mesh);
+    const auto z = on_submeshes<"F/f">(folded, [&](const Mesh<"t">& inner) {
+      return full<f32, "A/t">(inner, {{"A", 2}}, folded.axis_index("f"));
+    });
+    expect_equal(fetch(all_gather<"F A">(z)).data, std::vector<f32>{0, 0, 1, 1, 2, 2, 3, 3});
+  });
 }
 
 TEST_CASE("on_submeshes: a name has a size of its own inside", "[ops]") {
-  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
-    const Whole mesh(device);
+  on_mesh("d=1,e=2,t=1", [](const Whole& mesh) {
     const auto w = random_normal<f32, "X/e M/t">(mesh, {{"X", 4}, {"M", 2}}, {4, 0});
     const auto loss = [&](const Tensor<f32, "X/e M/t">& weights) -> Tensor<f32, "+d +e +t"> {
       const auto y = on_submeshes<"X/e">(
@@ -255,8 +248,7 @@ TEST_CASE("on_submeshes: a name has a size of its own inside", "[ops]") {
 TEST_CASE("on_submeshes: a collective over the axis finds results of different sizes", "[ops]") {
   if (under_mpi()) return;  // where each rank would end the program
   const std::string said = error_of([] {
-    on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
-      const Whole mesh(device);
+    on_mesh("d=1,e=2,t=1", [](const Whole& mesh) {
       const auto y = on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">& part) {
         return ones<f32, "B">(part, {{"B", 2 + mesh.axis_index("e")}});
       });
@@ -267,8 +259,7 @@ TEST_CASE("on_submeshes: a collective over the axis finds results of different s
 }
 
 TEST_CASE("on_submeshes: a recompute policy may name an op that one submesh runs", "[ops]") {
-  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
-    const Whole mesh(device);
+  on_mesh("d=1,e=2,t=1", [](const Whole& mesh) {
     const auto x = ones<f32, "B">(mesh, {{"B", 3}});
     const auto layer = [](const Tensor<f32, "B">& v) {
       const Whole of(v.device());
@@ -283,7 +274,6 @@ TEST_CASE("on_submeshes: a recompute policy may name an op that one submesh runs
     const double tanh_of_one = std::tanh(1.0);
     for (const f32 g : grads.span()) expect(std::abs(g - (3 - tanh_of_one * tanh_of_one)) < 1e-6, show(g));
   });
-  SUCCEED();
 }
 
 TEST_CASE("on_submeshes: no copy, and no traffic", "[ops]") {
@@ -336,32 +326,29 @@ auto chains(const Chains& w, const Rows& x, bool ahead) -> Tensor<f32, "+d +e +t
 }
 
 TEST_CASE("on_submeshes: prefetch inside changes no bit and no traffic", "[ops][prefetch]") {
-  for (const char* text : {"d=2,e=2,t=1", "d=1,e=2,t=2", "d=2,e=2,t=2"})
-    on_mesh(text, [](const DevicePtr& device) {
-      const Whole mesh(device);
-      const Sizes sizes{{"B", 4}, {"M", 8}, {"F", 6}};
-      Chains layers(3);
-      std::uint64_t stream = 0;
-      for (Chain& layer : layers)
-        layer = {random_normal<f32, "M/d F">(mesh, sizes, {1, stream++}),
-                 random_normal<f32, "F M/d">(mesh, sizes, {1, stream++})};
-      const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 0});
-      std::vector<std::vector<HostArray<f32>>> found;
-      std::vector<std::int64_t> calls;
-      for (const bool ahead : {false, true}) {
-        auto& counts = detail::program_state(device).counts;
-        counts.clear();
-        const auto [value, grads] = value_and_grad(mesh, chains, layers, x, ahead);
-        calls.push_back(counts["all_gather"].calls + 1000 * counts["reduce_scatter"].calls);
-        found.push_back(fetch(reduce_gradients(mesh, grads)));
-        found.back().push_back(fetch(value));
-        expect(detail::program_state(device).pending.empty(), "nothing stays under way");
-      }
-      expect(calls[0] == calls[1], show(calls[1]) + " instead of " + show(calls[0]));
-      for (std::size_t i = 0; i < found[0].size(); ++i)
-        expect(found[0][i].data == found[1][i].data, "leaf " + show(i) + " has the same bits");
-    });
-  SUCCEED();
+  on_meshes({"d=2,e=2,t=1", "d=1,e=2,t=2", "d=2,e=2,t=2"}, [](const Whole& mesh) {
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"F", 6}};
+    Chains layers(3);
+    std::uint64_t stream = 0;
+    for (Chain& layer : layers)
+      layer = {random_normal<f32, "M/d F">(mesh, sizes, {1, stream++}),
+               random_normal<f32, "F M/d">(mesh, sizes, {1, stream++})};
+    const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 0});
+    std::vector<std::vector<HostArray<f32>>> found;
+    std::vector<std::int64_t> calls;
+    for (const bool ahead : {false, true}) {
+      auto& counts = detail::program_state(mesh.device()).counts;
+      counts.clear();
+      const auto [value, grads] = value_and_grad(mesh, chains, layers, x, ahead);
+      calls.push_back(counts["all_gather"].calls + 1000 * counts["reduce_scatter"].calls);
+      found.push_back(fetch(reduce_gradients(mesh, grads)));
+      found.back().push_back(fetch(value));
+      expect(detail::program_state(mesh.device()).pending.empty(), "nothing stays under way");
+    }
+    expect(calls[0] == calls[1], show(calls[1]) + " instead of " + show(calls[0]));
+    for (std::size_t i = 0; i < found[0].size(); ++i)
+      expect(found[0][i].data == found[1][i].data, "leaf " + show(i) + " has the same bits");
+  });
 }
 
 TEST_CASE("on_submeshes: a plan for each index counts what its submesh does", "[ops][plan]") {
@@ -399,34 +386,32 @@ TEST_CASE("on_submeshes: a plan for each index counts what its submesh does", "[
 }
 
 TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
-  on_mesh("d=2,e=2,t=1", [](const DevicePtr& device) {
-    const Whole mesh(device);
+  on_mesh("d=2,e=2,t=1", [](const Whole& mesh) {
     const auto part = submesh<"e">(mesh);
-    const std::string here = device->describe(), there = here + ", in its submesh d=2,t=1";
+    const std::string here = mesh.device()->describe(), there = here + ", in its submesh d=2,t=1";
     const auto x = ones<f32, "B">(mesh, {{"B", 2}});
     const auto own = ones<f32, "B">(part, {{"B", 2}});
     const auto nothing = [](const Mesh<"d t">& m, const auto&...) { return ones<f32, "B">(m, {{"B", 2}}); };
-    expect_error<Error>([&] { (void)on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return x + own; }); },
-                        "+ of `B` and `B`: its operands are on different meshes: " + there + " and " + here +
-                            "; tensors come to a submesh as arguments of `on_submeshes`, and leave it as results (no "
-                            "traffic) (" +
-                            here + ")");
-    expect_error<Error>([&] { (void)on_submeshes<"N/e">(mesh, nothing, own); },
-                        "on_submeshes<`N/e`>: argument 1 is on " + there +
-                            ", but the call is for mesh d=2,e=2,t=1; the function may capture what is on its submesh "
-                            "already (" +
-                            here + ")");
-    expect_error<Error>(
-        [&] { (void)on_submeshes<"+e">(mesh, [&](const Mesh<"d t">&) { return x; }); },
-        "on_submeshes<`+e`>: the result of the function is on " + here +
-            "; return a tensor that is made on the submesh that the function gets, or of its arguments (" + here + ")");
+    expect_error([&] { (void)on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return x + own; }); },
+                 "+ of `B` and `B`: its operands are on different meshes: " + there + " and " + here +
+                     "; tensors come to a submesh as arguments of `on_submeshes`, and leave it as results (no "
+                     "traffic) (" +
+                     here + ")");
+    expect_error([&] { (void)on_submeshes<"N/e">(mesh, nothing, own); },
+                 "on_submeshes<`N/e`>: argument 1 is on " + there +
+                     ", but the call is for mesh d=2,e=2,t=1; the function may capture what is on its submesh "
+                     "already (" +
+                     here + ")");
+    expect_error([&] { (void)on_submeshes<"+e">(mesh, [&](const Mesh<"d t">&) { return x; }); },
+                 "on_submeshes<`+e`>: the result of the function is on " + here +
+                     "; return a tensor that is made on the submesh that the function gets, or of its arguments (" +
+                     here + ")");
     const auto padded = ones<f32, "B/e">(mesh, {{"B", 3, 4}});
-    expect_error<Error>(
-        [&] { (void)on_submeshes<"N/e">(mesh, nothing, padded); },
-        "on_submeshes<`N/e`>: argument 1 is padded along `B/e`, of size 3 (padded to 4), and the padding "
-        "would be that of some submeshes alone; choose a size that needs none (" +
-            here + ")");
-    expect_error<Error>(
+    expect_error([&] { (void)on_submeshes<"N/e">(mesh, nothing, padded); },
+                 "on_submeshes<`N/e`>: argument 1 is padded along `B/e`, of size 3 (padded to 4), and the padding "
+                 "would be that of some submeshes alone; choose a size that needs none (" +
+                     here + ")");
+    expect_error(
         [&] {
           (void)on_submeshes<"B/e">(mesh, [](const Mesh<"d t">& m) { return ones<f32, "B/d">(m, {{"B", 3, 4}}); });
         },
@@ -438,14 +423,13 @@ TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
                               "on_submeshes<`N/e`>: a tensor `f32[B]` was never given a value; make one with an op, as "
                               "`zeros` or `place`, before it is used");
     const auto square_of = [](const Tensor<f32, "B">& v) { return to_partial<"+d +e +t">(sum<"B -> ">(v * v)); };
-    expect_error<Error>(
-        [&] { (void)value_and_grad(mesh, square_of, own); },
-        "value_and_grad: the weight is on " + there +
-            ", but the call is for mesh d=2,e=2,t=1, and a gradient is typed by the axes of one mesh; "
-            "call value_and_grad with the mesh of the weights, or bring tensors over with `on_submeshes` "
-            "(no traffic)");
-    expect_error<Error>([&] { (void)Whole(part.device()); },
-                        "axis 'e' is not one of this mesh, which is a part of mesh d=2,e=2,t=1 at one place of it");
+    expect_error([&] { (void)value_and_grad(mesh, square_of, own); },
+                 "value_and_grad: the weight is on " + there +
+                     ", but the call is for mesh d=2,e=2,t=1, and a gradient is typed by the axes of one mesh; "
+                     "call value_and_grad with the mesh of the weights, or bring tensors over with `on_submeshes` "
+                     "(no traffic)");
+    expect_error([&] { (void)Whole(part.device()); },
+                 "axis 'e' is not one of this mesh, which is a part of mesh d=2,e=2,t=1 at one place of it");
   });
 }
 

@@ -95,9 +95,9 @@ TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
           if (made.task.kind == pipeline::TaskKind::fwd && taken.task.kind == pipeline::TaskKind::fwd &&
               made.task.microbatch == taken.task.microbatch && made.task.stage + 1 == taken.task.stage)
             expect(taken.begin >= made.end, to_string(taken.task) + " begins behind " + to_string(made.task));
-      expect_error<Error>([&] { (void)pipeline::all_intervals(mesh, lists, {}); },
-                          "all_intervals: rank " + show(rank) + " gives 0 intervals, but its list has " +
-                              show(mine.size()) + " tasks; give the schedule's lists and the intervals of one step");
+      expect_error([&] { (void)pipeline::all_intervals(mesh, lists, {}); },
+                   "all_intervals: rank " + show(rank) + " gives 0 intervals, but its list has " + show(mine.size()) +
+                       " tasks; give the schedule's lists and the intervals of one step");
     });
 }
 

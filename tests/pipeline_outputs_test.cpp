@@ -163,7 +163,7 @@ struct Odd {
 
 TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipeline]") {
   for (const bool padded : {false, true})
-    expect_error<Error>(
+    expect_error(
         [&] {
           on_threads("p=1,d=1,t=1", [&](const DevicePtr& device) {
             const Staged mesh(device);

@@ -94,8 +94,7 @@ Numbers attended(const Numbers& q, const Numbers& k, const Numbers& v) {
 }  // namespace
 
 TEST_CASE("the tutorial's block is that of plain loops", "[pipeline]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
     const auto w = weights_of(mesh, {3}).layers[0];
     const auto input = batch_of(mesh, 0).inputs;
     const auto is = host(fetch(tutorial::block(input, w)));
@@ -232,8 +231,7 @@ f32 train_step(const Mesh<"d t">& mesh, TrainState& state, const std::vector<tut
 
 TEST_CASE("pipeline: the notebook's training without stages, cell 29", "[pipeline]") {
   for (const char* name : {"d=1,t=1", "d=4,t=1"})
-    on_mesh(name, [&](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
+    on_mesh(name, [&](const Mesh<"d t">& mesh) {
       const auto xs = ones<f32, "B/d L M">(mesh, sizes_on(mesh));
       const std::vector<tutorial::Batch> microbatches(NUM_MB, {xs, xs});
       TrainState state = init_state(mesh);

@@ -127,23 +127,22 @@ DT refactored(const DT& mesh, std::int64_t d) {
 TEST_CASE("reshard: between all devices and the stages of a pipeline", "[reshard]") {
   const Temporarily limit(tuning.resharded_together,
                           std::uint64_t{GENERATE(std::uint64_t{64} << 20, std::uint64_t{0})});
-  for (const char* const axes : {"p=1,d=2,t=1", "p=2,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2", "p=4,d=1,t=1",
-                                 "p=3,d=1,t=1", "p=2,d=2,t=2", "p=4,d=2,t=1"})
-    on_mesh(axes, [&](const DevicePtr& device) {
-      const Staged mesh(device);
-      const DT all = reinterpret<"p d -> d">(mesh.whole());
-      const State model = whole_state(all, 1);
-      const Cut cut(mesh);
+  on_meshes({"p=1,d=2,t=1", "p=2,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2", "p=4,d=1,t=1", "p=3,d=1,t=1", "p=2,d=2,t=2",
+             "p=4,d=2,t=1"},
+            [&](const Staged& mesh) {
+              const DT all = reinterpret<"p d -> d">(mesh.whole());
+              const State model = whole_state(all, 1);
+              const Cut cut(mesh);
 
-      StageState stage = cut.state(mesh, 2);
-      io::reshard(mesh.whole(), model, stage, {.rename_to = cut.name_in_model()});
-      expect_same_bits(stage, cut.state(mesh, 1));
-      expect_same_bits(model, whole_state(all, 1));
+              StageState stage = cut.state(mesh, 2);
+              io::reshard(mesh.whole(), model, stage, {.rename_to = cut.name_in_model()});
+              expect_same_bits(stage, cut.state(mesh, 1));
+              expect_same_bits(model, whole_state(all, 1));
 
-      State again = whole_state(all, 3);
-      io::reshard(mesh.whole(), stage, again, {.rename_from = cut.name_in_model()});
-      expect_same_bits(again, model);
-    });
+              State again = whole_state(all, 3);
+              io::reshard(mesh.whole(), stage, again, {.rename_from = cut.name_in_model()});
+              expect_same_bits(again, model);
+            });
 }
 
 namespace {
@@ -258,8 +257,7 @@ struct One {
 }  // namespace
 
 TEST_CASE("reshard: what does not fit is one error on all devices", "[reshard]") {
-  on_mesh("d=2", [&](const DevicePtr& device) {
-    const Line mesh(device);
+  on_mesh("d=2", [&](const Line& mesh) {
     const auto four = [&](double x) { return full<f32, "A/d">(mesh, {{"A", 4}}, x); };
     After after{four(3), four(3), ones<f32, "A/d B">(mesh, {{"A", 4}, {"B", 2}}), zeros<i32, "A/d">(mesh, {{"A", 4}})};
     expect_error<UsageError>(
@@ -276,54 +274,50 @@ TEST_CASE("reshard: what does not fit is one error on all devices", "[reshard]")
 
     const One one{four(1)};
     One none, target{four(3)};
-    expect_error<Error>([&] { io::reshard(mesh, none, target); },
-                        "reshard: source: the leaf 'kept' is empty: give it a value first");
-    expect_error<Error>([&] { io::reshard(mesh, one, none); },
-                        "reshard: target: the leaf 'kept' is empty: give it a value first");
-    // Also if one device alone is wrong.
-    expect_error<Error>(
-        [&] { io::reshard(mesh, one, mesh.rank() == 0 ? none : target); },
-        "reshard: target: the leaf 'kept' is empty: give it a value first (on device 0 (d=0) of mesh d=2)");
+    expect_error([&] { io::reshard(mesh, none, target); },
+                 "reshard: source: the leaf 'kept' is empty: give it a value first");
+    expect_error([&] { io::reshard(mesh, one, none); },
+                 "reshard: target: the leaf 'kept' is empty: give it a value first");
+    // Also if one mesh.device() alone is wrong.
+    expect_error([&] { io::reshard(mesh, one, mesh.rank() == 0 ? none : target); },
+                 "reshard: target: the leaf 'kept' is empty: give it a value first (on device 0 (d=0) of mesh d=2)");
     struct Two {
       Tensor<f32, "A/d"> a, b;
     } two{four(1), four(1)};
-    expect_error<Error>([&] { io::reshard(mesh, two, target, {.rename_from = [](const auto&) { return "kept"; }}); },
-                        "reshard: source: two leaves have the name 'kept'");
+    expect_error([&] { io::reshard(mesh, two, target, {.rename_from = [](const auto&) { return "kept"; }}); },
+                 "reshard: source: two leaves have the name 'kept'");
     const Line alone(DevicePtr::make(std::vector<AxisSize>{{"d", 1}}, 0, nullptr, 1, tuning));
-    expect_error<Error>(
+    expect_error(
         [&] {
           io::reshard(mesh, One{ones<f32, "A/d">(alone, {{"A", 4}})}, target);
         },
         "reshard: source: the leaf 'kept' is on another mesh; make it on the mesh of this call, or on a "
         "submesh or `reinterpret` of it");
     const One other{full<f32, "A/d">(mesh, {{"A", mesh.rank() == 0 ? 4 : 6}}, 1.0)};
-    expect_error<Error>([&] { io::reshard(mesh, other, target); },
-                        "reshard: source: the leaf 'kept' has another shape, dtype or layout on device 1");
+    expect_error([&] { io::reshard(mesh, other, target); },
+                 "reshard: source: the leaf 'kept' has another shape, dtype or layout on device 1");
     expect(target.kept.span()[0] == 3, "the target has changed");
 
     const auto loss = [&](const One& w) {
       io::reshard(mesh, w, target);
       return sum<"A/d -> +d">(w.kept);
     };
-    expect_error<Error>(
-        [&] { static_cast<void>(value_and_grad(mesh, loss, one)); },
-        "reshard: source: the leaf 'kept' is differentiated, and reshard has no derivative; call it outside "
-        "of value_and_grad");
+    expect_error([&] { static_cast<void>(value_and_grad(mesh, loss, one)); },
+                 "reshard: source: the leaf 'kept' is differentiated, and reshard has no derivative; call it outside "
+                 "of value_and_grad");
   });
 }
 
 TEST_CASE("reshard: submeshes with different values under one name are an error", "[reshard]") {
-  on_mesh("d=2,e=2", [](const DevicePtr& device) {
-    const Mesh<"d e"> mesh(device);
+  on_mesh("d=2,e=2", [](const Mesh<"d e">& mesh) {
     const auto part = submesh<"e">(mesh);
     const auto own = full<f32, "A/d">(part, {{"A", 4}}, mesh.axis_index("e"));
     auto target = full<f32, "A/d/e">(mesh, {{"A", 4}}, 3);
-    expect_error<Error>([&] { io::reshard(mesh, own, target); },
-                        "reshard: source: the leaf 'value' has other values on device 1 than on device 0; if they are "
-                        "of several submeshes, give the leaves of each names of its own with `rename_from`");
+    expect_error([&] { io::reshard(mesh, own, target); },
+                 "reshard: source: the leaf 'value' has other values on device 1 than on device 0; if they are "
+                 "of several submeshes, give the leaves of each names of its own with `rename_from`");
     expect(target.span()[0] == 3, "the target has changed");
   });
-  SUCCEED();
 }
 
 TEST_CASE("reshard: not in a dry run", "[reshard]") {
@@ -331,8 +325,7 @@ TEST_CASE("reshard: not in a dry run", "[reshard]") {
   const Line mesh(device);
   const One from{ones<f32, "A/d">(mesh, {{"A", 4}})};
   One to{ones<f32, "A/d">(mesh, {{"A", 4}})};
-  expect_error<Error>(
-      [&] { io::reshard(mesh, from, to); },
-      "reshard: a dry run has one device, which cannot know what the others hold; leave reshard out of it: "
-      "`if (!mesh.device()->is_dry())`");
+  expect_error([&] { io::reshard(mesh, from, to); },
+               "reshard: a dry run has one device, which cannot know what the others hold; leave reshard out of it: "
+               "`if (!mesh.device()->is_dry())`");
 }

@@ -37,14 +37,13 @@ Model model(const Mesh<"d t">& mesh, float w, float sharded, float gain) {
 constexpr const char* end = ": a device has computed something else, or a program has changed its copy alone";
 
 TEST_CASE("check_replicas: copies that differ are named with leaf, axes and devices", "[run][replicas]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
-    const int rank = device->rank();
+  on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
+    const int rank = mesh.device()->rank();
     const auto differ = [&](const Model& m, const run::ReplicatedNumbers& numbers = {}) {
       return error_of([&] { run::check_replicas(mesh, m, "after step 7", numbers); });
     };
     expect(differ(model(mesh, 1, 1, 1)) == "no error", "all alike");
-    // A shard of its own may hold anything: no other device has it.
+    // A shard of its own may hold anything: no other mesh.device() has it.
     expect(differ(model(mesh, 1, static_cast<float>(rank), 1)) == "no error", "sharded over both axes");
     expect(differ(model(mesh, rank < 2 ? 1 : 2, 1, 1)) == "no error", "sharded over d");
 
@@ -67,21 +66,17 @@ TEST_CASE("check_replicas: copies that differ are named with leaf, axes and devi
     said = differ(model(mesh, rank % 2 == 0 ? 2 : 1, 1, static_cast<float>(rank)));
     expect(said.find("; 1 more differs" + std::string(end)) != std::string::npos, said);
   });
-  SUCCEED();
 }
 
 TEST_CASE("check_replicas: copies of NaN of the same bits are alike", "[run][replicas]") {
-  on_mesh("d=1,t=2", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
     run::check_replicas(mesh, model(mesh, std::numeric_limits<float>::quiet_NaN(), 1, 1), "now");
   });
-  SUCCEED();
 }
 
 TEST_CASE("training: --check-replicas names the first step that shows a difference", "[run][replicas]") {
   for (const std::int64_t every : {0, 1, 2}) {
-    on_mesh("d=1,t=2", [every](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
+    on_mesh("d=1,t=2", [every](const Mesh<"d t">& mesh) {
       run::Training training;
       training.steps = 6;
       training.check_replicas = every;
@@ -93,10 +88,10 @@ TEST_CASE("training: --check-replicas names the first step that shows a differen
       program.step = [&](const run::Step&) {
         ++done;
         // As if an update were missed: nothing communicates the weights again.
-        if (done == 4 && device->rank() == 1) state.w = filled<"M/d">(mesh, 2);
+        if (done == 4 && mesh.device()->rank() == 1) state.w = filled<"M/d">(mesh, 2);
         return run::StepResult{1, 1};
       };
-      const std::string said = error_of([&] { run::train(device, training, run::Data{}, "", program); });
+      const std::string said = error_of([&] { run::train(mesh.device(), training, run::Data{}, "", program); });
       if (every == 0) return expect(said == "no error" && done == 6, said);
       const std::string alike = every == 1 ? " (after step 2 all was alike)" : " (after step 1 all was alike)";
       expect(said == "check_replicas after step 3" + alike +
@@ -107,12 +102,10 @@ TEST_CASE("training: --check-replicas names the first step that shows a differen
       expect(done == 4, show(done) + " steps");
     });
   }
-  SUCCEED();
 }
 
 TEST_CASE("training: a loss that differs among devices is found", "[run][replicas]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
     run::Training training;
     training.steps = 2;
     training.check_replicas = 1;
@@ -120,14 +113,13 @@ TEST_CASE("training: a loss that differs among devices is found", "[run][replica
     Model state = model(mesh, 1, 1, 1);
     run::Program program;
     program.checkpoints = run::checkpoints_of(mesh, state, training);
-    program.step = [&](const run::Step&) { return run::StepResult{device->rank() == 0 ? 1.0 : 1.5, 1}; };
-    const std::string said = error_of([&] { run::train(device, training, run::Data{}, "", program); });
+    program.step = [&](const run::Step&) { return run::StepResult{mesh.device()->rank() == 0 ? 1.0 : 1.5, 1}; };
+    const std::string said = error_of([&] { run::train(mesh.device(), training, run::Data{}, "", program); });
     expect(said == std::string("check_replicas after step 0: `loss` is replicated over d, but device 0 holds one "
                                "value, device 1 another") +
                        end,
            said);
   });
-  SUCCEED();
 }
 
 }  // namespace

@@ -166,10 +166,9 @@ TEST_CASE("records: torn and damaged files", "[run]") {
                                                          "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
     put(path, two + bad + "\n" + third + "\n");
     INFO(bad);
-    expect_error<Error>([&] { static_cast<void>(run::read_records(path)); },
-                        path + ":3" + text + bad.substr(0, 60) + remedy);
+    expect_error([&] { static_cast<void>(run::read_records(path)); }, path + ":3" + text + bad.substr(0, 60) + remedy);
     JsonLines file(path, JsonLines::Mode::append);
-    expect_error<Error>([&] { file.cut(1); }, path + ":3" + text + bad.substr(0, 60) + remedy);
+    expect_error([&] { file.cut(1); }, path + ":3" + text + bad.substr(0, 60) + remedy);
     CHECK(contents(path) == two + bad + "\n" + third + "\n");
     // As the last line it stops no run: whatever a crash has left of it.
     put(path, two + bad + "\n");
@@ -226,10 +225,10 @@ TEST_CASE("run directory: going on from a checkpoint", "[run]") {
   std::filesystem::create_directory(folder / "middle");
   put(folder / "middle/config.toml", config);
   put(folder / "middle/metrics.jsonl", middle);
-  expect_error<Error>([&] { RunDirectory(folder / "middle", config, Resume::automatic, true).begin(4); },
-                      folder / "middle" +
-                          "/metrics.jsonl:1: this is not a record of a run: {\"step\": 0, \"lo; remove the "
-                          "line or choose another run");
+  expect_error([&] { RunDirectory(folder / "middle", config, Resume::automatic, true).begin(4); },
+               folder / "middle" +
+                   "/metrics.jsonl:1: this is not a record of a run: {\"step\": 0, \"lo; remove the "
+                   "line or choose another run");
   CHECK(contents(folder / "middle/metrics.jsonl") == middle);
   RunDirectory run(path, config, Resume::automatic, true);
   CHECK(run.resumed());
@@ -339,7 +338,7 @@ TEST_CASE("run directory: one process at a time", "[run]") {
   make_run(path, 1);
   {
     const RunDirectory first(path, config, Resume::automatic, true);
-    expect_error<Error>(
+    expect_error(
         [&] { RunDirectory(path, config, Resume::automatic, true); },
         "another process is writing to the run directory '" + path + "': wait until it ends, or choose another one");
   }

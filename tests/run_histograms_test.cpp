@@ -145,30 +145,26 @@ TEST_CASE("histograms: those of the whole arrays on every mesh, without padding 
   add("layers.1", second), add("ids", ids), add("counts", counts), add("bytes", bytes), add("mask", mask);
   add("scalar", scalar);
   CHECK(due["both"].not_finite == 3);
-  for (const char* mesh_text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=4,t=2", "d=1,t=8"}) {
-    INFO(mesh_text);
-    on_mesh(mesh_text, [&](const DevicePtr& device) {
-      const Mesh<"d t"> mesh(device);
-      // Of 7 elements in shards of one, some devices have nothing but padding.
-      const Sizes sizes{{"M", 7, round_up(7, device->size())}, {"F", 13, round_up(13, device->size())}};
-      Tree tree;
-      tree.both = place<decltype(tree.both)>(mesh, both, sizes);
-      tree.rows = place<decltype(tree.rows)>(mesh, rows, sizes);
-      tree.replicated = place<decltype(tree.replicated)>(mesh, replicated, sizes);
-      for (const auto* layer : {&first, &second})
-        tree.layers.push_back(place<Tensor<f64, "F/d M">>(mesh, *layer, sizes));
-      tree.half = place<decltype(tree.half)>(mesh, half, sizes);
-      tree.ids = place<decltype(tree.ids)>(mesh, ids, sizes);
-      tree.counts = place<decltype(tree.counts)>(mesh, counts, sizes);
-      tree.bytes = place<decltype(tree.bytes)>(mesh, bytes, sizes);
-      tree.mask = place<decltype(tree.mask)>(mesh, mask, sizes);
-      tree.scalar = place<decltype(tree.scalar)>(mesh, scalar, sizes);
-      const auto found = run::histograms(mesh, tree);
-      expect(found.size() == due.size(), show(found.size()) + " leaves");
-      for (const auto& [name, h] : due) expect_same(found.at(name), h, name);
-    });
-  }
-  SUCCEED();
+  on_meshes(
+      {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=4,t=2", "d=1,t=8"}, [&](const Mesh<"d t">& mesh) {
+        // Of 7 elements in shards of one, some devices have nothing but padding.
+        const Sizes sizes{{"M", 7, round_up(7, mesh.device()->size())}, {"F", 13, round_up(13, mesh.device()->size())}};
+        Tree tree;
+        tree.both = place<decltype(tree.both)>(mesh, both, sizes);
+        tree.rows = place<decltype(tree.rows)>(mesh, rows, sizes);
+        tree.replicated = place<decltype(tree.replicated)>(mesh, replicated, sizes);
+        for (const auto* layer : {&first, &second})
+          tree.layers.push_back(place<Tensor<f64, "F/d M">>(mesh, *layer, sizes));
+        tree.half = place<decltype(tree.half)>(mesh, half, sizes);
+        tree.ids = place<decltype(tree.ids)>(mesh, ids, sizes);
+        tree.counts = place<decltype(tree.counts)>(mesh, counts, sizes);
+        tree.bytes = place<decltype(tree.bytes)>(mesh, bytes, sizes);
+        tree.mask = place<decltype(tree.mask)>(mesh, mask, sizes);
+        tree.scalar = place<decltype(tree.scalar)>(mesh, scalar, sizes);
+        const auto found = run::histograms(mesh, tree);
+        expect(found.size() == due.size(), show(found.size()) + " leaves");
+        for (const auto& [name, h] : due) expect_same(found.at(name), h, name);
+      });
 }
 
 struct Stage {
@@ -177,9 +173,8 @@ struct Stage {
 
 TEST_CASE("histograms: stages have leaves of their own, and a leaf on two stages counts once", "[run][histogram]") {
   const auto shared = values<f32>({5});
-  on_mesh("p=2,d=2", [&](const DevicePtr& device) {
-    const Mesh<"p d"> whole(device);
-    const Mesh<"d"> stage(Device::submesh(device, "p"));
+  on_mesh("p=2,d=2", [&](const Mesh<"p d">& whole) {
+    const Mesh<"d"> stage(Device::submesh(whole.device(), "p"));
     const Sizes sizes{{"M", 5, 6}};
     auto own = values<f32>({5});
     for (f32& x : own.data) x *= static_cast<f32>(1 + 2 * whole.axis_index("p"));
@@ -192,16 +187,14 @@ TEST_CASE("histograms: stages have leaves of their own, and a leaf on two stages
     expect_same(found.at(name), reference(own.data), name);
     expect(found.at("layers.1").max > found.at("layers.0").max, "the stages' own leaves");
   });
-  SUCCEED();
 }
 
 TEST_CASE("histograms: leaves that are empty, or not alike on all devices", "[run][histogram]") {
-  on_mesh("d=2,t=1", [](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+  on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
     const Tensor<f32, "M/d"> none;
     expect(error_of([&] { static_cast<void>(run::histograms(mesh, none)); }) == "histograms: the leaf 'value' is empty",
            "an empty leaf");
-    const auto odd = zeros<f32, "M/d">(mesh, {{"M", device->rank() == 0 ? 4 : 6}});
+    const auto odd = zeros<f32, "M/d">(mesh, {{"M", mesh.device()->rank() == 0 ? 4 : 6}});
     expect(error_of([&] { static_cast<void>(run::histograms(mesh, odd)); }) ==
                "the leaf 'value' has another shape, dtype or layout on device 1",
            "other sizes");
@@ -209,7 +202,6 @@ TEST_CASE("histograms: leaves that are empty, or not alike on all devices", "[ru
     const Histogram h = run::histograms(mesh, nothing).at("value");
     expect(std::ranges::all_of(h.counts, [](auto count) { return count == 0; }) && h.min > h.max, "no elements");
   });
-  SUCCEED();
 }
 
 // ---- in a run -------------------------------------------------------------------------------------------------------
@@ -324,8 +316,7 @@ TEST_CASE("training: histograms of a state without weights, and of gradients tha
   for (const int gradients : {0, 2}) {
     training.directory = folder / show(gradients);
     std::string said;
-    const bool ran = on_mesh("d=2", [&](const DevicePtr& device) {
-      const Mesh<"d"> mesh(device);
+    const bool ran = on_mesh("d=2", [&](const Mesh<"d">& mesh) {
       auto state = ones<f32, "M/d">(mesh, {{"M", 4}});
       run::Program program;
       program.checkpoints = run::checkpoints_of(mesh, state, training);
@@ -333,8 +324,8 @@ TEST_CASE("training: histograms of a state without weights, and of gradients tha
         if (gradients > 0) step.show_gradients({state.value(), state.value()}, 1);
         return run::StepResult{1, 1};
       };
-      const std::string error = error_of([&] { run::train(device, training, run::Data{}, "", program); });
-      if (device->rank() == 0) said = error;
+      const std::string error = error_of([&] { run::train(mesh.device(), training, run::Data{}, "", program); });
+      if (mesh.device()->rank() == 0) said = error;
     });
     if (!ran || world_rank() != 0) continue;
     if (gradients == 0) {

@@ -122,8 +122,8 @@ TEST_CASE("options: one that has no effect is refused on the command line, but n
   CHECK(with({file.option().c_str(), "--optimizer=sgd"}));
   CHECK(s.decay == 0.3);
   Options o = declared(s);
-  expect_error<Error>([&] { o.in_vain({"--nothing"}, [](const Options&) { return ""; }); },
-                      "Options: --nothing is not declared");
+  expect_error([&] { o.in_vain({"--nothing"}, [](const Options&) { return ""; }); },
+               "Options: --nothing is not declared");
 }
 
 TEST_CASE("options: an error about an option of other programs names them", "[run]") {
@@ -458,13 +458,12 @@ The command line wins over --config, which wins over --preset.
 
 TEST_CASE("options: mistakes of the program", "[run]") {
   std::int64_t x = 0;
-  expect_error<Error>([&] { Options("p", "").add("steps", x, ""); }, "Options: 'steps' must begin with --");
-  expect_error<Error>([&] { Options("p", "").add("--x", x, "").add("--x", x, ""); }, "Options: --x is declared twice");
-  expect_error<Error>([&] { Options("p", "").add("--help", x, ""); }, "Options: --help is declared twice");
+  expect_error([&] { Options("p", "").add("steps", x, ""); }, "Options: 'steps' must begin with --");
+  expect_error([&] { Options("p", "").add("--x", x, "").add("--x", x, ""); }, "Options: --x is declared twice");
+  expect_error([&] { Options("p", "").add("--help", x, ""); }, "Options: --help is declared twice");
   Options o("p", "");
   o.preset("a", {{"y", "1"}});
-  expect_error<Error>([&] { static_cast<void>(parse(o, {"--preset=a"})); },
-                      "Options: the preset a sets the unknown key 'y'");
+  expect_error([&] { static_cast<void>(parse(o, {"--preset=a"})); }, "Options: the preset a sets the unknown key 'y'");
 }
 
 TEST_CASE("options: configurations compared", "[run]") {

@@ -127,7 +127,7 @@ TEST_CASE("trace: off, full, empty", "[run]") {
   Trace(0, "").write(path);
   CHECK(json::parse(contents(path)).at("traceEvents").size() == 2);
   expect_error<UsageError>([&] { small.write("/nowhere/x"); }, "cannot write '/nowhere/x': No such file or directory");
-  expect_error<Error>([&] { small.write("/dev/full"); }, "cannot write '/dev/full': No space left on device");
+  expect_error([&] { small.write("/dev/full"); }, "cannot write '/dev/full': No space left on device");
 }
 
 TEST_CASE("trace: several threads", "[run]") {
@@ -165,11 +165,11 @@ TEST_CASE("trace: ranks are joined", "[run]") {
   const std::string damaged = "the trace '" + parts[1] + "' is damaged or was not written by shardlib";
   for (const std::size_t length : {std::size_t{0}, std::size_t{20}, part.size() / 2, part.size() - 3}) {
     put(parts[1], part.substr(0, length));
-    expect_error<Error>([&] { run::merge_traces(parts, whole); }, damaged);
+    expect_error([&] { run::merge_traces(parts, whole); }, damaged);
   }
   std::remove(parts[1].c_str());
-  expect_error<Error>([&] { run::merge_traces(parts, whole); },
-                      "cannot read the trace '" + parts[1] + "': has its rank written it?");
+  expect_error([&] { run::merge_traces(parts, whole); },
+               "cannot read the trace '" + parts[1] + "': has its rank written it?");
   CHECK(contents(whole) == before);
   CHECK(files_below(folder.path()).size() == 3);
 }

@@ -104,7 +104,7 @@ TEST_CASE("safetensors folders: what is missing or does not fit the index is nam
   const std::string index = folder + "/model.safetensors.index.json",
                     first = folder + "/model-00001-of-00002.safetensors";
   const auto refused = [&](const std::string& why) {
-    expect_error<Error>([&] { static_cast<void>(SafetensorsFiles(folder)); }, why);
+    expect_error([&] { static_cast<void>(SafetensorsFiles(folder)); }, why);
   };
   refused("the folder '" + folder + "' has neither model.safetensors nor model.safetensors.index.json");
   put(folder + "/pytorch_model.bin", "");
@@ -182,9 +182,8 @@ TEST_CASE("safetensors folders: a tree loads from shards by a table with *, and 
     const Scratch scratch = Scratch::shared(under_mpi(), world_rank());
     INFO(axes);
     if (world_rank() == 0) io::write_safetensors_folder(scratch / "in", stored, {}, 100);
-    on_mesh(axes, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      io::together(*device, "", [] {});  // the files are there
+    on_mesh(axes, [&](const Grid& mesh) {
+      io::together(*mesh.device(), "", [] {});  // the files are there
       State state{zero_model(mesh), zeros<f32, "V">(mesh, {{"V", 5}})};
       io::load_safetensors(mesh, scratch / "in", state.weights, table);
       for (int i = 0; i < 11; ++i) {
@@ -194,7 +193,7 @@ TEST_CASE("safetensors folders: a tree loads from shards by a table with *, and 
             expect(w.data[static_cast<std::size_t>(m * 3 + h)] == static_cast<float>(10 * i + h * 2 + m), "transposed");
       }
       io::save(mesh, scratch / "checkpoints", 3, state, {});
-      if (device->rank() == 0) {
+      if (mesh.device()->rank() == 0) {
         const auto checkpoint = io::Checkpoint::open(scratch / "checkpoints/step-00000003");
         io::export_safetensors_folder(checkpoint, scratch / "out", table, 100);
         const SafetensorsFiles in(scratch / "in"), out(scratch / "out");
@@ -230,9 +229,8 @@ TEST_CASE("safetensors folders: a leaf whose first dim has a tensor for each ind
   for (const std::string axes : {"d=1,t=1", "d=2,t=2"}) {
     const Scratch scratch = Scratch::shared(under_mpi(), world_rank());
     if (world_rank() == 0) io::write_safetensors_folder(scratch / "in", stored);
-    on_mesh(axes, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      io::together(*device, "", [] {});  // the files are there
+    on_mesh(axes, [&](const Grid& mesh) {
+      io::together(*mesh.device(), "", [] {});  // the files are there
       const auto zero = [&](std::int64_t experts) {
         const Sizes sizes{{"X", experts, round_up(experts, 2)}, {"M", 5, 6}, {"F", 2}};
         return Mixture{full<f32, "X/d M/t F">(mesh, sizes, 7)};
@@ -244,7 +242,7 @@ TEST_CASE("safetensors folders: a leaf whose first dim has a tensor for each ind
         for (int i = 0; i < 10; ++i)
           expect(w.data[static_cast<std::size_t>(10 * x + i)] == static_cast<float>(100 * x + i % 2 * 5 + i / 2), "w");
       io::save(mesh, scratch / "checkpoints", 3, m, {});
-      if (device->rank() == 0) {
+      if (mesh.device()->rank() == 0) {
         const auto checkpoint = io::Checkpoint::open(scratch / "checkpoints/step-00000003");
         io::export_safetensors_folder(checkpoint, scratch / "out", table);
         const SafetensorsFiles out(scratch / "out");
@@ -324,7 +322,7 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
       "does not");
   config.finish({"eps", "empty", "labels"});
   const auto bad = [&](const std::string& text, const std::string& why) {
-    expect_error<Error>([&] { with(text); }, "'" + path + "': " + why);
+    expect_error([&] { with(text); }, "'" + path + "': " + why);
   };
   bad("[]", "it must be a JSON object");
   bad("{", "it is not JSON: it is not a model's config.json, or it is damaged");

@@ -245,9 +245,8 @@ TEST_CASE("safetensors: a tree loads from another layout on every mesh; its chec
     const std::string path = scratch / "in.safetensors";
     if (world_rank() == 0) io::write_safetensors(path, stored_tensors());
     INFO(axes);
-    on_mesh(axes, [&](const DevicePtr& device) {
-      const Grid mesh(device);
-      io::together(*device, "", [] {});  // the file is there
+    on_mesh(axes, [&](const Grid& mesh) {
+      io::together(*mesh.device(), "", [] {});  // the file is there
       Model m = empty_model(mesh);
       io::load_safetensors(mesh, path, m, place_in_file);
       const auto at = [](const auto& host, std::int64_t i) { return host.data[static_cast<std::size_t>(i)]; };
@@ -274,7 +273,7 @@ TEST_CASE("safetensors: a tree loads from another layout on every mesh; its chec
 
       // Padding is zero after loading as before: the checkpoint holds the true sizes.
       io::save(mesh, scratch / "checkpoints", 3, m, {.data_hash = "h"});
-      if (device->rank() == 0) {
+      if (mesh.device()->rank() == 0) {
         const auto checkpoint = io::Checkpoint::open(scratch / "checkpoints/step-00000003");
         io::export_safetensors(checkpoint, scratch / "out.safetensors", place_in_file);
         const SafetensorsFile in(path), out(scratch / "out.safetensors");
@@ -301,9 +300,8 @@ TEST_CASE("safetensors: what does not fit the tree is one error on all devices",
   tensors[1] = tensor_of("c_attn.weight", "F32", {M, 3}, counting(M * 3));
   tensors[5] = tensor_of<float>("ids", "F32", {V}, counting(V));
   if (world_rank() == 0) io::write_safetensors(path, tensors);
-  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
-    const Grid mesh(device);
-    io::together(*device, "", [] {});  // the file is there
+  on_mesh("d=2,t=1", [&](const Grid& mesh) {
+    io::together(*mesh.device(), "", [] {});  // the file is there
     Model m = empty_model(mesh);
     const std::string shapes = " is [4, 3] in the file, but [4, 18] in the program\n";
     expect_error<UsageError>([&] { io::load_safetensors(mesh, path, m, place_in_file); },

@@ -82,7 +82,7 @@ std::string error_of(const F& f) {
 }
 
 /// f throws an E whose text is exactly `text`, but for the lines of the calls where `text` has none.
-template <class E, class F>
+template <class E = Error, class F>
 void expect_error(const F& f, std::string_view text, std::source_location where = std::source_location::current()) {
   std::string got = error_of<E>(f);
   if (text.find(" at " + std::string(where.file_name()) + ":") == std::string_view::npos)
@@ -181,6 +181,7 @@ class Temporarily {
 /// the whole job ends, as the others may wait for them.
 inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {.kind = device_kind()}) {
   const std::vector<AxisSize> axes = parse_mesh(mesh);
+  SUCCEED();  // an assertion for Catch, which sees none of what the devices expect
   if (under_mpi() && device_count(axes) > world_size()) return false;
   if (device_kind() == DeviceKind::simulated && device_count(axes) > 4) return false;
   std::exception_ptr error;
@@ -207,6 +208,31 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
   // An idle rank must leave the test case too, or it would be out of step in the next one.
   if (ending.idle && !message.empty()) throw Failure(message);
   return true;
+}
+
+/// A device, as the parameter of a body that takes its Mesh.
+struct AnyMesh {
+  const DevicePtr& device;
+  template <class M>
+  operator M() const {
+    return M(device);
+  }
+};
+/// The same for a body that takes a Mesh: on_mesh("d=2", [](const Mesh<"d">& mesh) { ... })
+template <class Body>
+requires(!std::is_invocable_v<const Body&, const DevicePtr&>) bool on_mesh(const std::string& mesh, const Body& body,
+                                                                           LaunchOptions options = {
+                                                                               .kind = device_kind()}) {
+  return on_mesh(mesh, DeviceBody([&](const DevicePtr& device) { body(AnyMesh{device}); }), std::move(options));
+}
+
+/// on_mesh for each mesh, which a failure names.
+template <class Body>
+void on_meshes(const std::vector<std::string>& meshes, const Body& body) {
+  for (const std::string& mesh : meshes) {
+    INFO(mesh);
+    on_mesh(mesh, body);
+  }
 }
 
 template <class T>

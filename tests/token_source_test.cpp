@@ -82,14 +82,14 @@ void check_source(const TokenSource& source, Documents documents) {
   }
   const std::string name = "'" + source.name() + "'", n = std::to_string(source.tokens());
   std::vector<EncodedToken> two(2);
-  expect_error<Error>([&] { source.read(source.tokens() - 1, two); },
-                      "tokens " + std::to_string(source.tokens() - 1) + " to " + std::to_string(source.tokens() + 1) +
-                          " of " + name + " are asked for, but it has " + n);
-  expect_error<Error>([&] { source.read(-1, two); }, "tokens -1 to 1 of " + name + " are asked for, but it has " + n);
+  expect_error([&] { source.read(source.tokens() - 1, two); }, "tokens " + std::to_string(source.tokens() - 1) +
+                                                                   " to " + std::to_string(source.tokens() + 1) +
+                                                                   " of " + name + " are asked for, but it has " + n);
+  expect_error([&] { source.read(-1, two); }, "tokens -1 to 1 of " + name + " are asked for, but it has " + n);
   const std::string count = std::to_string(documents.size());
   for (const std::int64_t index : {std::int64_t{-1}, std::ssize(documents)})
-    expect_error<Error>([&] { static_cast<void>(source.document(index)); },
-                        "document " + std::to_string(index) + " of " + name + " is asked for, but it has " + count);
+    expect_error([&] { static_cast<void>(source.document(index)); },
+                 "document " + std::to_string(index) + " of " + name + " is asked for, but it has " + count);
 }
 
 std::string write_flat(const Scratch& folder, const Documents& train, const Documents& validation = {},
@@ -147,8 +147,8 @@ TEST_CASE("token sources: memory, flat-tokens and .bin hold the same", "[data]")
   CHECK(!std::filesystem::exists(folder / "tokens"));
   writer.finish();
   check_source(*open_tokens(folder / "tokens"), marked(documents));
-  expect_error<Error>([&] { writer.add(documents[0]); },
-                      "BinWriter: '" + folder / "tokens" + "' is finished; nothing can be added");
+  expect_error([&] { writer.add(documents[0]); },
+               "BinWriter: '" + folder / "tokens" + "' is finished; nothing can be added");
 }
 
 TEST_CASE("token sources: shards of .bin are one source, documents run over their ends", "[data]") {
@@ -216,9 +216,9 @@ TEST_CASE("token sources: a note beside .bin files says who made them, and what 
                               R"({"format": "shardlib-tokens", "tokenizer": "small", "tokenizer_fingerprint": "abc",
                                   "end_of_text": 65536})"}) {
     put(path, damaged);
-    expect_error<Error>([&] { static_cast<void>(open_tokens(folder.path())); },
-                        "'" + path + "' does not say which tokenizer made the .bin files beside it: it is damaged; " +
-                            "copy it again, or remove it to read them as GPT-2's");
+    expect_error([&] { static_cast<void>(open_tokens(folder.path())); },
+                 "'" + path + "' does not say which tokenizer made the .bin files beside it: it is damaged; " +
+                     "copy it again, or remove it to read them as GPT-2's");
   }
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   const std::string path = folder / "a.bin", other = folder / "b.bin";
   const auto fails = [&](const std::string& bytes, const std::string& message) {
     put(path, bytes);
-    expect_error<Error>([&] { static_cast<void>(open_tokens(path)); }, "'" + path + "' " + message);
+    expect_error([&] { static_cast<void>(open_tokens(path)); }, "'" + path + "' " + message);
   };
   const std::string good = bin_header(20240520, 1, 3) + bytes_of({50256, 2, 3});
   put(path, good);
@@ -326,8 +326,8 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   // A file that shrinks while it is read.
   const BinTokens source({path});
   put(path, good.substr(0, 1026));
-  expect_error<Error>([&] { static_cast<void>(all_tokens(source)); },
-                      "cannot read '" + path + "': it ends at byte 1026, but 4 more are needed: it was truncated");
+  expect_error([&] { static_cast<void>(all_tokens(source)); },
+               "cannot read '" + path + "': it ends at byte 1026, but 4 more are needed: it was truncated");
 
   // An id that the model does not have is found when it is read.
   put(path, bin_header(20240520, 1, 5) + bytes_of({50256, 2, 300, 4, 5}));
@@ -409,11 +409,10 @@ TEST_CASE("token sources: a flipped bit of a .bin is an error where checksums st
   put(path, whole);
   const auto refused = [&](const std::string& text, const std::string& why) {
     put(sums, text);
-    expect_error<Error>([&] { read(0, 1); },
-                        "'" + sums + "' " + why +
-                            ": one of the two files is damaged or was replaced; copy both again, or "
-                            "remove '" +
-                            sums + "' to read without checksums");
+    expect_error([&] { read(0, 1); }, "'" + sums + "' " + why +
+                                          ": one of the two files is damaged or was replaced; copy both again, or "
+                                          "remove '" +
+                                          sums + "' to read without checksums");
   };
   refused("{}", "holds no checksums of version 1");
   refused(R"({"format": "shardlib-bin-checksums", "version": 1})", "has no list of them");

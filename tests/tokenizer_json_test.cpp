@@ -198,7 +198,7 @@ TEST_CASE("tokenizer.json: damaged files", "[tokenizer]") {
   const auto damaged = [&](const std::function<void(json&)>& change, const std::string& message) {
     json made = style("gpt2");
     change(made);
-    expect_error<Error>([&] { load(folder, made); }, file + message + " there: the file is damaged; get it again");
+    expect_error([&] { load(folder, made); }, file + message + " there: the file is damaged; get it again");
   };
   damaged([](json& made) { made.erase("model"); }, "'model' is absent, but a tokenizer.json has a value");
   damaged([](json& made) { made["model"]["vocab"] = 3; }, "'model.vocab' is 3, but a tokenizer.json has an object");

@@ -321,7 +321,7 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());
   const auto fails = [&](const std::string& text, const std::string& message) {
     test::put(path, text);
-    expect_error<Error>([&] { static_cast<void>(io::load_tokenizer(path)); }, "'" + path + "'" + message);
+    expect_error([&] { static_cast<void>(io::load_tokenizer(path)); }, "'" + path + "'" + message);
   };
   const std::string again = ": the file is damaged or is not a vocabulary; get it again (scripts/vocabulary.sh)";
   fails(good.substr(0, good.size() - 1), ", line 270: the line has no end, the file was cut short" + again);
@@ -340,17 +340,17 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   // Half of GPT-2's file is a whole vocabulary by itself: only the name and the digest tell.
   const std::string half = folder / "r50k_base.tiktoken";
   test::put(half, good);
-  expect_error<Error>([&] { static_cast<void>(io::load_tokenizer(half)); },
-                      "'" + half + "' is not the file of this name, or not all of it: its SHA-256 is " +
-                          io::hex(io::sha256(good)) +
-                          " instead of 306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930; get it again "
-                          "(scripts/vocabulary.sh)");
+  expect_error([&] { static_cast<void>(io::load_tokenizer(half)); },
+               "'" + half + "' is not the file of this name, or not all of it: its SHA-256 is " +
+                   io::hex(io::sha256(good)) +
+                   " instead of 306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930; get it again "
+                   "(scripts/vocabulary.sh)");
 
   const std::string merges = folder / "vocab.bpe", ids = folder / "encoder.json";
   const auto pairs_fail = [&](const std::string& pairs, const std::string& json, const std::string& message) {
     test::put(merges, pairs);
     test::put(ids, json);
-    expect_error<Error>([&] { static_cast<void>(io::load_tokenizer(folder.path())); }, message);
+    expect_error([&] { static_cast<void>(io::load_tokenizer(folder.path())); }, message);
   };
   const std::string together = ": the files are damaged or do not belong together";
   pairs_fail(
