@@ -168,11 +168,9 @@ TEST_CASE("checkpoint: models of submeshes need names of their own", "[checkpoin
     const auto of = [&](double value) { return full<f32, "M/d">(part, {{"M", 4}}, value); };
     expect_error([&] { io::save(mesh, scratch / "one", 1, of(e)); },
                  "checkpoint '" + scratch / "one" +
-                     "/step-00000001' was not saved: the leaf 'value' has other values on device 1 than on "
-                     "device 0; if they are of several "
-                     "submeshes, give the leaves of each names of its own with `rename`, or save each submesh "
-                     "with its own mesh into a "
-                     "directory of its own");
+                     "/step-00000001' was not saved: the leaf 'value' has other values on device 1 than on device 0; "
+                     "if they are of several submeshes, give the leaves of each names of its own with `rename`, or "
+                     "save each submesh with its own mesh into a directory of its own");
     io::save(mesh, scratch / "equal", 1, of(5));
     const io::Rename own = [e](const std::string& name) { return name + "." + std::to_string(e); };
     io::save(mesh, scratch / "both", 1, of(e + 1), {}, {.rename = own});
@@ -375,8 +373,7 @@ TEST_CASE("checkpoint: values that are not finite are refused where the program 
             error_of([&] { io::save(mesh, scratch.path(), 2, state(value), {}, {.keep = 1, .finite = true}); });
         expect(message == "checkpoint '" + scratch.path() +
                               "/step-00000002' was not saved: the leaf 'bad' has 8 values that are not finite, so the "
-                              "training has diverged; the checkpoints before this "
-                              "one stay" +
+                              "training has diverged; the checkpoints before this one stay" +
                               (mesh.size() == 1 ? "" : " (on device 0 (d=0,t=0) of mesh d=2,t=1)"),
                message);
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");

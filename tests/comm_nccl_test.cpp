@@ -324,8 +324,7 @@ TEST_CASE("the stand-in for NCCL finds a block that is freed before the stream h
     stand_in::AllGather(ranks[r].block(4), ranks[r].block(8), 4, u8s, ranks[r].comm, ranks.stream(r));
   ranks[0].blocks.erase(ranks[0].blocks.begin());
   expect_error([&] { ranks.has_passed(0); },
-               "simulated device: ncclAllGather of 4 elements of type 1 uses a block that was freed before it "
-               "has run");
+               "simulated device: ncclAllGather of 4 elements of type 1 uses a block that was freed before it has run");
   ranks.abort();
 }
 

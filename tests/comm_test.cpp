@@ -510,8 +510,7 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
     if (!comm.takes_rows()) {
       const Buffer block = make_buffer<i32>(*device, 2), whole = make_buffer<i32>(*device, 2 * n);
       const std::string why =
-          " in 2 rows: these devices share no memory: put the blocks in rank order, "
-          "and leave out rows";
+          " in 2 rows: these devices share no memory: put the blocks in rank order, and leave out rows";
       expect_error([&] { comm.all_gather(block, whole, 2); }, "all_gather" + why);
       expect_error([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 2); }, "reduce_scatter" + why);
       return;
@@ -542,12 +541,12 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
                    bits_of(reduce_scatter(*device, comm, in_rank_order, Reduction::sum)));
     }
     const Buffer block = make_buffer<i32>(*device, 2), whole = make_buffer<i32>(*device, 2 * n);
-    expect_error([&] { comm.all_gather(block, whole, 3); },
-                 "all_gather in 3 rows: a block has 8 bytes: they must split into as many equal pieces, of 1 "
-                 "bytes an element");
+    expect_error(
+        [&] { comm.all_gather(block, whole, 3); },
+        "all_gather in 3 rows: a block has 8 bytes: they must split into as many equal pieces, of 1 bytes an element");
     expect_error([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 4); },
-                 "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
-                 "4 bytes an element");
+                 "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of 4 bytes "
+                 "an element");
   };
   for (const std::size_t from : {tuning.nontemporal_from, std::size_t{1}}) {
     const Temporarily nontemporal(tuning.nontemporal_from, from);
@@ -559,14 +558,14 @@ TEST_CASE("buffers that do not fit are refused") {
   on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const auto bytes = [&](std::size_t n) { return device->pool()->allocate(n); };
-    expect_error([&] { comm.all_gather(bytes(12), bytes(20)); },
-                 "all_gather over 2 devices: send has 12 bytes, recv has 20 bytes: recv must have 2 times the "
-                 "bytes of send");
+    expect_error(
+        [&] { comm.all_gather(bytes(12), bytes(20)); },
+        "all_gather over 2 devices: send has 12 bytes, recv has 20 bytes: recv must have 2 times the bytes of send");
     expect_error([&] { comm.all_to_all(bytes(3), bytes(3)); },
                  "all_to_all over 2 devices: send has 3 bytes: they must split into 2 equal blocks");
     expect_error([&] { comm.reduce_scatter(bytes(12), bytes(12), DType::f32, Reduction::sum); },
-                 "reduce_scatter over 2 devices: send has 12 bytes, recv has 12 bytes: send must have 2 times "
-                 "the bytes of recv");
+                 "reduce_scatter over 2 devices: send has 12 bytes, recv has 12 bytes: send must have 2 times the "
+                 "bytes of recv");
     expect_error([&] { comm.all_reduce(bytes(12), bytes(16), DType::f32, Reduction::sum); },
                  "all_reduce over 2 devices: send has 12 bytes, recv has 16 bytes: make them equal");
     expect_error([&] { comm.all_reduce(bytes(6), bytes(6), DType::f32, Reduction::sum); },
@@ -574,9 +573,9 @@ TEST_CASE("buffers that do not fit are refused") {
     expect_error([&] { comm.all_reduce(bytes(6), bytes(6), DType::bool_, Reduction::max); },
                  "all_reduce of bool_: only f32, bf16, f64, i32 and u32 can be reduced: convert first");
     const Buffer one = bytes(8);
-    expect_error([&] { comm.all_reduce(one, one, DType::f32, Reduction::sum); },
-                 "all_reduce over 2 devices: send has 8 bytes, recv has 8 bytes: they are the same memory: give "
-                 "recv its own");
+    expect_error(
+        [&] { comm.all_reduce(one, one, DType::f32, Reduction::sum); },
+        "all_reduce over 2 devices: send has 8 bytes, recv has 8 bytes: they are the same memory: give recv its own");
     expect_error([&] { comm.send(one, 2); }, "send to rank 2: the group has the ranks 0 to 1");
     expect_error([&] { comm.recv(one, -1); }, "recv from rank -1: the group has the ranks 0 to 1");
     comm.send(bytes(4), 1 - comm.rank());

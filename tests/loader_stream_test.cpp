@@ -193,23 +193,22 @@ TEST_CASE("stream: errors", "[stream]") {
   const std::string small = folder.put("small/a", std::string(127, 'x'));
   expect_error<UsageError>(open(small, {.batch = 2, .length = 4}),
                            "'" + small +
-                               "' has 127 bytes of text, but a stream needs at least 64 for each of the 2 "
-                               "rows of a batch: choose more text, or a smaller --batch");
-  expect_error<UsageError>(open(small, {.batch = 0, .length = 4}),
-                           "a batch of 0 rows of 4 tokens: both are at least 1, and their product at most 2^31; check "
-                           "--batch and --seq");
+                               "' has 127 bytes of text, but a stream needs at least 64 for each of the 2 rows of a "
+                               "batch: choose more text, or a smaller --batch");
+  expect_error<UsageError>(
+      open(small, {.batch = 0, .length = 4}),
+      "a batch of 0 rows of 4 tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
   expect_error(open(small, one, 1, 1), "rows 1 to 2 are asked for, but a batch has 1");
   const std::string blank = folder.put("blank/a", std::string(500, ' '));
   expect_error<UsageError>(open(blank, one), "row 0 of a batch finds only white space in its part of the text, near '" +
                                                  blank + "': choose more text, or a smaller --batch");
   const std::string binary = folder.put("binary/a", std::string(70, 'x') + '\0' + std::string(70, 'x'));
-  expect_error<UsageError>(open(binary, {.batch = 1, .length = 500}),
-                           "'" + binary +
-                               "' is not a text file: it has a zero byte at 70; keep other files out of the folder "
-                               "of --stream");
+  expect_error<UsageError>(
+      open(binary, {.batch = 1, .length = 500}),
+      "'" + binary + "' is not a text file: it has a zero byte at 70; keep other files out of the folder of --stream");
   TextStreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
   expect_error<UsageError>(open(small, narrow),
                            "a text near byte 127 of '" + small +
-                               "' has the token id 120, but the vocabulary has 120 tokens: choose "
-                               "a larger vocabulary (--vocabulary of the trainers), or another tokenizer");
+                               "' has the token id 120, but the vocabulary has 120 tokens: choose a larger vocabulary "
+                               "(--vocabulary of the trainers), or another tokenizer");
 }

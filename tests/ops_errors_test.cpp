@@ -46,8 +46,8 @@ TEST_CASE("a collective that a device waits for in vain is named once", "[ops][e
     if (device->rank() == 0) static_cast<void>(all_gather<"A/d -> A">(zeros<f32, "A/d">(mesh, {{"A", 4}})).span());
   };
   ERROR_IS(
-      "all_gather<`A/d -> A`>: device 1 (rank 1 of 2) has returned without taking part: every device "
-      "of a group must make the same calls (device 0 (d=0) of mesh d=2)",
+      "all_gather<`A/d -> A`>: device 1 (rank 1 of 2) has returned without taking part: every device of a group must "
+      "make the same calls (device 0 (d=0) of mesh d=2)",
       launch(parse_mesh("d=2"), gathers));
 }
 
@@ -74,8 +74,7 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
 
     const Tensor<f32, "L"> none;
     const std::string empty =
-        ": a tensor `f32[L]` was never given a value; make one with an op, as `zeros` or "
-        "`place`, before it is used";
+        ": a tensor `f32[L]` was never given a value; make one with an op, as `zeros` or `place`, before it is used";
     ERROR_NAMES_THIS_LINE("+", empty, none + none);
     ERROR_NAMES_THIS_LINE("negate", empty, -none);
     ERROR_NAMES_THIS_LINE("+", empty, none + 1.0);
@@ -106,10 +105,9 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
     CHECK_THAT(error_of([&] { for_each_leaf(read, one); }), Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
-    CHECK(
-        error_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
-        "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build them "
-        "from one configuration");
+    CHECK(error_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
+          "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build "
+          "them from one configuration");
   });
 }
 
@@ -186,27 +184,23 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
             here,
         zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}}));
     ERROR_IS(
-        "shard<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 shards; choose a "
-        "multiple of 4, or pad "
-        "it: {\"B\", 6, 8}" +
+        "shard<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 shards; choose a multiple of 4, or "
+        "pad it: {\"B\", 6, 8}" +
             here,
         shard<"B -> B/t/d">(zero_of<Tensor<f32, "B">>(device, {6})));
     ERROR_IS(
         "reduce_scatter<`B C +d -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a "
-        "multiple "
-        "of 2, or pad it: {\"C\", 5, 6}" +
+        "multiple of 2, or pad it: {\"C\", 5, 6}" +
             here,
         reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5})));
     ERROR_IS(
         "all_to_all<`B/d C -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a multiple of "
-        "2, "
-        "or pad it: {\"C\", 5, 6}" +
+        "2, or pad it: {\"C\", 5, 6}" +
             here,
         all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5})));
     ERROR_IS(
         "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 shards; choose a multiple of 2, or "
-        "pad "
-        "it: {\"H\", 3, 4}" +
+        "pad it: {\"H\", 3, 4}" +
             here,
         split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}}));
   });
@@ -218,12 +212,12 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
     ERROR_IS("shard<`A -> A/q`>: `A/q`: unknown axis 'q': the mesh is d=1,t=1" + on_one, shard<"A -> A/q">(x));
     ERROR_IS("to_partial<`A -> A +q`>: `A +q`: unknown axis 'q': the mesh is d=1,t=1" + on_one,
              to_partial<"A -> A +q">(x));
-    expect_error<UsageError>([&] { Mesh<"t d">{device}; },
-                             "the program is written for a mesh with the axes `t d`, in this order, but was given "
-                             "`d=1,t=1`");
-    expect_error<UsageError>([&] { Mesh<"d">{device}; },
-                             "the program is written for a mesh with the axes `d`, in this order, but was given "
-                             "`d=1,t=1`");
+    expect_error<UsageError>(
+        [&] { Mesh<"t d">{device}; },
+        "the program is written for a mesh with the axes `t d`, in this order, but was given `d=1,t=1`");
+    expect_error<UsageError>(
+        [&] { Mesh<"d">{device}; },
+        "the program is written for a mesh with the axes `d`, in this order, but was given `d=1,t=1`");
     const auto other = DevicePtr::make(parse_mesh("d=1"), 0);
     const Mesh<"r d"> wider{DevicePtr::make(parse_mesh("d=1"), 0)};
     expect(wider.size("r") == 1 && wider.axis_index("r") == 0 && wider.device()->group({"r", "d"}).size() == 1,
@@ -232,8 +226,8 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
     expect(drawn.find("f32[B/r/d] on mesh d=1\n") == 0 && drawn.find("│ 0 │") != std::string::npos, drawn);
     expect(wider.device()->describe() == "device 0 (d=0) of mesh d=1", wider.device()->describe());
     ERROR_IS(
-        "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 "
-        "(d=0,t=0) of mesh d=1,t=1; make all tensors on one" +
+        "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 (d=0,t=0) of "
+        "mesh d=1,t=1; make all tensors on one" +
             on_one,
         x + zero_of<Tensor<f32, "A">>(other, {12}));
   });
@@ -303,8 +297,8 @@ TEST_CASE("a table with too many rows along several dims", "[ops][errors]") {
   const auto ids = zeros<i32, "B">(mesh, {{"B", 3}});
   const auto fails = [&](const char* op, const auto& f) {
     expect_error(f, "index_unreduced<`" + std::string(op) +
-                        "`>: the looked-up dims of the shard of the table span 2^32 steps or more; put them first "
-                        "and beside each other in the table's spec, or shard it further (" +
+                        "`>: the looked-up dims of the shard of the table span 2^32 steps or more; put them first and "
+                        "beside each other in the table's spec, or shard it further (" +
                         device->describe() + ")");
   };
   const auto look_up = [&](std::int64_t w) {
@@ -326,8 +320,8 @@ TEST_CASE("maxima over devices have no derivative", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = leaf_of<Tensor<f32, "A V/t">>(device, {2, 4});
     ERROR_IS(
-        "all_reduce_max<`A V/t -> A`>: a maximum over devices has no derivative; take stop_gradient of "
-        "the operand first" +
+        "all_reduce_max<`A V/t -> A`>: a maximum over devices has no derivative; take stop_gradient of the operand "
+        "first" +
             on_one,
         all_reduce_max<"A V/t -> A">(x));
     static_cast<void>(all_reduce_max<"A V/t -> A">(stop_gradient(x)));
@@ -351,8 +345,8 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
       return to_partial<"+d -> +d +t">(sum(f(x)));
     };
     ERROR_IS("*" + at(line + 2) +
-                 " of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, "
-                 "the result of exp" +
+                 " of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, the result "
+                 "of exp" +
                  at(line) + remedy,
              value_and_grad(mesh, of_result, x));
     const auto of_weight = [&](const Tensor<f32, "A/d">& w) -> Tensor<f32, "+d +t"> {
@@ -361,9 +355,7 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
       return to_partial<"+d -> +d +t">(sum(f(x)));
     };
     ERROR_IS(
-        "* of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, a "
-        "weight" +
-            remedy,
+        "* of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, a weight" + remedy,
         value_and_grad(mesh, of_weight, x));
   });
 }
@@ -372,8 +364,8 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto twin = DevicePtr::make(parse_mesh("d=1,t=1"), 0);
     ERROR_IS(
-        "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its "
-        "own; make all tensors on one, in one `launch`" +
+        "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its own; make all "
+        "tensors on one, in one `launch`" +
             on_one,
         zero_of<Tensor<f32, "A">>(device, {2}) + zero_of<Tensor<f32, "A">>(twin, {2}));
   });
@@ -389,9 +381,8 @@ TEST_CASE("tensors of two devices of a launch", "[ops][errors]") {
     static_cast<void>(fetch(shared[static_cast<std::size_t>(own)]));  // both are there
     if (own == 1) return;
     ERROR_IS(
-        "+ of `A/d` and `A/d`: its operands are of two devices, device 1 (d=1) of mesh d=2 and device 0 "
-        "(d=0) of mesh d=2; let each device make its own tensors, and move shards with a collective "
-        "(device 0 (d=0) of mesh d=2)",
+        "+ of `A/d` and `A/d`: its operands are of two devices, device 1 (d=1) of mesh d=2 and device 0 (d=0) of mesh "
+        "d=2; let each device make its own tensors, and move shards with a collective (device 0 (d=0) of mesh d=2)",
         shared[0] + shared[1]);
   });
 }
@@ -426,8 +417,8 @@ TEST_CASE("division of integers by zero", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
     const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
     ERROR_IS(
-        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, "
-        "e.g. with `where`" +
+        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with "
+        "`where`" +
             on_one,
         x / zeros<i32, "A">(mesh, {{"A", 3, 4}}));
     ERROR_IS("/ of `A`: integers cannot be divided by zero" + on_one, x / 0.0);

@@ -48,10 +48,9 @@ std::string here(int line) {
 TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") {
   on_devices([](const Grid& mesh) {
     const Weights w = weights(mesh);
-    const auto says = {
-        std::string_view("the weight `a` comes from outside of the function that value_and_grad "
-                         "differentiates, so its gradient would miss this use; use the function's "
-                         "parameter, or `stop_gradient` of the weight")};
+    const auto says = {std::string_view(
+        "the weight `a` comes from outside of the function that value_and_grad differentiates, so its gradient would "
+        "miss this use; use the function's parameter, or `stop_gradient` of the weight")};
     expect_says(differentiate(
                     mesh, [&](const Weights&) -> Loss { return sum(w.a); }, w),
                 says);
@@ -205,8 +204,7 @@ TEST_CASE("a name has one size in all that value_and_grad runs", "[ops][grad]") 
     const Weights w = weights(mesh);
     const std::string rule =
         ", and a name has one size within value_and_grad; `rename` one of the two, or open a `Scope` around the part "
-        "that "
-        "means another size";
+        "that means another size";
     const auto other = [&](const Weights& p) -> Loss {
       return sum(p.a * p.b) + sum(zeros<f32, "M/d">(mesh, {{"M", 8}}));
     };

@@ -319,8 +319,7 @@ TEST_CASE("leaves of different numbers of layers are an error", "[ops][loops]") 
         [&] {
           scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, three.out}, x, x);
         },
-        "scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in "
-        "each leaf");
+        "scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in each leaf");
     expect_error([&] { scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x); },
                  "scan_layers<`Y`>: no leaf of the tree has a value");
     expect_error(
@@ -515,9 +514,9 @@ TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops
     expect_same_bits(again, stacked, "stacked again");
 
     parts[3].powers.resize(1);
-    expect_error([&] { stack<"L">(parts); },
-                 "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of "
-                 "one structure");
+    expect_error(
+        [&] { stack<"L">(parts); },
+        "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of one structure");
     parts.clear();
     expect_error([&] { stack<"L">(parts); }, "stack<`L`>: there is nothing to stack; give one tree at least");
   });

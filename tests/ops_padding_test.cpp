@@ -140,8 +140,7 @@ TEST_CASE("padded: memory of the caller's is checked", "[ops][padding]") {
     memory[5] = 1;
     if (last)
       expect_error(make,
-                   "from_memory<`B V/t`>: element 5 of the memory is padding, but not zero; clear the padding "
-                   "first (" +
+                   "from_memory<`B V/t`>: element 5 of the memory is padding, but not zero; clear the padding first (" +
                        mesh.device()->describe() + ")");
     else
       static_cast<void>(make());
@@ -323,8 +322,7 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         "size that needs no padding");
     fails([&] { concat<"V, V -> N">(v, v); },
           "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the "
-          "second; "
-          "choose a size that needs none");
+          "second; choose a size that needs none");
     fails(
         [&] {
           concat<"A, A -> N">(of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5, 6}}),

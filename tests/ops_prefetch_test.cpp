@@ -298,11 +298,10 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
 
     const int other_line = __LINE__ + 1;
     const auto others = [](const Weights& v) { return all_gather<"M/d H/t -> M H/t">(v.in * 1.0); };
-    const std::string unused =
-        "all_gather<`M/d H/t -> M H/t`>" + where(other_line) +
-        ": prefetch has started it, but the layer has not asked for its result: let the layer gather the same tensors "
-        "with the same function that prefetch is given" +
-        on;
+    const std::string unused = "all_gather<`M/d H/t -> M H/t`>" + where(other_line) +
+                               ": prefetch has started it, but the layer has not asked for its result: let the layer "
+                               "gather the same tensors with the same function that prefetch is given" +
+                               on;
     expect_error([&] { through(x, w.layers, How::prefetch, layer<false>, others); }, unused);
     detail::program_state(device).pending.clear();
     // Without a later prefetch the end of the forward pass notices.
@@ -312,17 +311,16 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
     expect_error([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
     const int next_line = __LINE__ + 2;
-    expect_error([&] { prefetch(x, gathered, w.layers, 4); },
-                 "prefetch" + where(next_line) +
-                     ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last "
-                     "one" +
-                     on);
+    expect_error(
+        [&] { prefetch(x, gathered, w.layers, 4); },
+        "prefetch" + where(next_line) +
+            ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last one" + on);
     const int inside_line = __LINE__ + 1;
     const auto inside = [](const X& y, const Array<"layers", Weights>& v) { return prefetch(y, gathered, v, 0); };
     expect_error([&] { explicit_activation_checkpointing(inside)(x, w.layers); },
                  "prefetch" + where(inside_line) +
-                     ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
-                     "does not ask for; call it between the layers, outside" +
+                     ": inside explicit_activation_checkpointing it would start gathers that the backward pass does "
+                     "not ask for; call it between the layers, outside" +
                      on);
     expect(detail::program_state(device).pending.empty(), "errors leave nothing under way");
   });

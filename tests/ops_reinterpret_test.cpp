@@ -243,9 +243,8 @@ TEST_CASE("reinterpret: no copy, one device for each factorization, and its mist
         [&] {
           (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}, {"b", 3}});
         },
-        "reinterpret<`d s -> a b`>: `d s` are 2 devices, but the new axes a=2,b=3,t=2 have 6 in their "
-        "place (" +
-            here + ")");
+        "reinterpret<`d s -> a b`>: `d s` are 2 devices, but the new axes a=2,b=3,t=2 have 6 in their place (" + here +
+            ")");
     expect_error(
         [&] {
           (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}});
@@ -258,15 +257,15 @@ TEST_CASE("reinterpret: no copy, one device for each factorization, and its mist
         "reinterpret<`d s -> e`>: `t` is none of the new axes, so its size cannot be given (" + here + ")");
     const auto columns = ones<f32, "B/t">(mesh, {{"B", 2}});
     expect_error([&] { (void)reinterpret<"t -> e">(columns, folded); },
-                 "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 are other devices than `t` of mesh d=2,s=1,t=2, or "
-                 "have another order, so shards would change places; name the axes that they replace (" +
+                 "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 are other devices than `t` of mesh d=2,s=1,t=2, or have "
+                 "another order, so shards would change places; name the axes that they replace (" +
                      here + ")");
     expect_error(
         [&] {
           (void)reinterpret<"s t -> u">(ones<f32, "B/s/t">(mesh, {{"B", 2}}), reinterpret<"d s t -> u">(mesh));
         },
-        "reinterpret<`s t -> u`>: `s t` of mesh d=2,s=1,t=2 are 2 devices, but `u` of mesh u=4 are 4; "
-        "choose sizes with equal products (" +
+        "reinterpret<`s t -> u`>: `s t` of mesh d=2,s=1,t=2 are 2 devices, but `u` of mesh u=4 are 4; choose sizes "
+        "with equal products (" +
             here + ")");
     const auto single = DevicePtr::make(std::vector<AxisSize>{{"e", 1}}, 0);
     expect_error([&] { (void)reinterpret<"t -> e">(columns, Mesh<"e">(single)); },
@@ -274,9 +273,9 @@ TEST_CASE("reinterpret: no copy, one device for each factorization, and its mist
                      "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
     const auto w = ones<f32, "">(folded, {});
     const auto square_of = [](const Tensor<f32, "">& v) { return to_partial<"+d +s +t">(v * v); };
-    expect_error([&] { (void)value_and_grad(mesh, square_of, w); }, "value_and_grad: the weight is on " + there +
-                                                                        ", but the call is for mesh d=2,s=1,t=2; "
-                                                                        "`reinterpret` it for that mesh (no traffic)");
+    expect_error([&] { (void)value_and_grad(mesh, square_of, w); },
+                 "value_and_grad: the weight is on " + there +
+                     ", but the call is for mesh d=2,s=1,t=2; `reinterpret` it for that mesh (no traffic)");
   });
 }
 

@@ -392,16 +392,16 @@ TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
     const auto x = ones<f32, "B">(mesh, {{"B", 2}});
     const auto own = ones<f32, "B">(part, {{"B", 2}});
     const auto nothing = [](const Mesh<"d t">& m, const auto&...) { return ones<f32, "B">(m, {{"B", 2}}); };
-    expect_error([&] { (void)on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return x + own; }); },
-                 "+ of `B` and `B`: its operands are on different meshes: " + there + " and " + here +
-                     "; tensors come to a submesh as arguments of `on_submeshes`, and leave it as results (no "
-                     "traffic) (" +
-                     here + ")");
-    expect_error([&] { (void)on_submeshes<"N/e">(mesh, nothing, own); },
-                 "on_submeshes<`N/e`>: argument 1 is on " + there +
-                     ", but the call is for mesh d=2,e=2,t=1; the function may capture what is on its submesh "
-                     "already (" +
-                     here + ")");
+    expect_error(
+        [&] { (void)on_submeshes<"N/e">(mesh, [&](const Mesh<"d t">&) { return x + own; }); },
+        "+ of `B` and `B`: its operands are on different meshes: " + there + " and " + here +
+            "; tensors come to a submesh as arguments of `on_submeshes`, and leave it as results (no traffic) (" +
+            here + ")");
+    expect_error(
+        [&] { (void)on_submeshes<"N/e">(mesh, nothing, own); },
+        "on_submeshes<`N/e`>: argument 1 is on " + there +
+            ", but the call is for mesh d=2,e=2,t=1; the function may capture what is on its submesh already (" + here +
+            ")");
     expect_error([&] { (void)on_submeshes<"+e">(mesh, [&](const Mesh<"d t">&) { return x; }); },
                  "on_submeshes<`+e`>: the result of the function is on " + here +
                      "; return a tensor that is made on the submesh that the function gets, or of its arguments (" +
@@ -416,18 +416,17 @@ TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
           (void)on_submeshes<"B/e">(mesh, [](const Mesh<"d t">& m) { return ones<f32, "B/d">(m, {{"B", 3, 4}}); });
         },
         "on_submeshes<`B/e`>: the result of the function is padded along `B/d`, of size 3 (padded to 4), and the "
-        "padding would "
-        "be that of some submeshes alone; choose a size that needs none (" +
+        "padding would be that of some submeshes alone; choose a size that needs none (" +
             here + ")");
     expect_error<EmptyTensor>([&] { (void)on_submeshes<"N/e">(mesh, nothing, Tensor<f32, "B">()); },
                               "on_submeshes<`N/e`>: a tensor `f32[B]` was never given a value; make one with an op, as "
                               "`zeros` or `place`, before it is used");
     const auto square_of = [](const Tensor<f32, "B">& v) { return to_partial<"+d +e +t">(sum<"B -> ">(v * v)); };
-    expect_error([&] { (void)value_and_grad(mesh, square_of, own); },
-                 "value_and_grad: the weight is on " + there +
-                     ", but the call is for mesh d=2,e=2,t=1, and a gradient is typed by the axes of one mesh; "
-                     "call value_and_grad with the mesh of the weights, or bring tensors over with `on_submeshes` "
-                     "(no traffic)");
+    expect_error(
+        [&] { (void)value_and_grad(mesh, square_of, own); },
+        "value_and_grad: the weight is on " + there +
+            ", but the call is for mesh d=2,e=2,t=1, and a gradient is typed by the axes of one mesh; call "
+            "value_and_grad with the mesh of the weights, or bring tensors over with `on_submeshes` (no traffic)");
     expect_error([&] { (void)Whole(part.device()); },
                  "axis 'e' is not one of this mesh, which is a part of mesh d=2,e=2,t=1 at one place of it");
   });

@@ -171,11 +171,10 @@ TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipelin
             (void)pipeline::outputs(mesh, pipeline::GPipe(1), 2, Odd{padded}, w, {{"M", 2}});
           });
         },
-        padded
-            ? "fwd_0__0: Concat: dim `R` is 3 (padded to 4), and the padding of a microbatch would lie before the next "
-              "one; choose a size that needs none"
-            : "fwd_0__1: Concat: microbatch 1 has other sizes than those before it; all microbatches of a step have "
-              "one shape (device 0 (p=0,d=0,t=0) of mesh p=1,d=1,t=1)");
+        padded ? "fwd_0__0: Concat: dim `R` is 3 (padded to 4), and the padding of a microbatch would lie before the "
+                 "next one; choose a size that needs none"
+               : "fwd_0__1: Concat: microbatch 1 has other sizes than those before it; all microbatches of a step have "
+                 "one shape (device 0 (p=0,d=0,t=0) of mesh p=1,d=1,t=1)");
   on_threads("p=1,d=1,t=1", [](const DevicePtr& device) {
     const Staged mesh(device);
     const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});

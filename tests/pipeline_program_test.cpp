@@ -420,10 +420,9 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
         });
       },
       "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
-  expect_error<UsageError>(
-      [] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 2); },
-      "2 layers are too few for the 3 stages of Std1F1B(num_stages=3): each needs one; choose more layers, or fewer "
-      "stages");
+  expect_error<UsageError>([] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 2); },
+                           "2 layers are too few for the 3 stages of Std1F1B(num_stages=3): each needs one; choose "
+                           "more layers, or fewer stages");
   expect_error<UsageError>(
       [] {
         (void)pipeline::LayerMap(pipeline::Std1F1B(3), std::vector{1, 2});
@@ -442,6 +441,5 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
         });
       },
       "fwd_0__0: stage 0 hands over `B/r/d L/s M/t` with L = 6, but the sizes given for the pipeline say 7; give what "
-      "a "
-      "microbatch has (device 0 (p=0,d=0,s=0,t=0) of mesh p=2,d=1,s=1,t=1)");
+      "a microbatch has (device 0 (p=0,d=0,s=0,t=0) of mesh p=2,d=1,s=1,t=1)");
 }

@@ -245,30 +245,30 @@ TEST_CASE("a plan that is tampered with is refused", "[pipeline]") {
   check(good);
   auto swapped = good;  // rank 0: fwd send fwd send ...
   std::swap(swapped[0][1].message, swapped[0][3].message);
-  expect_error([&] { check(swapped); },
-               "communication plan: message 1 from rank 0 to rank 1 is sent as activation of microbatch 1 from "
-               "stage 0 to 1, but received as activation of microbatch 0 from stage 0 to 1; both sides must have "
-               "the same order");
+  expect_error(
+      [&] { check(swapped); },
+      "communication plan: message 1 from rank 0 to rank 1 is sent as activation of microbatch 1 from stage 0 to 1, "
+      "but received as activation of microbatch 0 from stage 0 to 1; both sides must have the same order");
   auto lost = good;
   lost[0].erase(lost[0].begin() + 3);
   expect_error([&] { check(lost); },
-               "communication plan: message 2 from rank 0 to rank 1 is sent as nothing, but received as "
-               "activation of microbatch 1 from stage 0 to 1; both sides must have the same order");
+               "communication plan: message 2 from rank 0 to rank 1 is sent as nothing, but received as activation of "
+               "microbatch 1 from stage 0 to 1; both sides must have the same order");
   auto hasty = good;
   std::swap(hasty[0][0], hasty[0][1]);
   expect_error([&] { check(hasty); },
-               "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 1) comes "
-               "before fwd_0__0, which makes it");
+               "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 1) comes before "
+               "fwd_0__0, which makes it");
   auto late = good;
   std::swap(late[1][0], late[1][1]);
   expect_error([&] { check(late); },
-               "communication plan: rank 1, receive(activation of microbatch 0 from stage 0 to 1, rank 0) comes "
-               "after fwd_1__0, which needs it");
+               "communication plan: rank 1, receive(activation of microbatch 0 from stage 0 to 1, rank 0) comes after "
+               "fwd_1__0, which needs it");
   auto nowhere = good;
   nowhere[0][1].peer = 2;
   expect_error([&] { check(nowhere); },
-               "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 2): there is "
-               "no such other rank among 2");
+               "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 2): there is no "
+               "such other rank among 2");
   auto idle = good;
   idle[1].erase(idle[1].begin() + 1);
   expect_error([&] { check(idle); }, "communication plan: rank 1 receives for fwd_1__0, but never runs it");
@@ -279,17 +279,17 @@ TEST_CASE("sizes that a schedule has no lists for", "[pipeline]") {
   expect_error<UsageError>([] { Std1F1B(-1); }, "Std1F1B(num_stages=-1): num_stages must be at least 1");
   expect_error<UsageError>([] { Interleaved1F1B({.num_stages = 4, .mpmd_dim = 0}); },
                            "Interleaved1F1B(num_stages=4, mpmd_dim=0): mpmd_dim must be at least 1");
-  expect_error<UsageError>([] { InterleavedGPipe({.num_stages = 6, .mpmd_dim = 4}); },
-                           "InterleavedGPipe(num_stages=6, mpmd_dim=4): every rank must have as many stages as the "
-                           "others, but mpmd_dim does "
-                           "not divide num_stages; take 8 stages, or another number of ranks");
+  expect_error<UsageError>(
+      [] { InterleavedGPipe({.num_stages = 6, .mpmd_dim = 4}); },
+      "InterleavedGPipe(num_stages=6, mpmd_dim=4): every rank must have as many stages as the others, but mpmd_dim "
+      "does not divide num_stages; take 8 stages, or another number of ranks");
   expect_error<UsageError>(
       [] { Interleaved1F1B({.num_stages = 6, .mpmd_dim = 4}); },
-      "Interleaved1F1B(num_stages=6, mpmd_dim=4): every rank must have as many stages as the "
-      "others, but mpmd_dim does not divide num_stages; take 8 stages, or another number of ranks");
-  expect_error<UsageError>([] { DualPipeV({.num_stages = 4, .mpmd_dim = 4}); },
-                           "DualPipeV(num_stages=4, mpmd_dim=4): every rank has two stages, so num_stages must be "
-                           "2 * mpmd_dim = 8");
+      "Interleaved1F1B(num_stages=6, mpmd_dim=4): every rank must have as many stages as the others, but mpmd_dim does "
+      "not divide num_stages; take 8 stages, or another number of ranks");
+  expect_error<UsageError>(
+      [] { DualPipeV({.num_stages = 4, .mpmd_dim = 4}); },
+      "DualPipeV(num_stages=4, mpmd_dim=4): every rank has two stages, so num_stages must be 2 * mpmd_dim = 8");
   expect_error<UsageError>([] { (void)GPipe(2).tasks(0); },
                            "GPipe(num_stages=2): 0 microbatches; a training step needs at least 1");
   expect_error<UsageError>(
@@ -298,10 +298,10 @@ TEST_CASE("sizes that a schedule has no lists for", "[pipeline]") {
   expect_error<UsageError>(
       [] { (void)DualPipeV({.num_stages = 4, .mpmd_dim = 2}).tasks(3); },
       "DualPipeV(num_stages=4, mpmd_dim=2): it needs at least num_stages=4 microbatches to fill the pipeline, not 3");
-  expect_error<UsageError>([] { (void)Interleaved1F1B({.num_stages = 8, .mpmd_dim = 4}).tasks(11); },
-                           "Interleaved1F1B(num_stages=8, mpmd_dim=4): 11 microbatches make 2 rounds of at least "
-                           "mpmd_dim=4, which must all have the same size, but 2 does not divide 11; take 10 or 12 "
-                           "microbatches");
+  expect_error<UsageError>(
+      [] { (void)Interleaved1F1B({.num_stages = 8, .mpmd_dim = 4}).tasks(11); },
+      "Interleaved1F1B(num_stages=8, mpmd_dim=4): 11 microbatches make 2 rounds of at least mpmd_dim=4, which must all "
+      "have the same size, but 2 does not divide 11; take 10 or 12 microbatches");
 }
 
 TEST_CASE("what validate refuses", "[pipeline]") {
@@ -309,17 +309,15 @@ TEST_CASE("what validate refuses", "[pipeline]") {
     expect_error<UsageError>([&] { (void)parse_csv(csv, "mine.csv"); }, "mine.csv" + why);
   };
   refused("fwd_0__0,bwd_0__0,fwd_0__0\n", ", rank 0: fwd_0__0 is listed here twice; remove one");
-  refused(
-      "bwd_0__0,fwd_0__0\n",
-      ", rank 0: bwd_0__0 has no fwd_0__0 before it; the backward pass needs what the forward pass has kept, so that "
-      "must come first");
+  refused("bwd_0__0,fwd_0__0\n",
+          ", rank 0: bwd_0__0 has no fwd_0__0 before it; the backward pass needs what the forward pass has kept, so "
+          "that must come first");
   refused("fwd_0__0,bwdW_0__0,bwdA_0__0\n",
           ", rank 0: bwdW_0__0 has no bwdA_0__0 before it; the gradients of the weights need those of the activations, "
           "so that must come first");
-  refused(
-      "fwd_0__0,bwdA_0__0\n",
-      ", rank 0: bwdW_0__0 is missing, though bwdA_0__0 is there: the weights of stage 0 would lack the gradients of "
-      "microbatch 0; add it behind");
+  refused("fwd_0__0,bwdA_0__0\n",
+          ", rank 0: bwdW_0__0 is missing, though bwdA_0__0 is there: the weights of stage 0 would lack the gradients "
+          "of microbatch 0; add it behind");
   refused("fwd_0__0\n", ", rank 0: bwd_0__0 is missing; add it, or bwdA_0__0 and bwdW_0__0");
   refused("fwd_0__1,bwd_0__1\n", ", rank 0: fwd_0__0 is missing; each stage takes each microbatch forward once");
   refused("fwd_0__0,bwd_0__0,bwdW_0__0\n",
@@ -337,17 +335,15 @@ TEST_CASE("what validate refuses", "[pipeline]") {
 
   // A schedule of one's own whose lists are not for the sizes it was asked for.
   const Schedule wrong("mine", {0}, [](int m) { return GPipe(1).tasks(m + 1); });
-  expect_error<UsageError>(
-      [&] { (void)wrong.tasks(2); },
-      "mine, rank 0: fwd_0__2 is of a microbatch that does not exist: the microbatches are 0 to 1; "
-      "remove it, or run more microbatches");
+  expect_error<UsageError>([&] { (void)wrong.tasks(2); },
+                           "mine, rank 0: fwd_0__2 is of a microbatch that does not exist: the microbatches are 0 to "
+                           "1; remove it, or run more microbatches");
   const Schedule wide("mine", {0}, [](int m) { return GPipe(2).tasks(m); });
   expect_error<UsageError>([&] { (void)wide.tasks(2); },
                            "mine, rank 1: it has no stage, so it would only wait; use fewer ranks, or more stages");
-  expect_error<UsageError>(
-      [] { validate("mine", {brief(1, "fwd 0")}, {0}, 1); },
-      "mine, rank 0: fwd_1__0 is of a stage that does not exist: the stages are 0 to 0; remove it, or "
-      "make the schedule for more stages");
+  expect_error<UsageError>([] { validate("mine", {brief(1, "fwd 0")}, {0}, 1); },
+                           "mine, rank 0: fwd_1__0 is of a stage that does not exist: the stages are 0 to 0; remove "
+                           "it, or make the schedule for more stages");
   expect_error<UsageError>([] { validate("mine", {}, {}, 1); }, "mine: it has no stage; give it at least one");
   expect_error<UsageError>([] { validate("mine", {brief(0, "fwd 0 bwd 0")}, {0}, 0); },
                            "mine: 0 microbatches; a training step needs at least 1");

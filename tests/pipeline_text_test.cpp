@@ -36,11 +36,10 @@ TEST_CASE("tasks as text", "[pipeline]") {
                                  "FusedTask(fwd_2__0,)",
                                  "FusedTask(fwd_2__0",
                                  "FusedTask(FusedTask(fwd_2__0))"})
-    expect_error<UsageError>(
-        [&] { (void)parse_task(text); },
-        "`" + text +
-            "` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up "
-            "to 6 digits), or FusedTask(...) of several, separated by commas");
+    expect_error<UsageError>([&] { (void)parse_task(text); },
+                             "`" + text +
+                                 "` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers "
+                                 "of up to 6 digits), or FusedTask(...) of several, separated by commas");
   REQUIRE(to_string(TaskLists{brief(0, "fwd 0 10 bwd 0"), brief(1, "fwd 0 1 bwd 0")}) ==
           "rank 0: fwd_0__0 fwd_0__10 bwd_0__0\n"
           "rank 1: fwd_1__0 fwd_1__1  bwd_1__0\n");
@@ -73,8 +72,8 @@ TEST_CASE("schedules as CSV", "[pipeline]") {
                            "is made for any number");
   expect_error<UsageError>(
       [] { (void)parse_csv("fwd_0__0,bwd_0__0\nfwd_1__0,,bwd_1_0\n", "typo.csv"); },
-      "typo.csv, row 2, cell 3: `bwd_1_0` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or "
-      "bwdW_ likewise (numbers of up to 6 digits), or FusedTask(...) of several, separated by commas");
+      "typo.csv, row 2, cell 3: `bwd_1_0` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise "
+      "(numbers of up to 6 digits), or FusedTask(...) of several, separated by commas");
   for (const std::string empty : {"", "\n", ",,\n \n"})
     expect_error<UsageError>([&] { (void)parse_csv(empty, "empty.csv"); },
                              "empty.csv holds no task; write a row of tasks for each rank");
@@ -103,10 +102,9 @@ TEST_CASE("schedules by name", "[pipeline]") {
     const int stages = name == "dualpipe-v" ? 4 : 2;
     REQUIRE(make_schedule(name, stages, 2).tasks(4).size() == 2);
   }
-  expect_error<UsageError>(
-      [] { (void)make_schedule("1f1b", 4, 2); },
-      "schedule `1f1b` has 4 stages on 4 ranks, but the program has 4 on 2; choose as many ranks and "
-      "stages as the schedule has, or another schedule");
+  expect_error<UsageError>([] { (void)make_schedule("1f1b", 4, 2); },
+                           "schedule `1f1b` has 4 stages on 4 ranks, but the program has 4 on 2; choose as many ranks "
+                           "and stages as the schedule has, or another schedule");
   expect_error<UsageError>([] { (void)make_schedule("2f2b", 4, 4); },
                            "there is no schedule `2f2b`; there are gpipe, 1f1b, eager-1f1b, zero-bubble, "
                            "interleaved-1f1b, interleaved-gpipe, kimi-k2, dualpipe-v, and files that end in .csv");

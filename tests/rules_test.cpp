@@ -450,10 +450,9 @@ TEST_CASE("rules: index and scatter_add along several dims") {
     illegal(rules::index3(op, table, "B", "B", k), "index_unreduced<`" + op + "`>: " + why);
   };
   legal(rules::index3("[V/t] M [W] [X/d], B, B,  -> B M +d +t", "V/t M W X/d", "B", "B", ""), "B M +d +t");
-  look_up3(
-      "[V] [W] M, B, B, B -> B M", "V W M", "B",
-      "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index tensor, "
-      "in the same order: `[V] [W] M, B, B -> B M`");
+  look_up3("[V] [W] M, B, B, B -> B M", "V W M", "B",
+           "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index "
+           "tensor, in the same order: `[V] [W] M, B, B -> B M`");
   look_up3("[V] [W] [X], B, B, L -> B L", "V W X", "B",
            "the third index tensor is `B`, but the op spec expects `L`: dim 1 is `B`, not `L`; if both names mean one "
            "size, `rename<\"B -> L\">` (free), or correct the op spec");
@@ -462,10 +461,9 @@ TEST_CASE("rules: index and scatter_add along several dims") {
   look_up3("[V] [W] [X/t], B, B, L/t -> B L +t", "V W X/t", "L/t",
            "the indices are sharded over t (dim `L/t`), over which the looked-up dim `X/t` is sharded too: each device "
            "would look up only its own indices in its own rows; `all_gather` one of them (communicates)");
-  look_up3(
-      "[V] [W] [X/t], B, B, B -> B", "V W X/t", "B",
-      "the result is partial over t (looking up in `X/t` sees only the shard of this device), so its spec must say "
-      "`+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  look_up3("[V] [W] [X/t], B, B, B -> B", "V W X/t", "B",
+           "the result is partial over t (looking up in `X/t` sees only the shard of this device), so its spec must "
+           "say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
   illegal(rules::scatter_add2("B, B, L -> [V] [W]", "B", "B", "L"),
           "scatter_add<`B, B, L -> [V] [W]`>: dim `L` of the indices is missing in the rows");
   illegal(rules::scatter_add2("B, B, B +d -> [V] [W]", "B", "B", "B +d"),
@@ -475,10 +473,9 @@ TEST_CASE("rules: index and scatter_add along several dims") {
   const auto scatter3 = [](const std::string& op, const char* k, const std::string& why) {
     illegal(rules::scatter_add3(op, "B/d", "B/d", "B/d", k), "scatter_add<`" + op + "`>: " + why);
   };
-  scatter3(
-      "B/d, B/d, B/d, B/d -> [V] [W] +d", "B/d",
-      "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index tensor, "
-      "in the same order: `B M, B, B -> [V] [W] M`");
+  scatter3("B/d, B/d, B/d, B/d -> [V] [W] +d", "B/d",
+           "the number of dims in brackets is 2, and that of index tensors 3; each dim in brackets has an index "
+           "tensor, in the same order: `B M, B, B -> [V] [W] M`");
   scatter3("B/d, B/d, B/d, X -> [V] [W] [X] +d", "X", "the dim in brackets `X` is also a dim of an operand");
   scatter3("B/d, B/d, B/d, L -> [V] [W] [X] +d", "L", "dim `L` of the indices is missing in the rows");
   scatter3("B/d, B/d, B/d, B/d -> [V] [W] [X/d]", "B/d",
@@ -977,8 +974,8 @@ TEST_CASE("rules: linear_cross_entropy") {
   legal(loss("M, V/t M -> V/t", "M", "V/t M", ""), "+t");
   legal(loss("L, V/t -> L V/t", "L", "V/t", "L"), "L +t");
   const std::string rows =
-      ">: the logits must be rows over the first dim of the table, made of whole rows of both "
-      "operands, as `B L M, V M -> B L V`; `rearrange` an operand (a local copy)";
+      ">: the logits must be rows over the first dim of the table, made of whole rows of both operands, as `B L M, V M "
+      "-> B L V`; `rearrange` an operand (a local copy)";
   const auto mislaid = [&](std::string_view op, std::string_view x, std::string_view table) {
     illegal(loss(op, x, table, "B"), "linear_cross_entropy<`" + std::string(op) + "`" + rows);
   };
@@ -1025,16 +1022,16 @@ TEST_CASE("rules: causal_attention") {
   refuse(attention("L D/t", "L D/t"), gather_first("D/t", "L D/t", "L D"));
   refuse(attention("Qlen D", "Klen D"), "the operand `Qlen D` has no dim `L`");
   refuse(attention("L D", "Klen D"),
-         "the keys `Klen D` have the dim `Klen`, but the queries `L D` do not; the "
-         "keys may only lack dims of the queries (`rename` is free)");
+         "the keys `Klen D` have the dim `Klen`, but the queries `L D` do not; the keys may only lack dims of the "
+         "queries (`rename` is free)");
   refuse(attention("B L D", "B D"), "the keys `B D` have no dim `L`, along which positions count");
   refuse(attention("B L D", "B L"), "the keys `B L` have no dim `D`, over which products are summed");
   refuse(attention("L K/t D", "L K D"),
-         "dim `K` of `L K D` is `K/t` in `L K/t D`, so their shards differ; take `all_gather<\"L K/t D -> L K "
-         "D\">` (communicates) or `shard<\"L K D -> L K/t D\">` (no traffic)");
+         "dim `K` of `L K D` is `K/t` in `L K/t D`, so their shards differ; take `all_gather<\"L K/t D -> L K D\">` "
+         "(communicates) or `shard<\"L K D -> L K/t D\">` (no traffic)");
   refuse(attention("B/t L K D", "B L K/t D"),
-         "`B/t L K D` is sharded over t (dim `B/t`), but `B L K/t D` is sharded over t (dim `K/t`), so only "
-         "diagonal shards would meet; `all_gather` one of them (communicates)");
+         "`B/t L K D` is sharded over t (dim `B/t`), but `B L K/t D` is sharded over t (dim `K/t`), so only diagonal "
+         "shards would meet; `all_gather` one of them (communicates)");
   refuse(attention("L D", "L D", "D L"), "the values `D L` must have the spec of the keys `L D`");
   refuse(attention("2 2 L D", "L D"), "integer dim `2` stands twice; `rename` it first (free)");
   illegal(rules::causal_attention("L", "L", "L", "L", "L"),
@@ -1047,8 +1044,8 @@ TEST_CASE("rules: causal_attention") {
   refuse(in_segments("B L D", "B L D", "B"), "the segments `B` have no dim `L`, along which positions count");
   refuse(in_segments("B L D", "B L D", "L D"), "the segments `L D` have the dim `D`; all of a head is in one segment");
   refuse(in_segments("L D", "L Klen", "L"),
-         "the keys `L Klen` have the dim `Klen`, but the queries `L D` do not; "
-         "the keys may only lack dims of the queries (`rename` is free)");
+         "the keys `L Klen` have the dim `Klen`, but the queries `L D` do not; the keys may only lack dims of the "
+         "queries (`rename` is free)");
 }
 
 TEST_CASE("rules: layout") {
@@ -1181,8 +1178,7 @@ TEST_CASE("rules: layout") {
         "no dim gives its axes to the first, so there are no shards to stack; drop the op");
   stack("B/d +t -> P/d U", "B/d +t",
         "the sum over t is still pending in the operand, so the result must keep `+t`; take `all_reduce` for it before "
-        "or "
-        "afterwards (communicates)");
+        "or afterwards (communicates)");
   stack("B/d, L -> P/d U", "B/d",
         "the op spec has 2 operands, the call has 1; pass one tensor for each operand, or correct the op spec");
   illegal(rules::unstack_shards("P/d U W -> B/d L/s", "P/d U W"),
@@ -1408,10 +1404,9 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::loss("d", DType::f32, "+d +t"),
           "value_and_grad: the loss `+d +t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add "
           "the axis to the Mesh");
-  illegal(
-      rules::loss("d t", DType::f32, "+e"),  // a misspelled axis
-      "value_and_grad: the loss `+e` uses axis `e`, which the mesh `d t` does not have; correct the spec, or add the "
-      "axis to the Mesh");
+  illegal(rules::loss("d t", DType::f32, "+e"),  // a misspelled axis
+          "value_and_grad: the loss `+e` uses axis `e`, which the mesh `d t` does not have; correct the spec, or add "
+          "the axis to the Mesh");
   illegal(rules::loss("d", DType::i32, "+d"),
           "value_and_grad: the loss `+d` is i32, not floating, so it has no derivative");
   legal(rules::weight("d t", DType::f32, "M/t/d"), "M/t/d");
@@ -1561,11 +1556,10 @@ TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
           "the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere, as in "
           "an argument of its own");
   const std::string form = "; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)";
-  illegal(
-      rules::callable(1, -1, -1, false, "", ""),
-      "value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as "
-      "a const reference" +
-          form);
+  illegal(rules::callable(1, -1, -1, false, "", ""),
+          "value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or "
+          "as a const reference" +
+              form);
   illegal(rules::callable(2, 1, -1, false, "", ""),
           "value_and_grad: the function has 1 parameter, but is given the weights and 2 more arguments" + form);
   illegal(rules::callable(1, 2, 0, true, "Weights", "Weights"),
@@ -1627,9 +1621,8 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
                                    {"sum", &rules::sum}})
     illegal(rule(over<"t">, "M +d"),
             std::string(name) +
-                "<over<t>> of `M +d`: the axis does not say which dims the result has; write the "
-                "result, `" +
-                name + "<\"...\">(x)`");
+                "<over<t>> of `M +d`: the axis does not say which dims the result has; write the result, `" + name +
+                "<\"...\">(x)`");
   illegal(rules::all_gather(over<"M/t">, "M/t"),
           "all_gather<over<M/t>> of `M/t`: write the names of axes, separated by spaces: `over<\"d t\">`");
   illegal(rules::shift_over("t", "A/t"),
@@ -1771,19 +1764,17 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "backward pass, when what it refers to may be gone; pass a type that owns what it needs");
   CHECK(rules::tree("f", true, "Weights", rules::NoTree::fields).ok());
   const std::string is =
-      "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for "
-      "more), all public";
+      "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all public";
   illegal(rules::tree("f", false, "int", rules::NoTree::no_struct),
           "f: `int` is not a tree of tensors: it is not a struct" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::not_public),
           "f: `W` is not a tree of tensors: it has private members, a constructor or a virtual function" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::bases),
           "f: `W` is not a tree of tensors: it has a base class" + is);
-  illegal(
-      rules::tree("f", false, "W", rules::NoTree::optional),
-      "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or "
-      "1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
-          is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::optional),
+          "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 "
+          "or 1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
+              is);
   illegal(rules::tree("f", false, "W", rules::NoTree::variant),
           "f: `W` is not a tree of tensors: which of its types it holds is known at run time alone; take a struct that "
           "has an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`" +
@@ -1879,8 +1870,8 @@ TEST_CASE("law: a collective's transpose maps the dual of its result to the dual
   std::string counts;
   for (const Pair& pair : pairs) counts += std::string(pair.name) + " " + std::to_string(pair.legal) + ", ";
   CHECK(counts + "shard " + std::to_string(shards) ==
-        "all_gather 60, reduce_scatter 60, all_reduce 37, all_to_all 40, to_partial 37, rearrange 96, sum 128, "
-        "mean 128, broadcast 128, shard 60");
+        "all_gather 60, reduce_scatter 60, all_reduce 37, all_to_all 40, to_partial 37, rearrange 96, sum 128, mean "
+        "128, broadcast 128, shard 60");
 }
 
 TEST_CASE("law: a shift's transpose is a shift of the dual") {
@@ -2047,11 +2038,11 @@ TEST_CASE("rules: causal_attention along a sharded length") {
   refuse(attention("over<s>", "B L D", "B L D"),
          "dim `L` is not sharded, so nothing would be communicated; write `causal_attention<\"L\", \"D\">`");
   refuse(attention("over<s>", "L/s/t D", "L/s/t D"),
-         "dim `L/s/t` is sharded over s t, and the keys of all its shards are seen; write "
-         "`causal_attention<\"L\", \"D\", over<\"s t\">>`");
+         "dim `L/s/t` is sharded over s t, and the keys of all its shards are seen; write `causal_attention<\"L\", "
+         "\"D\", over<\"s t\">>`");
   refuse(attention("over<s>", "L/t D", "L/t D"),
-         "dim `L/t` is sharded over t, and the keys of all its shards are "
-         "seen; write `causal_attention<\"L\", \"D\", over<\"t\">>`");
+         "dim `L/t` is sharded over t, and the keys of all its shards are seen; write `causal_attention<\"L\", \"D\", "
+         "over<\"t\">>`");
   refuse(attention("over<s>", "X/s D", "X/s D"), "the operand `X/s D` has no dim `L`");
   refuse(attention("over<s>", "L/s D", "L D"),
          "dim `L` of `L D` is `L/s` in `L/s D`, so their shards differ; take `all_gather<\"L/s D -> L D\">` "
@@ -2104,9 +2095,9 @@ TEST_CASE("rules: ulysses_attention") {
   refuse(in_segments("B/d L"), "the segments `B/d L` have `L`, but the exchange begins with `L/s`");
   refuse(in_segments("L/s H"), "the segments `L/s H` have the dim `H`, but all heads of a position are in one segment");
   refuse(in_segments("B L/s"),
-         "after the exchange, causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d "
-         "L H/s D`, so their shards differ; take `all_gather<\"B/d L H/s D -> B L H/s D\">` "
-         "(communicates) or `shard<\"B L -> B/d L\">` (no traffic)");
+         "after the exchange, causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d L H/s D`, so their shards "
+         "differ; take `all_gather<\"B/d L H/s D -> B L H/s D\">` (communicates) or `shard<\"B L -> B/d L\">` (no "
+         "traffic)");
 }
 
 TEST_CASE("law: the cotangents of keys and values are summed over the query heads that share them") {

@@ -365,8 +365,7 @@ TEST_CASE("training: options that read the leaves of a program without leaves ar
       program.step = [](const run::Step&) -> run::StepResult { throw Error("it has begun"); };
       const std::string said = error_of<UsageError>([&] { run::train(device, training, run::Data{}, "", program); });
       expect(said == option + std::string(" reads the leaves of the state, and this program names none: leave it out, "
-                                          "or set Program::checkpoints, as by run::program_of or "
-                                          "run::checkpoints_of"),
+                                          "or set Program::checkpoints, as by run::program_of or run::checkpoints_of"),
              said);
     });
   }

@@ -177,10 +177,9 @@ TEST_CASE("numbers for each axis", "[prediction]") {
                                                         {"d=,t=1", no_number("")},
                                                         {"d=1,t", no_number("")}})
     fails(run::plan_bandwidth, text, mesh, reason + remedy);
-  fails(
-      run::plan_latency, "d=0,t=-1", mesh,
-      "'-1' is not a number of at least 0, in seconds; give one number for all axes, as in 5e-6, or one for each axis "
-      "of mesh d=4,t=2 that has several devices, as in d=20e-6,t=5e-6");
+  fails(run::plan_latency, "d=0,t=-1", mesh,
+        "'-1' is not a number of at least 0, in seconds; give one number for all axes, as in 5e-6, or one for each "
+        "axis of mesh d=4,t=2 that has several devices, as in d=20e-6,t=5e-6");
 
   // Over an axis of one device nothing is sent.
   const std::vector<AxisSize> flat{{"d", 8}, {"t", 1}};
@@ -335,6 +334,5 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   training.plan_bandwidth = "0";
   fails(
       "--plan-bandwidth 0: '0' is not a number of at least 1, in B/s; give one number for all axes, as in 300e9, or "
-      "one "
-      "for each axis of mesh d=4 that has several devices, as in d=25e9");
+      "one for each axis of mesh d=4 that has several devices, as in d=25e9");
 }

@@ -108,17 +108,15 @@ TEST_CASE("progress: one live line on a terminal", "[run]") {
   for (int i = 0; i < 50; ++i) shown.step(i);
   std::string text = shown.take();
   CHECK(text.find('\n') == std::string::npos);
-  CHECK(screen(text) ==
-        std::vector<std::string>{"step    49/100  [==========>         ]  50 %  "
-                                 "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+  CHECK(screen(text) == std::vector<std::string>{"step    49/100  [==========>         ]  50 %  loss 3.2500  lr "
+                                                 "3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
   CHECK(text.find("\x1b[3") == std::string::npos);
 
   shown.progress->message("saved\nverified");
   text += shown.take();
-  CHECK(screen(text) ==
-        std::vector<std::string>{"saved", "verified",
-                                 "step    49/100  [==========>         ]  50 %  "
-                                 "loss 3.2500  lr 3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
+  CHECK(screen(text) == std::vector<std::string>{"saved", "verified",
+                                                 "step    49/100  [==========>         ]  50 %  loss 3.2500  lr "
+                                                 "3.00e-04  grad norm  1.500    12345 tokens/s  50 s left"});
 
   shown.progress->pause();
   text += shown.take() + "a sample\n";

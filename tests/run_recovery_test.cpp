@@ -219,10 +219,9 @@ TEST_CASE("training: --on-spike rewind goes back to a checkpoint and on with lat
     for (std::size_t i = 0; i < records.size(); ++i)
       CHECK((records[i].step == std::int64_t(i) && records[i].loss == 1));
     REQUIRE(records[16].events.size() == 2);
-    CHECK(
-        records[16].events[1] ==
-        "step 20: the loss 50 is 4.9e+03 standard deviations above 1, the mean of the last 5 steps; the run goes back "
-        "to the checkpoint of step 16, and from there on with the batches after this one");
+    CHECK(records[16].events[1] ==
+          "step 20: the loss 50 is 4.9e+03 standard deviations above 1, the mean of the last 5 steps; the run goes "
+          "back to the checkpoint of step 16, and from there on with the batches after this one");
   }
 }
 
@@ -245,9 +244,9 @@ TEST_CASE("training: a run that cannot get past a spike ends", "[run][recovery]"
   }
   e.training.on_spike = "rewind";
   if (const auto done = e.run(mesh))
-    CHECK(done->error.ends_with(
-        "; 3 times the run has gone back to the checkpoint of step 24, each time with later data: "
-        "lower --learning-rate, or start from an older checkpoint"));
+    CHECK(
+        done->error.ends_with("; 3 times the run has gone back to the checkpoint of step 24, each time with later "
+                              "data: lower --learning-rate, or start from an older checkpoint"));
   Experiment early;
   early.training.on_spike = "rewind";
   early.loss_of = [](std::int64_t number, auto) { return number == 6 ? 50.0 : 1.0; };
@@ -333,9 +332,8 @@ TEST_CASE("training: a save that fails is tried again at the next one", "[run][r
     const auto stopped = ends.run(mesh);
     CHECK(stopped->error.starts_with("3 checkpoints in a row could not be saved; the last error: checkpoint '"));
     CHECK(stopped->error.find("was not saved: cannot write 'x': No space left on device") != std::string::npos);
-    CHECK(
-        stopped->error.ends_with("; make room, and give the same command to go on from the last checkpoint that is "
-                                 "complete"));
+    CHECK(stopped->error.ends_with(
+        "; make room, and give the same command to go on from the last checkpoint that is complete"));
     CHECK(ends.checkpoints() == std::vector<std::string>{"step-00000008"});
 
     // The last one has no next: it is tried again at once.

@@ -157,14 +157,12 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
   // A name that the mesh has not is an error at once.
   run::Training wrong = of_steps(1);
   const auto mesh = parse_mesh("data=1,model=1");
-  expect_error<UsageError>(
-      [&] { run::batch_must_divide(mesh, wrong); },
-      "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
-      "axes `data model`: name those of them that shard the batch");
-  expect_error<UsageError>(
-      [&] { static_cast<void>(run::chosen_mesh(wrong, "data model")); },
-      "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
-      "axes `data model`: name those of them that shard the batch");
+  expect_error<UsageError>([&] { run::batch_must_divide(mesh, wrong); },
+                           "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has "
+                           "the axes `data model`: name those of them that shard the batch");
+  expect_error<UsageError>([&] { static_cast<void>(run::chosen_mesh(wrong, "data model")); },
+                           "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has "
+                           "the axes `data model`: name those of them that shard the batch");
   for (const auto& [given, chosen, batch] :
        {std::tuple("d=4", "d=4,t=1", "d"),
         {"r=1,d=4", "d=4,t=1", "d"},  // as without r, so that it resumes such a run
@@ -178,10 +176,9 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
   }
   wrong.batch_axes = "data model";
   wrong.batch = 7;
-  expect_error<UsageError>(
-      [&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
-      "--batch 7 does not divide over data * model = 4 (mesh data=2,model=2): choose a multiple of 4, "
-      "or a mesh of data * model = 1");
+  expect_error<UsageError>([&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
+                           "--batch 7 does not divide over data * model = 4 (mesh data=2,model=2): choose a multiple "
+                           "of 4, or a mesh of data * model = 1");
 }
 
 TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", "[run][training]") {
@@ -621,9 +618,7 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
       put(folder / "a/config.toml", "");
       put(folder / "a/metrics.jsonl", "");
       return "cannot write '" + path +
-             "': it is not a regular file; move it away, or choose another path; nothing has been computed "
-             "yet: "
-             "check ";
+             "': it is not a regular file; move it away, or choose another path; nothing has been computed yet: check ";
     };
     refused(with, "--run: " + blocked("report.html") + "--run");
     refused(with, "--run: " + blocked("checkpoints/LATEST") + "--run");

@@ -331,11 +331,10 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
   CHECK_THROWS_AS(run::HuggingFaceConfig(scratch / "nowhere"), UsageError);
   std::filesystem::create_directory(scratch / "step-00000001");
   put(scratch / "step-00000001/manifest.json", "{}");
-  expect_error<UsageError>(
-      [&] { static_cast<void>(run::HuggingFaceConfig(scratch / "step-00000001")); },
-      "'" + scratch.path() +
-          "/step-00000001' is a checkpoint of a run, not a model of Hugging Face: a run goes on from "
-          "its checkpoints with --run; only --export writes such a model");
+  expect_error<UsageError>([&] { static_cast<void>(run::HuggingFaceConfig(scratch / "step-00000001")); },
+                           "'" + scratch.path() +
+                               "/step-00000001' is a checkpoint of a run, not a model of Hugging Face: a run goes on "
+                               "from its checkpoints with --run; only --export writes such a model");
 }
 
 TEST_CASE("options take what config.json implies, unless another value was given", "[run]") {

@@ -33,9 +33,8 @@ constexpr std::string_view twice =
     "+ - * / abs clamp cos cross_entropy erf exp expm1 gelu log log1p map masked maximum minimum mod pow relu rsqrt "
     "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_unreduced windows "
     "all_gather all_reduce all_to_all reduce_scatter shard shift to_partial index_unreduced scatter_add sort "
-    "take_along "
-    "top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack transpose tril triu "
-    "unstack cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
+    "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack transpose "
+    "tril triu unstack cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
 // and ops that throw.
 constexpr std::string_view once =
     "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering linear_scan max min on_submeshes prod "

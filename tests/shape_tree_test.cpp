@@ -205,8 +205,7 @@ TEST_CASE("trees: for_each_leaf may change leaves, and zips trees") {
   Model shorter = model(0);
   CHECK_THROWS_WITH(for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
                     "trees of different structure: the Array `layers` has 1 entry in the first tree and 0 in another; "
-                    "build them from "
-                    "one configuration");
+                    "build them from one configuration");
 }
 
 TEST_CASE("trees: a gradient zips with its weights, and has their names") {

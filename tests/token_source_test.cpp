@@ -253,15 +253,13 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
             "--validation-fraction, give --validation-data, or leave out --validate-every",
         Split::validation);
   put(here + "/text.bin", "all letters");
-  fails(here + "/text.bin",
-        "'" + here +
-            "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, any zero "
-            "byte in its first 64 KiB: rename it to .txt if it is a text");
+  fails(here + "/text.bin", "'" + here +
+                                "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte "
+                                "ids have, any zero byte in its first 64 KiB: rename it to .txt if it is a text");
   put(here + "/binary.txt", std::string("a\0b\0", 4));
-  fails(here + "/binary.txt",
-        "'" + here +
-            "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: rename it "
-            "to .bin if it holds bare 2-byte ids (nanoGPT)");
+  fails(here + "/binary.txt", "'" + here +
+                                  "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: "
+                                  "rename it to .bin if it holds bare 2-byte ids (nanoGPT)");
   put(here + "/blank.txt", " \n");
   fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
   put(here + "/empty.bin", "");
@@ -300,20 +298,18 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
         "should hold 3 tokens of 2 bytes by its header, but has 4 bytes after it: it was truncated or damaged; copy it "
         "again");
   fails(good + "x",
-        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes after it: it was truncated or "
-        "damaged; copy it again");
+        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes after it: it was truncated or damaged; copy it "
+        "again");
   fails(bin_header(20240520, 1, -1),
         "should hold -1 tokens of 2 bytes by its header, but has 0 bytes after it: it was truncated or damaged; copy "
         "it again");
   fails(good.substr(0, 1000),
-        "begins as an llm.c token file, but ends within the header, at byte 1000 of 1024: it was "
-        "truncated; copy it again");
+        "begins as an llm.c token file, but ends within the header, at byte 1000 of 1024: it was truncated; copy it "
+        "again");
   fails(bin_header(20240520, 2, 3),
-        "is an llm.c token file of version 2, but only version 1 is supported: write it "
-        "again with GPT-2's tokenizer");
+        "is an llm.c token file of version 2, but only version 1 is supported: write it again with GPT-2's tokenizer");
   fails(bytes_of({1, 2, 3}) + "x",
-        "has 7 bytes, an odd number, but a token has 2: it was truncated or is not a token "
-        "file");
+        "has 7 bytes, an odd number, but a token has 2: it was truncated or is not a token file");
   put(path, good);
   put(other, bytes_of({1, 2}));
   expect_error<UsageError>(
@@ -332,11 +328,10 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   // An id that the model does not have is found when it is read.
   put(path, bin_header(20240520, 1, 5) + bytes_of({50256, 2, 300, 4, 5}));
   const io::Loader loader(open_tokens(path), {.batch = 1, .length = 8, .shuffle = false, .vocabulary = 50256});
-  expect_error<UsageError>(
-      [&] { static_cast<void>(loader.batch(0)); },
-      "token 0 of '" + path +
-          "' has the id 50256, but the vocabulary has 50256 tokens: choose a "
-          "larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
+  expect_error<UsageError>([&] { static_cast<void>(loader.batch(0)); },
+                           "token 0 of '" + path +
+                               "' has the id 50256, but the vocabulary has 50256 tokens: choose a larger vocabulary "
+                               "(--vocabulary of the trainers), or data made with the model's tokenizer");
 }
 
 TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
@@ -345,10 +340,10 @@ TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
   const std::vector<std::uint32_t> wide{1, 65536}, wider{1U << 31};
   {
     BinWriter writer(path);
-    expect_error<UsageError>([&] { writer.add(wide); },
-                             "a document for '" + path +
-                                 "' has the token id 65536, which does not fit the 2 bytes of "
-                                 "a .bin: write flat-tokens instead");
+    expect_error<UsageError>(
+        [&] { writer.add(wide); },
+        "a document for '" + path +
+            "' has the token id 65536, which does not fit the 2 bytes of a .bin: write flat-tokens instead");
     expect_error<UsageError>([&] { writer.finish(); }, "nothing to write to '" + path + "': no document has tokens");
   }
   CHECK(std::filesystem::is_empty(folder.path()));
@@ -395,24 +390,24 @@ TEST_CASE("token sources: a flipped bit of a .bin is an error where checksums st
     put(path, bytes);
     const std::size_t chunk = (at - 1024) / 65536, first = 1024 + chunk * 65536;
     const auto touched = static_cast<std::int64_t>(chunk * 32768);
-    CHECK_THROWS_WITH(read(std::min(touched + 7, last), 1),  // another token of the chunk
-                      Catch::Matchers::StartsWith(
-                          "'" + path + "': chunk " + std::to_string(chunk) + ", bytes " + std::to_string(first) +
-                          " to " + std::to_string(std::min(first + 65536, whole.size()) - 1) + ", has the checksum ") &&
-                          Catch::Matchers::EndsWith(
-                              ": it is damaged; copy the file again, or make the data again; if it was changed on "
-                              "purpose, remove '" +
-                              sums + "'"));
+    CHECK_THROWS_WITH(
+        read(std::min(touched + 7, last), 1),  // another token of the chunk
+        Catch::Matchers::StartsWith(
+            "'" + path + "': chunk " + std::to_string(chunk) + ", bytes " + std::to_string(first) + " to " +
+            std::to_string(std::min(first + 65536, whole.size()) - 1) + ", has the checksum ") &&
+            Catch::Matchers::EndsWith(
+                ": it is damaged; copy the file again, or make the data again; if it was changed on purpose, remove '" +
+                sums + "'"));
     if (chunk > 0) CHECK_THROWS_AS(read(touched - 5, 10), Error);  // across its beginning
     if (chunk > 0) read(touched - 5, 5);
   }
   put(path, whole);
   const auto refused = [&](const std::string& text, const std::string& why) {
     put(sums, text);
-    expect_error([&] { read(0, 1); }, "'" + sums + "' " + why +
-                                          ": one of the two files is damaged or was replaced; copy both again, or "
-                                          "remove '" +
-                                          sums + "' to read without checksums");
+    expect_error([&] { read(0, 1); },
+                 "'" + sums + "' " + why +
+                     ": one of the two files is damaged or was replaced; copy both again, or remove '" + sums +
+                     "' to read without checksums");
   };
   refused("{}", "holds no checksums of version 1");
   refused(R"({"format": "shardlib-bin-checksums", "version": 1})", "has no list of them");

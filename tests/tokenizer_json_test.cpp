@@ -147,10 +147,10 @@ TEST_CASE("tokenizer.json: what is not computed is refused by its key", "[tokeni
     json made = style(name);
     change(made);
     INFO(message);
-    expect_error<UsageError>([&] { load(folder, made); },
-                             file + message +
-                                 ": make the ids with another program, and train on them with --tokenizer bytes "
-                                 "(docs/tokenizer.md)");
+    expect_error<UsageError>(
+        [&] { load(folder, made); },
+        file + message +
+            ": make the ids with another program, and train on them with --tokenizer bytes (docs/tokenizer.md)");
   };
   const auto set = [](const std::string& pointer, const json& value) {
     return [=](json& made) { made[json::json_pointer(pointer)] = value; };
@@ -173,9 +173,9 @@ TEST_CASE("tokenizer.json: what is not computed is refused by its key", "[tokeni
   refuses("llama3", set("/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext"),
           "'pre_tokenizer.pretokenizers[0].behavior' is \"MergedWithNext\", but shardlib computes Isolated, or Removed "
           "and inverted, with this Regex");
-  refuses("qwen2", set("/normalizer/type", "Lowercase"),
-          "'normalizer.type' is \"Lowercase\", but shardlib computes NFC, NFD, NFKC, NFKD, Prepend, Replace and "
-          "Sequence");
+  refuses(
+      "qwen2", set("/normalizer/type", "Lowercase"),
+      "'normalizer.type' is \"Lowercase\", but shardlib computes NFC, NFD, NFKC, NFKD, Prepend, Replace and Sequence");
   refuses("gemma", set("/normalizer/pattern", {{"Regex", " +"}}),
           "'normalizer.pattern' is {\"Regex\":\" +\"}, but shardlib computes a String");
   refuses("llama2", set("/decoder/decoders/3/start", 2),
@@ -223,9 +223,8 @@ TEST_CASE("tokenizer.json: damaged files", "[tokenizer]") {
       error_of<UsageError>([&] { static_cast<void>(io::read_tokenizer_json(folder / "tokenizer.json")); });
   CHECK(message.starts_with(file + "'model.vocab' is {"));
   CHECK(
-      message.ends_with("but shardlib computes vocabularies with a token for each byte, and there is none for 33: "
-                        "make the ids with another program, and train on them with --tokenizer bytes "
-                        "(docs/tokenizer.md)"));
+      message.ends_with("but shardlib computes vocabularies with a token for each byte, and there is none for 33: make "
+                        "the ids with another program, and train on them with --tokenizer bytes (docs/tokenizer.md)"));
 }
 
 TEST_CASE("tokenizer.json: GPT-2's own is the tokenizer of its vocabulary", "[tokenizer]") {

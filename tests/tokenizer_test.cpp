@@ -164,8 +164,8 @@ TEST_CASE("byte tokenizer: ids are bytes, the end of text is 0", "[tokenizer]") 
       [&] {
         static_cast<void>(tokenizer->decode(Ids{255, 256}));
       },
-      "the token id 256 is not in the vocabulary of 'bytes', which has 256 ids: was the text "
-      "encoded with another tokenizer?");
+      "the token id 256 is not in the vocabulary of 'bytes', which has 256 ids: was the text encoded with another "
+      "tokenizer?");
 }
 
 TEST_CASE("pieces: GPT-2's rule", "[tokenizer]") {
@@ -309,13 +309,12 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   expect_error<UsageError>(
       [&] { static_cast<void>(io::load_tokenizer(folder / "none")); },
       "no tokenizer '" + folder / "none" +
-          "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json "
-          "or with vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
+          "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json or with vocab.bpe "
+          "and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
   expect_error<UsageError>([&] { static_cast<void>(io::load_tokenizer(folder.path())); },
                            "the folder '" + folder.path() +
                                "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor "
-                               "merges.txt and vocab.json, "
-                               "nor a .tiktoken file");
+                               "merges.txt and vocab.json, nor a .tiktoken file");
   test::put(folder / "text.txt", "In the beginning\n");
   CHECK_THROWS_AS(static_cast<void>(io::load_tokenizer(folder / "text.txt")), UsageError);  // status 2, not damage
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());

@@ -660,13 +660,12 @@ TEST_CASE("zarr: wrong shards and metadata of v3 get a message that names file, 
   };
   const std::string sharding = "/codecs/0/configuration";
   const std::string only =
-      ": \"bytes\", then at most one of \"blosc\", \"gzip\" and \"numcodecs.zlib\", then at most one "
-      "\"crc32c\"; rewrite the array";
+      ": \"bytes\", then at most one of \"blosc\", \"gzip\" and \"numcodecs.zlib\", then at most one \"crc32c\"; "
+      "rewrite the array";
   expect_bad("/zarr_format", 4, "key \"zarr_format\": is 4, but a zarr.json has version 3");
-  expect_bad(
-      "/data_type", "float16",
-      "key \"data_type\": \"float16\" is not supported: bool, int8 to int64, uint8 to uint64, float32 and float64 "
-      "are; rewrite the array");
+  expect_bad("/data_type", "float16",
+             "key \"data_type\": \"float16\" is not supported: bool, int8 to int64, uint8 to uint64, float32 and "
+             "float64 are; rewrite the array");
   expect_bad("/surprise", {{"name", "x"}},
              "key \"surprise\": is not known, and must be understood: rewrite the array without it");
   expect_bad("/chunk_grid/name", "odd", "key \"chunk_grid\": \"odd\" is not supported: \"regular\" is");

@@ -130,10 +130,9 @@ void run_by_cuda(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte*
   gpu.use();
   check_cuda(launch_on_cuda(gpu.stream(), items, blocks, scratch, scratch_bytes, kernel), "the start of a kernel");
 #else
-  static_assert(
-      sizeof(Kernel) == 0,
-      "SHARDLIB_LAUNCHER=cuda or hip: this source starts kernels, so nvcc or hipcc must compile it; in CMake, "
-      "call shardlib_compile_for_gpu(target)");
+  static_assert(sizeof(Kernel) == 0,
+                "SHARDLIB_LAUNCHER=cuda or hip: this source starts kernels, so nvcc or hipcc must compile it; in "
+                "CMake, call shardlib_compile_for_gpu(target)");
 #endif
 }
 

@@ -296,8 +296,7 @@ class Symbol {
     if (signs_differ && (a.one_sign_ || b.one_sign_))
       throw Error(
           "a device calculates with integers of 32 bits, and this constant of 64 bits meets a number that does not "
-          "have "
-          "its sign: i32 has no number from 2147483648 on, u32 none below 0");
+          "have its sign: i32 has no number from 2147483648 on, u32 none below 0");
     return kind == Kind::truth ? Kind::i32 : kind;
   }
   static Symbol as_real(const Symbol& a) {

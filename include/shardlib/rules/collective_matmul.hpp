@@ -45,11 +45,10 @@ constexpr Verdict gathering(std::string_view op, const TensorSpec& x) {
 
 /// Reports a Gathering that is declared as a tensor.
 constexpr Verdict not_gathered(const TensorSpec& shard, const TensorSpec& whole, const TensorSpec& declared) {
-  return {declared,
-          "a Gathering of " + quoted(shard) + " is no tensor " + quoted(declared) +
-              ": only an einsum takes its shards as they arrive; give it to `einsum_unreduced` or `einsum`, or "
-              "gather all of it with " +
-              suggestion("all_gather", shard, whole) + " (communicates)"};
+  return {declared, "a Gathering of " + quoted(shard) + " is no tensor " + quoted(declared) +
+                        ": only an einsum takes its shards as they arrive; give it to `einsum_unreduced` or `einsum`, "
+                        "or gather all of it with " +
+                        suggestion("all_gather", shard, whole) + " (communicates)"};
 }
 
 namespace detail_ {
@@ -115,10 +114,9 @@ constexpr Verdict einsum_scatter(std::string_view op, const TensorSpec& x, const
                      "; take `einsum`, or scatter one of them afterwards (both communicate)");
   for (int i = 0; i < 2; ++i)
     if (call.op.in[i].partial.contains(shards.axis))
-      return call.fail(
-          Text(detail_::operand_of_two(i == 0)) + " is partial over " + shards.axis +
-          ", and its cotangent, which is one value on all of them, would be added in another order on each; "
-          "take `einsum`, or `reduce_scatter` of the operand before (both communicate)");
+      return call.fail(Text(detail_::operand_of_two(i == 0)) + " is partial over " + shards.axis +
+                       ", and its cotangent, which is one value on all of them, would be added in another order on "
+                       "each; take `einsum`, or `reduce_scatter` of the operand before (both communicate)");
   if (const Text why = detail_::summed_alone(call.op); !why.empty()) return call.fail(why);
   return call.accept();
 }

@@ -152,30 +152,28 @@ constexpr Verdict callable(int args, int parameters, int at, bool not_const, std
 constexpr Verdict map_function(bool takes_numbers, bool takes_plain_numbers) {
   if (takes_numbers) return {};
   return {{},
-          takes_plain_numbers
-              ? "map: the function takes plain numbers, which have no derivative; write `auto` for the types of its "
-                "parameters"
-              : "map: the function does not take one number for each operand, in their order"};
+          takes_plain_numbers ? "map: the function takes plain numbers, which have no derivative; write `auto` for the "
+                                "types of its parameters"
+                              : "map: the function does not take one number for each operand, in their order"};
 }
 
 /// A Jet that the function of a map converts to a plain number.
 constexpr Verdict plain_number(bool is_plain) {
   if (!is_plain) return {};
-  return {
-      {},
-      "map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, maximum "
-      "and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
+  return {{},
+          "map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, "
+          "maximum and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
 }
 
 /// A function that runs again in the backward pass.
 constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
   if (is_plain) return {};
-  const Text why = Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
-                                          : ": the function holds more than numbers (a tensor, a container, a "
-                                            "std::function)");
-  const Text when = is_trivial ? ", and it runs again in the backward pass, when what it refers to may be gone; "
-                               : ", of which it cannot be told that they outlast the backward pass, where it runs "
-                                 "again; ";
+  const Text why =
+      Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
+                             : ": the function holds more than numbers (a tensor, a container, a std::function)");
+  const Text when = is_trivial
+                        ? ", and it runs again in the backward pass, when what it refers to may be gone; "
+                        : ", of which it cannot be told that they outlast the backward pass, where it runs again; ";
   return {{},
           why + when +
               (op != "map" && op != "prefetch"
@@ -274,11 +272,10 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
 
 /// A field of a struct of tensors that is not a tensor and holds none.
 constexpr Verdict no_tree_field(std::string_view field) {
-  return {
-      {},
-      "the field " + quoted(field) +
-          " of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere, as in an argument of "
-          "its own"};
+  return {{},
+          "the field " + quoted(field) +
+              " of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere, as in an argument "
+              "of its own"};
 }
 
 /// An optimizer's update: the gradient has the weight's spec, and the moments have the weight's type.
@@ -376,8 +373,8 @@ constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owne
   if (is_owned) return {};
   return {{},
           Text(op) + (is_kernel ? ": its kernel" : ": its VJP") +
-              " captures by reference, or holds a pointer, and it runs after the call, when what it refers to may "
-              "be gone; capture numbers by value: `[k]`, and pass tensors to " +
+              " captures by reference, or holds a pointer, and it runs after the call, when what it refers to may be "
+              "gone; capture numbers by value: `[k]`, and pass tensors to " +
               (is_kernel ? "`custom::operands`" : "`custom::save`")};
 }
 /// A VJP outside the library takes the cotangent and what `custom::save` names.

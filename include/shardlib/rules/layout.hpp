@@ -37,8 +37,7 @@ constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorS
     if (const Text why = detail_::concat_dim(in[i], from); !why.empty()) return fail(why);
     if (from == to)
       return fail(
-          "the result's dim is longer than those of the operands, and a name has one size; give it another name "
-          "than " +
+          "the result's dim is longer than those of the operands, and a name has one size; give it another name than " +
           quoted(to));
     if (in[i].has(to)) return fail("the operand " + quoted(i == 0 ? a : b) + " already has a dim " + quoted(to));
     Dim& dim = in[i].dims[in[i].find(from)];
@@ -275,8 +274,7 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
   for (const Dim& dim : many.dims)
     if (!dim.is_integer() && dim.name == one.dims[0].name)
       return fail("dim " + quoted(dim.name) +
-                  " stands on both sides, with two sizes, and a name has one size; write another "
-                  "name for the " +
+                  " stands on both sides, with two sizes, and a name has one size; write another name for the " +
                   (merging ? "result" : "part"));
   if (!(many.dims[0].axes == one.dims[0].axes))
     return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +

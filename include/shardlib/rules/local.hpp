@@ -157,10 +157,9 @@ constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
   for (auto axis : in[0].partial)
     if (in[1].placement(axis).kind == Placement::partial)
-      return fail(
-          "both are partial over " + Text(axis) +
-          ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
-          "first (communicates)");
+      return fail("both are partial over " + Text(axis) +
+                  ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of "
+                  "one first (communicates)");
   if (const Text why = detail_::align(in); !why.empty()) return fail(why);
   for (const TensorSpec& x : in)
     for (auto axis : x.partial) out.add_partial(axis);

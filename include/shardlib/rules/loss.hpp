@@ -47,13 +47,12 @@ constexpr Verdict linear_cross_entropy(std::string_view op, const TensorSpec& x,
   }
   if (!whole)
     return call.fail(
-        "the logits must be rows over the first dim of the table, made of whole rows of both operands, as "
-        "`B L M, V M -> B L V`; `rearrange` an operand (a local copy)");
+        "the logits must be rows over the first dim of the table, made of whole rows of both operands, as `B L M, V M "
+        "-> B L V`; `rearrange` an operand (a local copy)");
   if (!logits.partial.empty())
-    return call.fail(
-        "the logits would be partial over " + Text(logits.partial[0]) +
-        ", and a loss is of their sum; make the operands whole first, with `all_gather` or `all_reduce`, or "
-        "reduce the `einsum_unreduced` and take its `cross_entropy` (all communicate)");
+    return call.fail("the logits would be partial over " + Text(logits.partial[0]) +
+                     ", and a loss is of their sum; make the operands whole first, with `all_gather` or `all_reduce`, "
+                     "or reduce the `einsum_unreduced` and take its `cross_entropy` (all communicate)");
   return detail_::losses("linear_cross_entropy", call.title + " with targets " + quoted(targets), logits, targets);
 }
 

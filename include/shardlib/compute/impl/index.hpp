@@ -90,8 +90,7 @@ SHARDLIB_INLINE void LookupLoops::join(const Value& table, const Indices& indice
     if (lookup.rows > std::int64_t{std::numeric_limits<u32>::max()})
       throw Error(
           "the looked-up dims of the shard of the table span 2^32 steps or more; put them first and beside each other "
-          "in "
-          "the table's spec, or shard it further");
+          "in the table's spec, or shard it further");
     const std::string name = "index tensor " + std::to_string(i + 1);
     const Buffer& ids = indices[i].ids->data();
     if (along.index_dtype == DType::i32)
