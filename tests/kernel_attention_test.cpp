@@ -440,7 +440,7 @@ TEST_CASE("attention on a device: scores far apart, and numbers that are none", 
 }
 
 TEST_CASE("kernel teams: rows of attention have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     using A = accumulator_t<T>;
     using k::body::RowLanes;
     constexpr std::int64_t count = 3, length = 11, width = 37, heads = count * length;
@@ -487,10 +487,7 @@ TEST_CASE("kernel teams: rows of attention have the same bits for any number of 
           numbers<A>(heads * (stride + width), 3), numbers<A>(heads * stride, 4), numbers<T>(4 * heads * stride, 5),
           numbers<A>(heads, 6), numbers<A>(3 * heads, 7), segments);
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
+  });
 }
 
 TEST_CASE("kernel teams: kernels that keep the scores have the same bits for any number of lanes", "[simulated]") {

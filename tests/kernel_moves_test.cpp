@@ -92,7 +92,7 @@ TEST_CASE("kernel teams: a list is sorted the same by any number of lanes", "[si
 }
 
 TEST_CASE("kernel teams: rows are ordered the same by any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64, i32, u32, u8>([]<class T>(T) {
     struct Case {
       std::int64_t outer, n, inner, padding, k;
     };
@@ -127,13 +127,7 @@ TEST_CASE("kernel teams: rows are ordered the same by any number of lanes", "[si
             rows, std::vector<i32>(at(outer * k_rows * inner), -1));
       }
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
-  check(i32{});
-  check(u32{});
-  check(u8{});
+  });
 }
 
 TEST_CASE("kernel teams: lookups and their transposes have the same bits for any number of lanes", "[simulated]") {
@@ -195,7 +189,7 @@ TEST_CASE("kernel teams: the ids of several dims are joined alike by any number 
 }
 
 TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64, i32>([]<class T>(T) {
     using A = accumulator_t<T>;
     struct Case {
       std::int64_t outer, n, inner;
@@ -239,11 +233,7 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
         }
       }
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
-  check(i32{});
+  });
 }
 
 TEST_CASE("kernel teams: sums of ranks have the bits of the communicators' tree", "[simulated]") {

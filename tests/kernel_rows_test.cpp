@@ -70,7 +70,7 @@ TEST_CASE("kernel rows: a stream visits each element once, and parts exchange nu
 }
 
 TEST_CASE("kernel rows: held rows have the host's bits", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16>([]<class T>(T) {
     struct Case {
       std::int64_t outer, n, padding, begin;  // `begin`: the first element, so that rows are unaligned
     };
@@ -122,13 +122,11 @@ TEST_CASE("kernel rows: held rows have the host's bits", "[simulated]") {
         if (std::isnan(y) != (j / 150 == 1)) FAIL("element " << j << " is " << y);
       }
     }
-  };
-  check(f32{});
-  check(bf16{});
+  });
 }
 
 TEST_CASE("kernel rows: sums of squares have the host's bits", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16>([]<class T>(T) {
     for (const std::int64_t n : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4099, 65535, 65536, 65537, 300001})
       for (const std::int64_t begin : {0, 1}) {
         CAPTURE(n, begin, name(dtype_v<T>));
@@ -140,9 +138,7 @@ TEST_CASE("kernel rows: sums of squares have the host's bits", "[simulated]") {
     std::vector<f32> sum(1);
     Place(true).run([](const Exec& e, const T* from, f32* to) { k::sum_of_squares(e, 5000, from, to); }, x, sum);
     CHECK(std::isnan(sum[0]));
-  };
-  check(f32{});
-  check(bf16{});
+  });
 }
 
 TEST_CASE("kernel rows: packs of elements have the bits of single ones", "[simulated]") {

@@ -22,6 +22,11 @@ namespace shardlib {
 inline std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
+/// Calls f with a number of each type.
+template <class... T, class F>
+void for_types(const F& f) {
+  (f(T{}), ...);
+}
 
 /// A device whose memory f sees as arrays of the host: `run` copies them there and back.
 struct Place {

@@ -155,7 +155,7 @@ TEST_CASE("kernel teams: a dry run counts the scratch memory of a kernel", "[sim
 }
 
 TEST_CASE("kernel teams: rows have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     struct Case {
       std::int64_t outer, n, inner, padding;
     };
@@ -176,14 +176,11 @@ TEST_CASE("kernel teams: rows have the same bits for any number of lanes", "[sim
       backward(
           [&](const Exec& e, T* y, T* dx) { k::layer_norm_backward(e, y, dx, dx, outer, n, inner, 1e-5, padding); });
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
+  });
 }
 
 TEST_CASE("kernel teams: cross-entropy and its sums have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     constexpr std::int64_t rows = 4, n = 150, first = 10;
     std::vector<T> small;  // shift, total, dy: one of each for a row
     for (std::int64_t i = 0; i < 3 * rows; ++i) small.push_back(static_cast<T>(2.0F + static_cast<float>(i) / 8));
@@ -194,10 +191,7 @@ TEST_CASE("kernel teams: cross-entropy and its sums have the same bits for any n
           k::cross_entropy_backward(exec, x, of_rows, of_rows + rows, ids, of_rows + 2 * rows, x, rows, n, first);
         },
         numbers<T>(rows * n, 4), small, targets);
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
+  });
 }
 
 TEST_CASE("kernel teams: the logits of targets are the same for any number of lanes", "[simulated]") {
@@ -234,7 +228,7 @@ TEST_CASE("kernel teams: the logits of targets are the same for any number of la
 }
 
 TEST_CASE("kernel teams: tables of positions have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, f64>([]<class T>(T) {
     for (const std::int64_t half : {1, 3, 32}) {
       const RopeAngles angles{.base = 500000, .factor = 8, .context = 8192};
       constexpr std::int64_t positions = 17, first = 5;
@@ -245,9 +239,7 @@ TEST_CASE("kernel teams: tables of positions have the same bits for any number o
           },
           std::vector<T>(at(positions * half)), std::vector<T>(at(positions * half)));
     }
-  };
-  check(f32{});
-  check(f64{});
+  });
   for (const bool simulated : {false, true}) {
     for (const std::int64_t n : {1, 4096, 5000, 9000}) {
       using k::body::Iota;
@@ -276,7 +268,7 @@ TEST_CASE("kernel teams: tables of positions have the same bits for any number o
 }
 
 TEST_CASE("kernel teams: random numbers have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     const std::vector<std::int64_t> shape{3, 5, 1030}, offsets{1, 2, 3};
     for (const auto& strides : {std::vector<std::int64_t>{10000, 2000, 1}, {1, 5000, 3}}) {
       same_everywhere(
@@ -288,14 +280,11 @@ TEST_CASE("kernel teams: random numbers have the same bits for any number of lan
           },
           std::vector<T>(3 * 3 * 5 * 1030));
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
+  });
 }
 
 TEST_CASE("kernel teams: sums, maxima and products have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64, i32>([]<class T>(T) {
     const std::vector<std::int64_t> shape{6, 70, 330};
     for (const std::array<bool, 3>& over : {std::array{false, false, true},
                                             {false, true, true},
@@ -322,11 +311,7 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
           k::max(exec, dtype_v<T>, nullptr, nothing, std::array{false, true, false}, out);
         },
         std::vector<T>(6));
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
-  check(i32{});
+  });
 }
 
 TEST_CASE("kernel teams: sums of products have the same bits for any number of lanes", "[simulated]") {
@@ -376,7 +361,7 @@ TEST_CASE("kernel teams: sums of products have the same bits for any number of l
 }
 
 TEST_CASE("kernel teams: cotangents of maxima and products have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     const std::vector<std::int64_t> shape{6, 70, 33};
     constexpr std::int64_t size = 6 * 70 * 33;
     auto x = numbers<T>(size, 15);
@@ -406,14 +391,11 @@ TEST_CASE("kernel teams: cotangents of maxima and products have the same bits fo
             x, whole, ct, std::vector<T>(size), std::vector<T>(3 * size));
       }
     }
-  };
-  check(f32{});
-  check(bf16{});
-  check(f64{});
+  });
 }
 
 TEST_CASE("kernel teams: sums of squares have the same bits for any number of lanes", "[simulated]") {
-  const auto check = []<class T>(T) {
+  for_types<f32, bf16>([]<class T>(T) {
     for (const std::int64_t n : {0, 1, 64, 100, 2048, 2100, 65536, 70001, 150000, 200000, 250000, 300001, 350000}) {
       const auto x = numbers<T>(n, 6);
       const auto of = [&](bool simulated) {
@@ -426,9 +408,7 @@ TEST_CASE("kernel teams: sums of squares have the same bits for any number of la
       CAPTURE(n);
       CHECK(same_bits(of(false), of(true)));
     }
-  };
-  check(f32{});
-  check(bf16{});
+  });
 }
 
 TEST_CASE("kernel teams: elementwise loops have the same bits for any number of lanes", "[simulated]") {

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernel_teams.hpp"
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
@@ -38,9 +39,6 @@ struct Fixture {
   Exec exec{pool.get(), 1};
 };
 
-std::size_t at(std::int64_t i) {
-  return static_cast<std::size_t>(i);
-}
 std::int64_t count(const Shape& e) {
   return std::accumulate(e.begin(), e.end(), std::int64_t{1}, std::multiplies<>());
 }
@@ -139,11 +137,6 @@ Shape random_shape(std::mt19937& rng, std::size_t max_rank) {
   }
   if (rng() % 8 != 0) std::replace(e.begin(), e.end(), std::int64_t{0}, std::int64_t{4});
   return e;
-}
-
-template <class... T, class F>
-void for_types(const F& f) {
-  (f(T{}), ...);
 }
 
 float ulps(float got, double want) {
