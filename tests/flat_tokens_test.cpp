@@ -80,8 +80,8 @@ TEST_CASE("flat-tokens: the same files however often the writer is stopped", "[d
   straight.finish();
   CHECK(!std::filesystem::exists(folder / "straight/.progress"));
   CHECK(!std::filesystem::exists(folder / "straight/.lock"));
-  expect_error([&] { straight.add(Split::train, document(1)); },
-               "FlatTokensWriter: '" + folder / "straight" + "' is finished; nothing can be added");
+  ERROR_IS("FlatTokensWriter: '" + folder / "straight" + "' is finished; nothing can be added",
+           straight.add(Split::train, document(1)));
 
   int attempts = 0;
   for (bool finished = false; !finished; ++attempts) {
@@ -147,11 +147,11 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
       [&] { FlatTokensWriter writer(path); },
       "'" + path + ".partial' was begun with other sizes of chunks: choose the same, or remove it");
   put(path + ".partial/.progress", "{\"note\": 3");
-  expect_error([&] { FlatTokensWriter writer(path, small_chunks); },
-               "'" + path + ".partial/.progress' is not JSON (at byte 11): it is damaged");
+  ERROR_IS("'" + path + ".partial/.progress' is not JSON (at byte 11): it is damaged",
+           FlatTokensWriter writer(path, small_chunks));
   put(path + ".partial/.progress", R"({"chunk_tokens": 16, "chunk_documents": 4})");
-  expect_error([&] { FlatTokensWriter writer(path, small_chunks); },
-               "'" + path + ".partial/.progress' is damaged: remove '" + path + ".partial' and begin again");
+  ERROR_IS("'" + path + ".partial/.progress' is damaged: remove '" + path + ".partial' and begin again",
+           FlatTokensWriter writer(path, small_chunks));
   std::filesystem::create_directories(folder / "mine.partial/precious");
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "mine"); },
@@ -178,7 +178,7 @@ TEST_CASE("flat-tokens: damage is named", "[data]") {
 
   const std::string end = ": the data are damaged or were not written to the end; make them again";
   const auto fails = [&](const std::string& message) {
-    expect_error([&] { static_cast<void>(open_tokens(path)); }, "'" + split + "': " + message + end);
+    ERROR_IS("'" + split + "': " + message + end, open_tokens(path));
   };
   make_group(folder, tokens, {0, 2, 5, 7});
   fails("'seq_starts' ends with 7, but there are 8 tokens");
@@ -189,31 +189,29 @@ TEST_CASE("flat-tokens: damage is named", "[data]") {
   make_group(folder, {2, 4}, {0, 2});
   fails("the first token is not marked as a document's first");
   make_group(folder, tokens, starts, -1);
-  expect_error([&] { static_cast<void>(open_tokens(path)); },
-               "'" + split + "': max_token_id is -1, which is not a token id (0 to 2^31 - 1)");
+  ERROR_IS("'" + split + "': max_token_id is -1, which is not a token id (0 to 2^31 - 1)", open_tokens(path));
   make_group(folder, {}, {0});
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path)); },
                            "'" + split + "' has no tokens: choose another --data");
 
   make_group(folder, tokens, starts, 7);
-  expect_error([&] { static_cast<void>(open_tokens(path)->identity()); },
-               "token 7 of '" + split + "' has the id 8, but max_token_id is 7: the data are damaged; make them again");
+  ERROR_IS("token 7 of '" + split + "' has the id 8, but max_token_id is 7: the data are damaged; make them again",
+           open_tokens(path)->identity());
   make_group(folder, tokens, {0, 6, 5, 8});
-  expect_error([&] { static_cast<void>(open_tokens(path)->documents()); },
-               "'" + split +
-                   "': entry 2 of 'seq_starts' is 5, after 6 and in 8 tokens: the data are damaged; make them "
-                   "again");
+  ERROR_IS("'" + split +
+               "': entry 2 of 'seq_starts' is 5, after 6 and in 8 tokens: the data are damaged; make them "
+               "again",
+           open_tokens(path)->documents());
   make_group(folder, tokens, {0, 3, 5, 8});
   const io::Loader padded(open_tokens(path), {.batch = 3, .length = 4, .rows = io::Rows::padded, .shuffle = false});
-  expect_error([&] { static_cast<void>(padded.batch(0)); },
-               "document 0 of '" + split +
-                   "' begins at token 0, but the mark on token 2 says otherwise: the data are damaged; make "
-                   "them again");
+  ERROR_IS("document 0 of '" + split +
+               "' begins at token 0, but the mark on token 2 says otherwise: the data are damaged; make "
+               "them again",
+           padded.batch(0));
 
   make_group(folder, tokens, starts);
   std::filesystem::remove(split + "/encoded_tokens/1");
-  expect_error([&] { static_cast<void>(open_tokens(path)->identity()); },
-               "zarr chunk '" + split + "/encoded_tokens/1' is missing");
+  ERROR_IS("zarr chunk '" + split + "/encoded_tokens/1' is missing", open_tokens(path)->identity());
   std::filesystem::remove_all(split + "/seq_starts");
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path)); },
                            "'" + split + "' is not a flat-tokens array: it has no 'seq_starts' (docs/data.md)");

@@ -36,9 +36,6 @@ void on_one_device(const std::function<void(const DevicePtr&, const Mesh<"d t">&
   REQUIRE((runs == 1 || world_rank() > 0));
 }
 
-/// expect_error of one expression.
-#define ERROR_IS(text, ...) expect_error([&] { static_cast<void>(__VA_ARGS__); }, text)
-
 TEST_CASE("a collective that a device waits for in vain is named once", "[ops][errors]") {
   if (under_mpi()) return;
   const auto gathers = [](const DevicePtr& device) {

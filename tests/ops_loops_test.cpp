@@ -315,13 +315,9 @@ TEST_CASE("leaves of different numbers of layers are an error", "[ops][loops]") 
   on_mesh("d=2,t=2", [](const Grid& mesh) {
     const auto x = input<f32>(mesh);
     const auto two = stacked(listed<f32>(mesh, 2)), three = stacked(listed<f32>(mesh, 3));
-    expect_error(
-        [&] {
-          scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, three.out}, x, x);
-        },
-        "scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in each leaf");
-    expect_error([&] { scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x); },
-                 "scan_layers<`Y`>: no leaf of the tree has a value");
+    ERROR_IS("scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in each leaf",
+             scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, three.out}, x, x));
+    ERROR_IS("scan_layers<`Y`>: no leaf of the tree has a value", scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x));
     expect_error(
         [&] {
           fori(
@@ -514,11 +510,11 @@ TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops
     expect_same_bits(again, stacked, "stacked again");
 
     parts[3].powers.resize(1);
-    expect_error(
-        [&] { stack<"L">(parts); },
-        "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of one structure");
+    ERROR_IS(
+        "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of one structure",
+        stack<"L">(parts));
     parts.clear();
-    expect_error([&] { stack<"L">(parts); }, "stack<`L`>: there is nothing to stack; give one tree at least");
+    ERROR_IS("stack<`L`>: there is nothing to stack; give one tree at least", stack<"L">(parts));
   });
 }
 

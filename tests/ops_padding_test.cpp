@@ -255,105 +255,74 @@ TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][
 TEST_CASE("padded: errors", "[ops][padding][errors]") {
   on_mesh("d=1,t=2", [](const Grid& mesh) {
     const std::string here = " (" + mesh.device()->describe() + ")";
-    const auto fails = [&](const auto& f, const std::string& text) { expect_error(f, text + here); };
-    const auto of = [&]<class T>(std::type_identity<T>, Sizes sizes) {
-      return zeros<typename T::value_type, T::spec>(mesh, sizes);
-    };
-    const auto v = of(std::type_identity<Tensor<f32, "V">>{}, {{"V", 5, 6}});
-    fails(
-        [&] {
-          zeros<f32, "V">(mesh, {{"V", 5, 4}});
-        },
-        "zeros<`V`>: dim `V` of size 5 cannot be padded to 4, which is less");
-    fails(
-        [&] {
-          zeros<f32, "V/t">(mesh, {{"V", 250, 255}});
-        },
+    const auto v = zeros<f32, "V">(mesh, {{"V", 5, 6}});
+    ERROR_IS("zeros<`V`>: dim `V` of size 5 cannot be padded to 4, which is less" + here,
+             zeros<f32, "V">(mesh, {{"V", 5, 4}}));
+    ERROR_IS(
         "zeros<`V/t`>: dim `V/t` of size 250 (padded to 255) does not divide evenly into 2 shards; choose a multiple "
-        "of 2, or pad it: {\"V\", 250, 256}");
-    fails(
-        [&] {
-          v + zeros<f32, "V">(mesh, {{"V", 5}});
-        },
-        "+ of `V` and `V`: dim `V` is 5, but 5 (padded to 6) in another operand");
-    fails(
-        [&] {
-          v* zeros<f32, "V">(mesh, {{"V", 5, 8}});
-        },
-        "* of `V` and `V`: dim `V` is 5 (padded to 8), but 5 (padded to 6) in another operand");
-    fails(
-        [&] {
-          einsum_unreduced<"V, V -> ">(v, zeros<f32, "V">(mesh, {{"V", 4, 6}}));
-        },
-        "einsum_unreduced<`V, V -> `>: dim `V` is 4 (padded to 6), but 5 (padded to 6) in another operand");
+        "of 2, or pad it: {\"V\", 250, 256}" +
+            here,
+        zeros<f32, "V/t">(mesh, {{"V", 250, 255}}));
+    ERROR_IS("+ of `V` and `V`: dim `V` is 5, but 5 (padded to 6) in another operand" + here,
+             v + zeros<f32, "V">(mesh, {{"V", 5}}));
+    ERROR_IS("* of `V` and `V`: dim `V` is 5 (padded to 8), but 5 (padded to 6) in another operand" + here,
+             v * zeros<f32, "V">(mesh, {{"V", 5, 8}}));
+    ERROR_IS("einsum_unreduced<`V, V -> `>: dim `V` is 4 (padded to 6), but 5 (padded to 6) in another operand" + here,
+             einsum_unreduced<"V, V -> ">(v, zeros<f32, "V">(mesh, {{"V", 4, 6}})));
     {
       const Scope scope(mesh);
       static_cast<void>(v + v);
-      fails(
-          [&] {
-            zeros<f32, "V">(mesh, {{"V", 6}});
-          },
+      ERROR_IS(
           "zeros<`V`>: dim `V` is 6, but 5 (padded to 6) in + of `V`, and a name has one size within this Scope; "
-          "`rename` one of the two, or open a `Scope` around the part that means another size");
+          "`rename` one of the two, or open a `Scope` around the part that means another size" +
+              here,
+          zeros<f32, "V">(mesh, {{"V", 6}}));
     }
-    fails(
-        [&] {
-          place<Tensor<f32, "V/t">>(mesh, HostArray<f32>({6}), {{"V", 5, 6}});
-        },
-        "place<`V/t`>: dim `V` is 6, but 5 (padded to 6) in another operand");
-    fails(
-        [&] {
-          shift<"V/t", "t">(of(std::type_identity<Tensor<f32, "V/t">>{}, {{"V", 5, 6}}), 1);
-        },
+    ERROR_IS("place<`V/t`>: dim `V` is 6, but 5 (padded to 6) in another operand" + here,
+             place<Tensor<f32, "V/t">>(mesh, HostArray<f32>({6}), {{"V", 5, 6}}));
+    ERROR_IS(
         "shift<`V/t`>: dim `V` is 5 (padded to 6), and a shift would bring its padding between the shards; choose a "
-        "size that needs none");
-    static_cast<void>(shift<"A/t V", "t">(of(std::type_identity<Tensor<f32, "A/t V">>{}, {{"A", 4}, {"V", 5, 6}}), 1));
-    fails(
-        [&] {
-          rope<"L", "D">(of(std::type_identity<Tensor<f32, "L D">>{}, {{"L", 3, 4}, {"D", 6, 8}}));
-        },
+        "size that needs none" +
+            here,
+        shift<"V/t", "t">(zeros<f32, "V/t">(mesh, {{"V", 5, 6}}), 1));
+    static_cast<void>(shift<"A/t V", "t">(zeros<f32, "A/t V">(mesh, {{"A", 4}, {"V", 5, 6}}), 1));
+    ERROR_IS(
         "rope<`D`>: dim `D` is 6 (padded to 8), and rotary embedding pairs its halves, which padding would move; "
-        "choose a size that needs none");
-    fails(
-        [&] {
-          merge<"A V -> B">(of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5, 6}}));
-        },
+        "choose a size that needs none" +
+            here,
+        rope<"L", "D">(zeros<f32, "L D">(mesh, {{"L", 3, 4}, {"D", 6, 8}})));
+    ERROR_IS(
         "merge<`A V -> B`>: dim `V` is 5 (padded to 6), and only the first of the merged dims may be padded; choose a "
-        "size that needs no padding");
-    fails([&] { concat<"V, V -> N">(v, v); },
-          "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the "
-          "second; choose a size that needs none");
-    fails(
-        [&] {
-          concat<"A, A -> N">(of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5, 6}}),
-                              of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5}}));
-        },
-        "concat<`A, A -> N`>: dim `V` is 5 (padded to 6) in one operand, but 5 in another");
-    const auto a = of(std::type_identity<Tensor<f32, "A">>{}, {{"A", 12, 16}});
-    fails(
-        [&] {
-          split<"A -> H K">(a, {{"K", 3}});
-        },
+        "size that needs no padding" +
+            here,
+        merge<"A V -> B">(zeros<f32, "A V">(mesh, {{"A", 4}, {"V", 5, 6}})));
+    ERROR_IS(
+        "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the "
+        "second; choose a size that needs none" +
+            here,
+        concat<"V, V -> N">(v, v));
+    ERROR_IS("concat<`A, A -> N`>: dim `V` is 5 (padded to 6) in one operand, but 5 in another" + here,
+             concat<"A, A -> N">(zeros<f32, "A V">(mesh, {{"A", 4}, {"V", 5, 6}}),
+                                 zeros<f32, "A V">(mesh, {{"A", 4}, {"V", 5}})));
+    const auto a = zeros<f32, "A">(mesh, {{"A", 12, 16}});
+    ERROR_IS(
         "split<`A -> H K`>: dim `A` of size 12 (padded to 16) does not split by `K` = 3; choose a size that divides "
-        "it");
-    fails(
-        [&] {
-          split<"A -> H K">(a, {{"H", 4}});
-        },
+        "it" +
+            here,
+        split<"A -> H K">(a, {{"K", 3}}));
+    ERROR_IS(
         "split<`A -> H K`>: dim `K` is 3 (padded to 4), and only the first of the parts may be padded; give it the "
-        "padding, or choose a size that needs none");
-    fails(
-        [&] {
-          index_unreduced<"[V] M, B -> B M">(of(std::type_identity<Tensor<f32, "V M">>{}, {{"V", 5, 6}, {"M", 2}}),
-                                             place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}}));
-        },
+        "padding, or choose a size that needs none" +
+            here,
+        split<"A -> H K">(a, {{"H", 4}}));
+    ERROR_IS(
         "index_unreduced<`[V] M, B -> B M`>: gather: index 5 is outside dim `V` of size 5; check the data against that "
-        "size");
-    fails(
-        [&] {
-          argmax<"V -> ">(of(std::type_identity<Tensor<f32, "V">>{}, {{"V", 0, 6}}));
-        },
-        "argmax<`V -> `>: the dim has size 0; it needs at least one element");
+        "size" +
+            here,
+        index_unreduced<"[V] M, B -> B M">(zeros<f32, "V M">(mesh, {{"V", 5, 6}, {"M", 2}}),
+                                           place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}})));
+    ERROR_IS("argmax<`V -> `>: the dim has size 0; it needs at least one element" + here,
+             argmax<"V -> ">(zeros<f32, "V">(mesh, {{"V", 0, 6}})));
   });
 }
 

@@ -236,46 +236,36 @@ TEST_CASE("reinterpret: no copy, one device for each factorization, and its mist
 
     const std::string here = mesh.device()->describe(), there = here + " seen as mesh e=2,t=2";
     const auto bias = ones<f32, "B/t">(mesh, {{"B", 2}});
-    expect_error([&] { (void)(y + bias); }, "+ of `A/e B/t` and `B/t`: its operands are on different meshes: " + here +
-                                                " and " + there + "; `reinterpret` one of them (no traffic) (" + there +
-                                                ")");
-    expect_error(
-        [&] {
-          (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}, {"b", 3}});
-        },
-        "reinterpret<`d s -> a b`>: `d s` are 2 devices, but the new axes a=2,b=3,t=2 have 6 in their place (" + here +
-            ")");
-    expect_error(
-        [&] {
-          (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}});
-        },
-        "reinterpret<`d s -> a b`>: the size of the new axis `b` is missing; give it: {\"b\", ...} (" + here + ")");
-    expect_error(
-        [&] {
-          (void)reinterpret<"d s -> e">(mesh, {{"t", 2}});
-        },
-        "reinterpret<`d s -> e`>: `t` is none of the new axes, so its size cannot be given (" + here + ")");
+    ERROR_IS("+ of `A/e B/t` and `B/t`: its operands are on different meshes: " + here + " and " + there +
+                 "; `reinterpret` one of them (no traffic) (" + there + ")",
+             (void)(y + bias));
+    ERROR_IS("reinterpret<`d s -> a b`>: `d s` are 2 devices, but the new axes a=2,b=3,t=2 have 6 in their place (" +
+                 here + ")",
+             (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}, {"b", 3}}));
+    ERROR_IS("reinterpret<`d s -> a b`>: the size of the new axis `b` is missing; give it: {\"b\", ...} (" + here + ")",
+             (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}}));
+    ERROR_IS("reinterpret<`d s -> e`>: `t` is none of the new axes, so its size cannot be given (" + here + ")",
+             (void)reinterpret<"d s -> e">(mesh, {{"t", 2}}));
     const auto columns = ones<f32, "B/t">(mesh, {{"B", 2}});
-    expect_error([&] { (void)reinterpret<"t -> e">(columns, folded); },
-                 "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 are other devices than `t` of mesh d=2,s=1,t=2, or have "
-                 "another order, so shards would change places; name the axes that they replace (" +
-                     here + ")");
-    expect_error(
-        [&] {
-          (void)reinterpret<"s t -> u">(ones<f32, "B/s/t">(mesh, {{"B", 2}}), reinterpret<"d s t -> u">(mesh));
-        },
+    ERROR_IS(
+        "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 are other devices than `t` of mesh d=2,s=1,t=2, or have "
+        "another order, so shards would change places; name the axes that they replace (" +
+            here + ")",
+        (void)reinterpret<"t -> e">(columns, folded));
+    ERROR_IS(
         "reinterpret<`s t -> u`>: `s t` of mesh d=2,s=1,t=2 are 2 devices, but `u` of mesh u=4 are 4; choose sizes "
         "with equal products (" +
-            here + ")");
+            here + ")",
+        (void)reinterpret<"s t -> u">(ones<f32, "B/s/t">(mesh, {{"B", 2}}), reinterpret<"d s t -> u">(mesh)));
     const auto single = DevicePtr::make(std::vector<AxisSize>{{"e", 1}}, 0);
-    expect_error([&] { (void)reinterpret<"t -> e">(columns, Mesh<"e">(single)); },
-                 "reinterpret<`t -> e`>: the tensor is on " + here + ", and the mesh is one of " + single->describe() +
-                     "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
+    ERROR_IS("reinterpret<`t -> e`>: the tensor is on " + here + ", and the mesh is one of " + single->describe() +
+                 "; make the mesh of the tensor's own, by `reinterpret` of that mesh",
+             (void)reinterpret<"t -> e">(columns, Mesh<"e">(single)));
     const auto w = ones<f32, "">(folded, {});
     const auto square_of = [](const Tensor<f32, "">& v) { return to_partial<"+d +s +t">(v * v); };
-    expect_error([&] { (void)value_and_grad(mesh, square_of, w); },
-                 "value_and_grad: the weight is on " + there +
-                     ", but the call is for mesh d=2,s=1,t=2; `reinterpret` it for that mesh (no traffic)");
+    ERROR_IS("value_and_grad: the weight is on " + there +
+                 ", but the call is for mesh d=2,s=1,t=2; `reinterpret` it for that mesh (no traffic)",
+             (void)value_and_grad(mesh, square_of, w));
   });
 }
 

@@ -103,9 +103,7 @@ TEST_CASE("safetensors folders: what is missing or does not fit the index is nam
   const std::string& folder = scratch.path();
   const std::string index = folder + "/model.safetensors.index.json",
                     first = folder + "/model-00001-of-00002.safetensors";
-  const auto refused = [&](const std::string& why) {
-    expect_error([&] { static_cast<void>(SafetensorsFiles(folder)); }, why);
-  };
+  const auto refused = [&](const std::string& why) { ERROR_IS(why, SafetensorsFiles(folder)); };
   refused("the folder '" + folder + "' has neither model.safetensors nor model.safetensors.index.json");
   put(folder + "/pytorch_model.bin", "");
   refused("the folder '" + folder +
@@ -322,7 +320,7 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
       "does not");
   config.finish({"eps", "empty", "labels"});
   const auto bad = [&](const std::string& text, const std::string& why) {
-    expect_error([&] { with(text); }, "'" + path + "': " + why);
+    ERROR_IS("'" + path + "': " + why, with(text));
   };
   bad("[]", "it must be a JSON object");
   bad("{", "it is not JSON: it is not a model's config.json, or it is damaged");

@@ -90,6 +90,9 @@ void expect_error(const F& f, std::string_view text, std::source_location where 
   expect(got == text, "the error is \"" + got + "\" instead of \"" + std::string(text) + "\"", where);
 }
 
+/// expect_error of one expression.
+#define ERROR_IS(text, ...) ::shardlib::test::expect_error([&] { static_cast<void>(__VA_ARGS__); }, text)
+
 /// The most memory that f takes at once, beyond what is there.
 template <class F>
 std::size_t peak(const DevicePtr& device, const F& f) {
