@@ -1,11 +1,11 @@
-// Reductions and layout ops over every small spec on two axes, enumerated at run time: which are legal by the rules,
-// and for those the value and the cotangent against whole arrays in f64.
+// Reductions, layout ops and lookups over every small spec on two axes, enumerated at run time: which are legal by the
+// rules, and for those the value and the cotangent against whole arrays in f64.
 //
-// The kernels are those that the typed ops call: sum_kernel, repeat_kernel, Linear (for mean), and permute.
-// rename, merge and split pass the operand's bytes on, so what is checked is that under the rule's spec these are the
-// result. Transposes run under the dual specs and, where they are ops, their rules. Not here, as their kernels are
-// inside typed functions: max and argmax (ops_exhaustive_typed_test.cpp), concat and its transpose
-// (ops_layout_test.cpp).
+// The kernels are those that the typed ops call: sum_kernel, repeat_kernel, Linear (for mean), permute, and LookupLoops
+// with gather and scatter_add. rename, merge and split pass the operand's bytes on, so what is checked is that under the
+// rule's spec these are the result. Transposes run under the dual specs and, where they are ops, their rules. Not here,
+// but as typed functions: max, argmax, softmax and the norms (ops_exhaustive_typed_test.cpp), concat and its transpose
+// (ops_layout_test.cpp), rope (ops_norms_test.cpp).
 #include <map>
 #include <string>
 #include <vector>
@@ -261,6 +261,91 @@ TEST_CASE("rename, merge and split over every spec", "[ops][exhaustive][slow]") 
       const auto ct = place(device, DType::f32, dual_of(*c.to, axes), gy, 2);
       const TensorSpec& due = dual_of(*c.from, axes);
       expect_close(assemble(*relabeled(ct, due, sizes_of(gx)), due), gx, DType::f32, 0, "cotangent");
+    });
+  });
+}
+
+// ---- lookup --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("index_unreduced over every pair of specs", "[ops][exhaustive][slow]") {
+  struct Case {
+    const TensorSpec *table, *indices, *out;
+  };
+  std::vector<Case> legal;
+  std::size_t refused = 0;
+  for (const auto& table : layouts({{"V"}, {"V", "M"}, {"M", "V"}}))
+    for (const auto& indices : layouts({{}, {"B"}, {"A", "B"}}))
+      for (const auto& z : layouts({{}, {"B"}, {"M"}, {"B", "M"}, {"A", "B"}, {"A", "B", "M"}})) {
+        std::string op;
+        for (const Dim& dim : table.spec.dims)
+          op += (op.empty() ? "" : " ") +
+                (dim.name == "V" ? "[" + std::string(to_string(dim).view()) + "]" : std::string(to_string(dim).view()));
+        op +=
+            table.text.substr(text_of(rules::without_sums(table.spec)).size()) + ", " + indices.text + " -> " + z.text;
+        if (rules::index(op, table.text, indices.text).ok())
+          legal.push_back({&interned(table.text), &interned(indices.text), &interned(z.text)});
+        else
+          ++refused;
+      }
+  // On an axis: all replicated, the table partial, or one of the dims sharded, which the other operand has not; n dims
+  // of them in all. The result is one.
+  const auto on_two = [](std::size_t n) { return (2 + n) * (2 + n) + n; };
+  CHECK(legal.size() == (on_two(1) + on_two(2) + on_two(3)) + 2 * (on_two(2) + on_two(3) + on_two(4)));
+  CHECK(legal.size() + refused == (10 + 18 + 18) * (4 + 10 + 18) * (4 + 10 + 10 + 18 + 18 + 28));
+  struct Expected {
+    Global table, indices, y, ct, gradient;
+  };
+  std::map<std::vector<Names>, Expected> expected;  // by the dims
+  std::vector<const Expected*> of_case;
+  const auto prepare = [&] {
+    expected.clear();
+    of_case.clear();
+    for (const Case& c : legal) {
+      auto [it, fresh] = expected.try_emplace({shell(*c.table).names, shell(*c.indices).names, shell(*c.out).names});
+      Expected& e = it->second;
+      of_case.push_back(&e);
+      if (!fresh) continue;
+      e = Expected{random_global(*c.table, Draw::odd, 1), random_global(*c.indices, Draw::index, 2), shell(*c.out),
+                   random_global(*c.out, Draw::odd, 3), shell(*c.table)};
+      // The rows as an einsum with what is 1 where the index is the row.
+      Names names = e.indices.names;
+      Shape shape = e.indices.shape;
+      names.emplace_back("V");
+      shape.push_back(size_of_dim("V").size);
+      Global one_hot{names, shape, std::vector<double>(count_of(shape))};
+      for (std::size_t i = 0; i < e.indices.data.size(); ++i)
+        one_hot.data[i * static_cast<std::size_t>(shape.back()) + static_cast<std::size_t>(e.indices.data[i])] = 1;
+      products()({e.table, one_hot}, e.y);
+      products()({e.ct, one_hot}, e.gradient);
+    }
+    return legal.size();
+  };
+  on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
+    const Case& c = legal[i];
+    const Expected& e = *of_case[i];
+    named("index_unreduced " + text_of(*c.table) + ", " + arrow(text_of(*c.indices), text_of(*c.out)), [&] {
+      const auto table = place(device, DType::f32, *c.table, e.table, 1);
+      const auto indices = place(device, DType::i32, *c.indices, e.indices, 2);
+      const detail::Indices along{{{c.table->find("V"), indices}}, 1};
+      const auto y = compute("index_unreduced", table, *c.out, [&](const detail::Value& out) {
+        const detail::LookupLoops loops(*table, along, out.local, *out.spec);
+        Buffer result = detail::allocate(out);
+        kernels::gather(out.device->exec(), dtype_c<f32>, loops.lookup, table->data().data(), loops.ids(),
+                        result.data());
+        return result;
+      });
+      expect_close(assemble(*y, *c.out), e.y, DType::f32, 0, "value");
+      const Axes axes = axes_of({c.table, c.indices, c.out});
+      const TensorSpec& due = dual_of(*c.table, axes);
+      const auto ct = place(device, DType::f32, dual_of(*c.out, axes), e.ct, 3);
+      const auto gradient = compute("scatter_add", table, due, [&](const detail::Value& out) {
+        const detail::LookupLoops loops(out, along, ct->local, *c.out);
+        Buffer result = detail::allocate(out);
+        kernels::scatter_add(out.device->exec(), dtype_c<f32>, loops.lookup, ct->data().data(), loops.ids(),
+                             result.data(), out.count());
+        return result;
+      });
+      expect_close(assemble(*gradient, due), e.gradient, DType::f32, 0, "cotangent of the table");
     });
   });
 }

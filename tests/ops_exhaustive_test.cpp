@@ -1,7 +1,7 @@
 // Every small spec of every collective and einsum, legal or not, enumerated at run time: what the rules accept is
 // carried out by the erased core and compared with the whole arrays, forward and transposed. The other ops stand in
-// ops_exhaustive_elementwise_test.cpp, ops_exhaustive_local_test.cpp and ops_exhaustive_rows_test.cpp; those
-// that only their types can run, in ops_exhaustive_typed_test.cpp.
+// ops_exhaustive_elementwise_test.cpp and ops_exhaustive_local_test.cpp; those that only their types can run, in
+// ops_exhaustive_typed_test.cpp.
 #include <optional>
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // The collectives whose kernels are inside their typed functions, over every spec of two dims on two axes: here the
-// types are enumerated at compile time. all_reduce_max over every subset of dims, and shift round every axis, both
-// ways, with its cotangent and the adjoint law.
+// types are enumerated at compile time. Maxima and the like over every subset of dims, softmax and norms along every
+// dim, and shift round every axis, both ways, with its cotangent and the adjoint law.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -115,6 +115,34 @@ TEST_CASE("max, min, prod, logsumexp and argmax over every spec and subset of di
   });
   // The dim that stays is sharded or not; both go only where neither is; argmax takes one.
   CHECK(cases.size() == 4 * (5 + 5 + 1) + (5 + 5));
+  check_cases(cases);
+}
+
+template <std::size_t I, DimName Dim>
+void add_along(std::vector<Case>& cases) {
+  static constexpr Spec spec{specs[I]};
+  const std::string dim(std::string_view{Dim}), text = " along " + dim + " of " + std::string(specs[I]);
+  const Options options{.law = Law::none, .tolerance = 1e-5};
+  if constexpr (rules::along("softmax", Dim, spec).ok()) {
+    using X = Tensor<f32, spec>;
+    cases.push_back(make_case<X>(
+        "softmax" + text, [](const auto& x) { return softmax<Dim>(x); }, rows(dim, softmax_row), options));
+    cases.push_back(make_case<X>(
+        "rms_norm" + text, [](const auto& x) { return rms_norm<Dim>(x); }, rows(dim, rms_norm_row), options));
+    cases.push_back(make_case<X>(
+        "layer_norm" + text, [](const auto& x) { return layer_norm<Dim>(x, 0.25); }, rows(dim, layer_norm_row),
+        options));
+  }
+}
+
+TEST_CASE("softmax and norms along every dim of every spec", "[ops][exhaustive]") {
+  std::vector<Case> cases;
+  each<specs.size()>([&](auto i) {
+    add_along<i, "A">(cases);
+    add_along<i, "B">(cases);
+  });
+  // The other dim is sharded or not; nothing is partial.
+  CHECK(cases.size() == 3 * 2 * 5);
   check_cases(cases);
 }
 

@@ -1,6 +1,5 @@
 // Sums, means, maxima, softmax, norms and rotary embedding, with their VJPs.
 #include <cmath>
-#include <numeric>
 
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
@@ -55,24 +54,6 @@ TEST_CASE("max, min and argmax", "[ops]") {
       ONE(f32, "B V C/t", (argmax<"B V C/t -> B C/t">(x)), rows("V", first_maximum)),
       ONE(i32, "V B/d", (argmax<"V B/d -> B/d">(x)), rows("V", first_maximum), .draws = {Draw::integers}),
   });
-}
-
-void softmax_row(Row& row) {
-  double total = 0;
-  for (double& v : row) total += v = std::exp(v);
-  for (double& v : row) v /= total;
-}
-void rms_norm_row(Row& row) {
-  double squares = 0;
-  for (const double v : row) squares += v * v;
-  for (double& v : row) v /= std::sqrt(squares / static_cast<double>(row.size()) + 1e-6);
-}
-void layer_norm_row(Row& row) {
-  const auto n = static_cast<double>(row.size());
-  const double mean = std::accumulate(row.begin(), row.end(), 0.0) / n;
-  double squares = 0;
-  for (double& v : row) squares += (v - mean) * (v - mean);
-  for (double& v : row) v = (v - mean) / std::sqrt(squares / n + 0.25);
 }
 
 TEST_CASE("softmax and norms", "[ops]") {

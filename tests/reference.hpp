@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -181,6 +182,24 @@ inline Reference rows(const std::string& dim, const std::function<void(std::vect
         y.data[offset(to, head) + i * static_cast<std::size_t>(to[d])] = row[i];
     });
   };
+}
+/// Rows for it: softmax, rms_norm, and layer_norm with an epsilon of 0.25.
+inline void softmax_row(std::vector<double>& row) {
+  double total = 0;
+  for (double& v : row) total += v = std::exp(v);
+  for (double& v : row) v /= total;
+}
+inline void rms_norm_row(std::vector<double>& row) {
+  double squares = 0;
+  for (const double v : row) squares += v * v;
+  for (double& v : row) v /= std::sqrt(squares / static_cast<double>(row.size()) + 1e-6);
+}
+inline void layer_norm_row(std::vector<double>& row) {
+  const auto n = static_cast<double>(row.size());
+  const double mean = std::accumulate(row.begin(), row.end(), 0.0) / n;
+  double squares = 0;
+  for (double& v : row) squares += (v - mean) * (v - mean);
+  for (double& v : row) v = (v - mean) / std::sqrt(squares / n + 0.25);
 }
 
 /// f of the elements of the one operand that one element of the result is made of.
