@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 
+#include "random_bits.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -80,19 +81,6 @@ Stacked<C> stacked(const Layers<C>& layers) {
   return {stack<"Y">(in), stack<"Y">(out)};
 }
 
-template <class A, class B>
-void expect_same_bits(const A& a, const B& b, const std::string& what) {
-  int leaves = 0;
-  for_each_leaf(
-      [&](std::string_view name, const auto& x, const auto& y) {
-        ++leaves;
-        expect(x.span().size() == y.span().size() && !x.span().empty(), what + ": " + std::string(name) + " is empty");
-        expect(std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0,
-               what + ": " + std::string(name) + " differs");
-      },
-      a, b);
-  expect(leaves > 0, what + ": nothing to compare");
-}
 template <class A, class B>
 void expect_same(const A& a, const B& b, const std::string& what) {
   expect_same_bits(a.first, b.first, what + ", the loss");

@@ -1,8 +1,8 @@
 // prefetch: gathers that run beside the layer before theirs, and sums of gradients beside the backward pass.
 #include <algorithm>
-#include <cstring>
 #include <map>
 
+#include "random_bits.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -82,17 +82,6 @@ X input(const Grid& mesh) {
 }
 std::size_t gathered_bytes(const Grid& mesh) {
   return 2 * sizeof(float) * static_cast<std::size_t>(width * hidden / mesh.size("t"));
-}
-
-template <class A, class B>
-void expect_same_bits(const A& a, const B& b, const std::string& what) {
-  for_each_leaf(
-      [&](std::string_view name, const auto& x, const auto& y) {
-        expect(x.span().size() == y.span().size() && !x.span().empty(), what + ": " + std::string(name) + " is empty");
-        expect(std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0,
-               what + ": " + std::string(name) + " differs");
-      },
-      a, b);
 }
 
 std::size_t under_way(const detail::ProgramState& state, bool gathers) {

@@ -1,8 +1,8 @@
 // explicit_activation_checkpointing, save_for_backward and the report of what is kept.
-#include <cstring>
 #include <map>
 
 #include "op_case.hpp"
+#include "random_bits.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -43,17 +43,6 @@ Weights weights(const Grid& mesh, std::uint64_t stream) {
 }
 X input(const Grid& mesh) {
   return random_normal<f32, "B/d M/t">(mesh, {{"B", 6}, {"M", 12}}, {3, 0});
-}
-
-template <class A, class B>
-void expect_same_bits(const A& a, const B& b, const std::string& what) {
-  for_each_leaf(
-      [&](std::string_view name, const auto& x, const auto& y) {
-        expect(std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0,
-               what + ": " + std::string(name) + " differs");
-        expect(!x.span().empty(), what + ": nothing to compare");
-      },
-      a, b);
 }
 
 /// How often each op ran on this device during f.

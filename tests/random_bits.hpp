@@ -1,8 +1,11 @@
 // Arrays of bits that tell where they come from.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -27,16 +30,17 @@ void fill_with_bits(HostArray<D>& host, std::uint64_t x) {
 }
 
 /// The trees have the same bits in this device's shards, padding included.
-template <class Tree>
-void expect_same_bits(const Tree& a, const Tree& b) {
+template <class A, class B>
+void expect_same_bits(const A& a, const B& b, const std::string& what = "the trees") {
+  std::size_t compared = 0;
   for_each_leaf(
-      [](std::string_view name, const auto& x, const auto& y) {
-        const bool same =
-            x.span().size() == y.span().size() &&
-            (x.span().empty() || std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0);
-        expect(same, std::string(name) + " differs");
+      [&](std::string_view name, const auto& x, const auto& y) {
+        const auto one = std::as_bytes(x.span()), other = std::as_bytes(y.span());
+        expect(std::ranges::equal(one, other), what + ": " + std::string(name) + " differs");
+        compared += one.size();
       },
       a, b);
+  expect(compared > 0, what + ": nothing to compare");
 }
 
 }  // namespace shardlib::test
