@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <span>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/reduce.hpp"
@@ -15,8 +13,8 @@
 
 namespace shardlib::detail {
 
-/// The dims of `in` that the result lacks.
-SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
+/// Which dims of `in` the result lacks.
+SHARDLIB_INLINE Small<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
 /// A shard viewed along an unsharded dim: `outer` x `n` x `inner`. The last `padding` of the n elements are padding.
 struct Along {
@@ -32,58 +30,48 @@ inline Along along(const Value& x, int dim) {
 /// The maximum over the dims that `out` lacks, within this device's shard.
 template <class D>
 Buffer max_kernel(const Value& in, const Value& out) {
-  const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);
-  kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
-               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
-               view(true_shape(in)));
+  kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
+               result.data(), view(true_shape(in)));
   return result;
 }
 
 template <class D>
 Buffer min_kernel(const Value& in, const Value& out) {
-  const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);
-  kernels::min(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
-               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
-               view(true_shape(in)));
+  kernels::min(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
+               result.data(), view(true_shape(in)));
   return result;
 }
 template <class D>
 Buffer ExtremumBackward<D>::operator()(const Value& out) const {
-  const auto removed = removed_dims(*x->spec, *extrema->spec);
   Buffer shard = allocate(out);
   kernels::extremum_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
-                             std::span(removed.data(), static_cast<std::size_t>(x->spec->rank())),
-                             extrema->data().data(), ct->data().data(), shard.data(), view(true_shape(*x)));
+                             removed_dims(*x->spec, *extrema->spec), extrema->data().data(), ct->data().data(),
+                             shard.data(), view(true_shape(*x)));
   return shard;
 }
 
 template <class D>
 Buffer prod_kernel(const Value& in, const Value& out) {
-  const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);
-  kernels::prod(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
-                std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
-                view(true_shape(in)));
+  kernels::prod(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
+                result.data(), view(true_shape(in)));
   return result;
 }
 template <class D>
 Buffer ProdBackward<D>::operator()(const Value& out) const {
-  const auto removed = removed_dims(*x->spec, *ct->spec);
   Buffer shard = allocate(out);
   kernels::prod_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
-                         std::span(removed.data(), static_cast<std::size_t>(x->spec->rank())), ct->data().data(),
-                         shard.data(), view(true_shape(*x)));
+                         removed_dims(*x->spec, *ct->spec), ct->data().data(), shard.data(), view(true_shape(*x)));
   return shard;
 }
 
 template <class D>
 Buffer sum_kernel(const Value& in, const Value& out) {
-  const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);
-  kernels::sum(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
-               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data());
+  kernels::sum(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
+               result.data());
   return result;
 }
 
@@ -93,8 +81,7 @@ Buffer argmax_kernel(const Value& in, const Value& out) {
   const auto dim = std::ranges::find(removed, true) - removed.begin();
   const Along a = along(in, static_cast<int>(dim));
   Buffer result = allocate(out);
-  kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, result.as<i32>(),
-                  a.padding);
+  kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, result.as<i32>(), a.padding);
   return result;
 }
 

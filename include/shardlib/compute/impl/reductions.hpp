@@ -10,12 +10,12 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out) {
-  std::array<bool, max_dims> removed{};
+SHARDLIB_INLINE Small<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out) {
+  Small<bool, max_dims> removed;
   int at = 0;
   for (int i = 0; i < in.rank(); ++i) {
     const bool kept = at < out.rank() && out.dims[at].name == in.dims[i].name;
-    removed[static_cast<std::size_t>(i)] = !kept;
+    removed.push_back(!kept);
     at += kept ? 1 : 0;
   }
   return removed;
@@ -25,7 +25,7 @@ SHARDLIB_INLINE GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out)
   const auto removed = removed_dims(*x->spec, out);
   GlobalSizes sizes;
   for (int i = 0; i < x->global.size(); ++i)
-    if (!removed[static_cast<std::size_t>(i)]) sizes.push_back(x->global[i]);
+    if (!removed[i]) sizes.push_back(x->global[i]);
   return sizes;
 }
 
@@ -33,7 +33,7 @@ SHARDLIB_INLINE std::int64_t count_removed(const ValuePtr& x, const TensorSpec& 
   const auto removed = removed_dims(*x->spec, out);
   std::int64_t n = 1;
   for (int i = 0; i < x->global.size(); ++i)
-    if (removed[static_cast<std::size_t>(i)]) n *= x->global.logical[i];
+    if (removed[i]) n *= x->global.logical[i];
   return n;
 }
 
@@ -43,7 +43,7 @@ SHARDLIB_INLINE Buffer repeat_kernel(const Value& in, const Value& out) {
   const auto added = removed_dims(*out.spec, *in.spec);
   int at = 0;
   for (int i = 0; i < out.spec->rank(); ++i) {
-    if (added[static_cast<std::size_t>(i)]) {
+    if (added[i]) {
       strides.push_back(0);
     } else {
       stride = in.local[at] > 0 ? stride / in.local[at] : 0;
