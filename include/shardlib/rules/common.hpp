@@ -105,16 +105,16 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x);
 /// Names the op that turns `from` into `to`, and its cost. Empty if no single op does. `casts` allows layout casts
 /// without communication. Before a collective they are left out, because they would undo it.
 constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool casts = true) {
-  const TensorSpec& x = from;
   const Text op = to_string(from) + " -> " + to_string(to);
-  if (all_gather(op, x).ok()) return "gather it with " + suggestion("all_gather", from, to) + " (communicates)";
-  if (reduce_scatter(op, x).ok()) return "take " + suggestion("reduce_scatter", from, to) + " (communicates)";
-  if (all_reduce(op, x).ok()) return "take " + suggestion("all_reduce", from, to) + " (communicates)";
-  if (all_to_all(op, x).ok()) return "move the sharding with " + suggestion("all_to_all", from, to) + " (communicates)";
-  if (casts && shard(op, x).ok())
+  if (all_gather(op, from).ok()) return "gather it with " + suggestion("all_gather", from, to) + " (communicates)";
+  if (reduce_scatter(op, from).ok()) return "take " + suggestion("reduce_scatter", from, to) + " (communicates)";
+  if (all_reduce(op, from).ok()) return "take " + suggestion("all_reduce", from, to) + " (communicates)";
+  if (all_to_all(op, from).ok())
+    return "move the sharding with " + suggestion("all_to_all", from, to) + " (communicates)";
+  if (casts && shard(op, from).ok())
     return "take the shard of each device with " + suggestion("shard", from, to) + " (no traffic)";
-  if (casts && to_partial(op, x).ok()) return "take " + suggestion("to_partial", from, to) + " (no traffic)";
-  if (rearrange(op, x).ok()) return "reorder the dims with " + suggestion("rearrange", from, to) + " (a local copy)";
+  if (casts && to_partial(op, from).ok()) return "take " + suggestion("to_partial", from, to) + " (no traffic)";
+  if (rearrange(op, from).ok()) return "reorder the dims with " + suggestion("rearrange", from, to) + " (a local copy)";
   if (from.rank() != to.rank()) return {};
   Text old_names, new_names;
   for (int i = 0; i < from.rank(); ++i) {
@@ -123,7 +123,7 @@ constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool cas
     new_names = new_names + (new_names.empty() ? "" : " ") + to.dims[i].name;
   }
   const Text names = old_names + " -> " + new_names;
-  if (const Verdict renamed = rename(names, x); !renamed.ok() || !(renamed.result == to)) return {};
+  if (const Verdict renamed = rename(names, from); !renamed.ok() || !(renamed.result == to)) return {};
   return "if both names mean one size, " + quoted("rename<\"" + names + "\">") + " (free)";
 }
 

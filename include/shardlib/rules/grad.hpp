@@ -66,12 +66,11 @@ constexpr Verdict on_mesh(const TensorSpec& mesh, const TensorSpec& x) {
 
 /// Ops that create arrays (constants, iota, random numbers): every axis is on the mesh, and nothing is partial.
 constexpr Verdict create(std::string_view op, const TensorSpec& mesh, const TensorSpec& x) {
-  const TensorSpec& spec = x;
-  if (!spec.partial.empty())
+  if (!x.partial.empty())
     return {x, Text(op) + ": " + quoted(x) +
-                   " is partial, and what each summand should be is not said; make it without `+" + spec.partial[0] +
+                   " is partial, and what each summand should be is not said; make it without `+" + x.partial[0] +
                    "` and take `to_partial` (no traffic)"};
-  if (op == "causal_mask" && spec.rank() != 2)
+  if (op == "causal_mask" && x.rank() != 2)
     return {x, Text(op) + ": " + quoted(x) + " must have two dims, rows and columns: `Qlen Klen`"};
   Verdict verdict = on_mesh(mesh, x);
   if (!verdict.ok()) verdict.why = Text(op) + ": " + verdict.why;
@@ -91,12 +90,11 @@ constexpr Verdict sequence_positions(const TensorSpec& mesh, const TensorSpec& x
 
 /// value_and_grad: the loss is a scalar that is partial over every axis of the mesh.
 constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
-  const TensorSpec& spec = x;
   const Text title = "value_and_grad: the loss " + quoted(x);
   Text wanted;
   for (auto axis : mesh_axes(mesh)) wanted = wanted + (wanted.empty() ? "+" : " +") + axis;
   if (!is_floating(dtype)) return {{}, title + " is " + name(dtype) + ", not floating, so it has no derivative"};
-  if (spec.rank() != 0)
+  if (x.rank() != 0)
     return {{}, title + " has dims; `sum` it to a scalar whose sum over the devices is pending, " + quoted(wanted)};
   Verdict verdict = on_mesh(mesh, x);  // first: a misspelled axis is missing on the mesh, and not only replicated
   if (!verdict.ok()) {
@@ -104,7 +102,7 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
     return verdict;
   }
   for (auto axis : mesh_axes(mesh))
-    if (spec.placement(axis).kind != Placement::partial)
+    if (x.placement(axis).kind != Placement::partial)
       return {{},
               title + " is replicated over " + axis + ": each device of " + axis +
                   " would count it again, so the gradients would be too large by the size of the axis; leave the sum "
@@ -115,10 +113,9 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
 
 /// value_and_grad: a weight is a floating-point tensor on the mesh and is not partial.
 constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
-  const TensorSpec& spec = x;
   const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (!is_floating(dtype)) return {{}, title + " is not floating, so it has no gradient; pass it as an argument"};
-  if (!spec.partial.empty()) return {{}, title + " is partial over " + spec.partial[0] + "; " + reduce_first(spec)};
+  if (!x.partial.empty()) return {{}, title + " is partial over " + x.partial[0] + "; " + reduce_first(x)};
   Verdict verdict = on_mesh(mesh, x);
   if (!verdict.ok()) verdict.why = "value_and_grad: the weight " + verdict.why;
   return verdict;
@@ -316,12 +313,11 @@ constexpr Verdict add_in_place(std::string_view op, DType sum_dtype, const Tenso
 
 /// global_norm: each element of a leaf must count once.
 constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
-  const TensorSpec& spec = x;
   const Text leaf = "global_norm: the leaf " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (dtype != DType::f32 && dtype != DType::bf16) return {{}, leaf + " is neither f32 nor bf16; `cast` it"};
-  if (!spec.partial.empty())
+  if (!x.partial.empty())
     return {{},
-            leaf + " is partial over " + spec.partial[0] +
+            leaf + " is partial over " + x.partial[0] +
                 ", and the norm of a sum is not that of its parts; take the sums first, of gradients with "
                 "`reduce_gradients(mesh, grads)` (communicates)"};
   return {};
@@ -329,21 +325,19 @@ constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
 
 /// item(x): a scalar that is the same on every device.
 constexpr Verdict item(const TensorSpec& x) {
-  const TensorSpec& spec = x;
-  if (spec.rank() != 0)
+  if (x.rank() != 0)
     return {{}, "item: " + quoted(x) + " is not a scalar; reduce it, or read the local shard with span()"};
-  if (!spec.partial.empty())
+  if (!x.partial.empty())
     return {{},
-            "item: " + quoted(x) + " is partial over " + spec.partial[0] +
-                ": devices would read different numbers and could diverge; " + reduce_first(spec)};
+            "item: " + quoted(x) + " is partial over " + x.partial[0] +
+                ": devices would read different numbers and could diverge; " + reduce_first(x)};
   return {x, {}};
 }
 
 /// fully_sharded: every axis of the mesh shards some dim.
 constexpr Verdict fully_sharded(const TensorSpec& mesh, const TensorSpec& x) {
-  const TensorSpec& spec = x;
   for (auto axis : mesh_axes(mesh))
-    if (spec.placement(axis).kind != Placement::sharded)
+    if (x.placement(axis).kind != Placement::sharded)
       return {{},
               "fully_sharded: " + quoted(x) + " is not sharded over " + axis + ", so every device of " + axis +
                   " keeps a copy; shard one of its dims, e.g. `dim/" + axis + "`"};

@@ -259,7 +259,6 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
   const OpCall call = parse_call(op_name, op, 1);
   if (!call.why.empty()) return {{}, call.why};
   const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
-  const TensorSpec& in = x;
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   const bool merging = std::string_view(op_name) == "merge";
   const TensorSpec &many = merging ? from : to, &one = merging ? to : from;
@@ -292,20 +291,18 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
       return fail("the product of the sizes " + quoted(to_string(many)) + " is not " + one.dims[0].name);
   }
   int at = -1;
-  for (int i = 0; i + from.rank() <= in.rank() && at < 0; ++i) {
+  for (int i = 0; i + from.rank() <= x.rank() && at < 0; ++i) {
     bool here = true;
-    for (int j = 0; j < from.rank(); ++j) here = here && in.dims[i + j] == from.dims[j];
+    for (int j = 0; j < from.rank(); ++j) here = here && x.dims[i + j] == from.dims[j];
     if (here) at = i;
   }
   if (at < 0)
     return fail("the operand " + quoted(x) + " has no " + quoted(to_string(from)) + (merging ? " side by side" : ""));
   TensorSpec out;
-  out.partial = in.partial;
-  for (int i = 0; i < in.rank() - from.rank() + to.rank(); ++i) {
+  out.partial = x.partial;
+  for (int i = 0; i < x.rank() - from.rank() + to.rank(); ++i) {
     if (out.dims.full()) return fail("the result has more than " + number(max_dims) + " dims");
-    out.dims.push_back(i < at               ? in.dims[i]
-                       : i < at + to.rank() ? to.dims[i - at]
-                                            : in.dims[i - to.rank() + from.rank()]);
+    out.dims.push_back(i < at ? x.dims[i] : i < at + to.rank() ? to.dims[i - at] : x.dims[i - to.rank() + from.rank()]);
   }
   // A name may stand twice now.
   if (const auto parsed = parse_tensor(to_string(out)); !parsed.error.empty()) return fail(parsed.error);

@@ -192,10 +192,9 @@ constexpr Verdict divide_integers(const TensorSpec& a, const TensorSpec& b) {
   return divide(a, b);
 }
 constexpr Verdict divide_by_number(bool floats, const TensorSpec& a) {
-  const TensorSpec& x = a;
-  if (!floats && !x.partial.empty())
-    return {{}, "/ of " + quoted(a) + " and a number: " + detail_::drops_remainders(x)};
-  return {x, {}};
+  if (!floats && !a.partial.empty())
+    return {{}, "/ of " + quoted(a) + " and a number: " + detail_::drops_remainders(a)};
+  return {a, {}};
 }
 
 /// Any nonlinear op of one or more operands: none may be partial.
@@ -246,12 +245,11 @@ constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSp
 
 /// x + constant, and where with a literal other than 0.
 constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
-  const TensorSpec& x = a;
-  if (!x.partial.empty())
+  if (!a.partial.empty())
     return {{},
-            Text(name) + " of " + quoted(a) + " and a constant: the operand is partial over " + x.partial[0] +
-                ", and each device would count the constant again; " + reduce_first(x)};
-  return {x, {}};
+            Text(name) + " of " + quoted(a) + " and a constant: the operand is partial over " + a.partial[0] +
+                ", and each device would count the constant again; " + reduce_first(a)};
+  return {a, {}};
 }
 
 /// A comparison by an operator of C++.
@@ -301,26 +299,23 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, const Te
 
 /// cumsum along one named dim: the dim must be unsharded. The op is linear, so the operand may be partial.
 constexpr Verdict linear_along(std::string_view name, std::string_view dim, const TensorSpec& x) {
-  const TensorSpec& in = x;
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
+  if (const Text why = detail_::unsharded(x, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
   return {x, {}};
 }
 /// softmax, rms_norm, layer_norm along one named dim: the dim must be unsharded, and nothing may be partial.
 constexpr Verdict along(std::string_view name, std::string_view dim, const TensorSpec& x) {
-  const TensorSpec& in = x;
-  if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {x, why};
-  return linear_along(name, dim, in);
+  if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {x, why};
+  return linear_along(name, dim, x);
 }
 
 /// rope<"L", "D">: a rotation along D, which must be unsharded. L may be sharded, because the global index is known.
 /// The op is linear, so the operand may be partial.
 constexpr Verdict rope(std::string_view length, std::string_view dim, const TensorSpec& x) {
   const Text title = Text("rope<") + quoted(length) + ", " + quoted(dim) + ">: ";
-  const TensorSpec& in = x;
-  if (!in.has(length))
+  if (!x.has(length))
     return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(length) + " to take positions from"};
   if (length == dim) return {x, title + "positions come from another dim than the one that is rotated"};
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title + why};
+  if (const Text why = detail_::unsharded(x, dim); !why.empty()) return {x, title + why};
   return {x, {}};
 }
 

@@ -39,9 +39,8 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
 /// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. If the tensor lacks the dim, it becomes
 /// a new first dim. If the tensor has it, it must be unsharded, as for `concat`.
 constexpr Verdict concat_microbatches(std::string_view dim, const TensorSpec& x) {
-  const TensorSpec& spec = x;
-  if (spec.has(dim)) {
-    Verdict verdict{x, detail_::concat_dim(spec, dim)};
+  if (x.has(dim)) {
+    Verdict verdict{x, detail_::concat_dim(x, dim)};
     if (!verdict.ok())
       verdict.why = "Concat<" + quoted(dim) + ">: " + verdict.why +
                     "; or keep the microbatches apart along a dim that the tensor has not, " +

@@ -34,11 +34,10 @@ constexpr Verdict one_hot(const TensorSpec& dim, const TensorSpec& x) {
 constexpr Verdict triangle(std::string_view name, std::string_view rows, std::string_view columns,
                            const TensorSpec& x) {
   const Text title = Text(name) + "<" + quoted(rows) + ", " + quoted(columns) + ">: ";
-  const TensorSpec& in = x;
   for (auto dim : {rows, columns}) {
-    const int at = in.find(dim);
+    const int at = x.find(dim);
     if (at < 0) return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(dim)};
-    if (in.dims[at].is_integer())
+    if (x.dims[at].is_integer())
       return {x, title + "integer dim " + quoted(dim) + " has no name; `rename` it first (free)"};
   }
   if (rows == columns) return {x, title + "a triangle has two dims; write that of the rows, then that of the columns"};
