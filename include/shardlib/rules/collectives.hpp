@@ -99,10 +99,7 @@ constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
     if (!out.partial.contains(axis))
       return call.fail("the sum over " + Text(axis) + " is neither scattered (no dim gains `/" + axis +
                        "`) nor kept (`+" + axis + "`) in the result; take `all_reduce` for it (communicates)");
-  for (auto axis : out.partial)
-    if (!rest.contains(axis))
-      return call.fail("the result has `+" + Text(axis) + "`, but no sum over " + axis +
-                       " is pending in the operand; " + "drop `+" + axis + "`");
+  if (const Text why = new_sum(rest, out); !why.empty()) return call.fail(why);
   if (rest.size() == in.partial.size())
     return call.fail("no dim gains an axis, so nothing would be scattered; drop the op");
   return call.accept();
@@ -114,10 +111,7 @@ constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
-  for (auto axis : out.partial)
-    if (!in.partial.contains(axis))
-      return call.fail("the result has `+" + Text(axis) + "`, but no sum over " + axis +
-                       " is pending in the operand; " + "drop `+" + axis + "`");
+  if (const Text why = new_sum(in.partial, out); !why.empty()) return call.fail(why);
   if (in.partial == out.partial)
     return call.fail("no sum is pending in " + quoted(to_string(in)) +
                      " that the result lacks, and to reduce a value twice multiplies it by the size of the axis; "

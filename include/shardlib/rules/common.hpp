@@ -302,17 +302,22 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
+/// Explains that the result has a sum pending that is none of those that may be.
+constexpr Text new_sum(const Axes& pending, const TensorSpec& out) {
+  for (auto axis : out.partial)
+    if (!pending.contains(axis))
+      return "the result has `+" + Text(axis) + "`, but no sum over " + axis + " is pending in the operand; drop `+" +
+             axis + "`";
+  return {};
+}
+
 /// Explains why the partial axes of the result differ from those of the operand, for an op that may not change them.
 constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {
   for (auto axis : in.partial)
     if (!out.partial.contains(axis))
       return "the sum over " + Text(axis) + " is still pending in the operand, so the result must keep `+" + axis +
              "`; take `all_reduce` for it before or afterwards (communicates)";
-  for (auto axis : out.partial)
-    if (!in.partial.contains(axis))
-      return "the result has `+" + Text(axis) + "`, but no sum over " + axis + " is pending in the operand; drop `+" +
-             axis + "`";
-  return {};
+  return new_sum(in.partial, out);
 }
 
 /// Collects the dims that the result lacks. The kept dims must be unchanged and in order.
