@@ -104,14 +104,21 @@ DT alone() {
   return DT(DevicePtr::make(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0, nullptr, 1, tuning));
 }
 
-/// Sets the hook for tests while it lives.
-struct Hook {
-  template <class F>
-  explicit Hook(F f) {
-    test::checkpoint_phase = f;
-  }
-  ~Hook() { test::checkpoint_phase = nullptr; }
-};
+/// All devices set the same hook, which threads share.
+void set_hook(Device& device, const std::function<void(std::string_view phase, int device)>& hook) {
+  io::together(device, "", [&] {
+    if (device.rank() == 0 || under_mpi()) test::checkpoint_phase = hook;
+  });
+}
+
+/// What stands in the folder, sorted.
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 Scratch shared_folder() {
   return Scratch::shared(under_mpi(), world_rank());
@@ -323,12 +330,8 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
       for (const std::string where : {"planned", "metadata", "chunk", "chunks", "manifest"}) {
         const int who = where == "manifest" ? 0 : last;
         {
-          // All devices set the same hook, which threads share.
-          io::together(*device, "", [&] {
-            if (device->rank() == 0 || under_mpi())
-              test::checkpoint_phase = [&, who](std::string_view phase, int d) {
-                if (phase == where && d == who) throw Error("no space left, says the test");
-              };
+          set_hook(*device, [&, who](std::string_view phase, int d) {
+            if (phase == where && d == who) throw Error("no space left, says the test");
           });
           const std::string message = error_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
           std::string expected =
@@ -338,14 +341,10 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
             expected += " (on device " + place + " of mesh " + axes + ")";
           }
           expect(message == expected, where + ": " + message);
-          io::together(*device, "", [&] {
-            if (device->rank() == 0 || under_mpi()) test::checkpoint_phase = nullptr;
-          });
+          set_hook(*device, nullptr);
         }
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
-        int entries = 0;
-        for (const auto& entry : std::filesystem::directory_iterator(scratch.path())) entries += entry.exists() ? 1 : 0;
-        expect(entries == 2, where + ": something is left over");
+        expect(names_in(scratch.path()).size() == 2, where + ": something is left over");
       }
       io::save(mesh, scratch.path(), 2, make_state(mesh, 50));
       Weights state = make_state(mesh, 0);
@@ -449,11 +448,7 @@ TEST_CASE("checkpoint: killed at any moment, the newest whole one is there", "[c
     expect_same_bits(state, make_state(mesh, saved ? 50 : 5));
     // The next save clears what was left.
     io::save(mesh, scratch.path(), 3, state, {}, {.keep = 1});
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(scratch.path()))
-      names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    CHECK(names == std::vector<std::string>{"LATEST", "step-00000003"});
+    CHECK(names_in(scratch.path()) == std::vector<std::string>{"LATEST", "step-00000003"});
   }
 }
 
@@ -463,11 +458,8 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
     std::atomic<bool> go = false;
     on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
-      io::together(*device, "", [&] {
-        if (device->rank() == 0 || under_mpi())
-          test::checkpoint_phase = [&](std::string_view phase, int) {
-            while (phase == "chunk" && !go) usleep(100);
-          };
+      set_hook(*device, [&](std::string_view phase, int) {
+        while (phase == "chunk" && !go) usleep(100);
       });
       {
         io::AsyncSaver saver(mesh, scratch.path());
@@ -500,19 +492,14 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
         expect_same_bits(state, make_state(mesh, salt));
       }
       // An error in the background comes with the next call, on all devices, and then the saver goes on.
-      io::together(*device, "", [&] {
-        if (device->rank() == 0 || under_mpi())
-          test::checkpoint_phase = [&](std::string_view phase, int d) {
-            if (phase == "chunk" && d == mesh.size() - 1) throw Error("the disk is gone");
-          };
+      set_hook(*device, [&](std::string_view phase, int d) {
+        if (phase == "chunk" && d == mesh.size() - 1) throw Error("the disk is gone");
       });
       io::AsyncSaver saver(mesh, scratch.path());
       saver.save(3, make_state(mesh, 5));
       const std::string message = error_of([&] { saver.flush(); });
       expect(message.find("step-00000003' was not saved: the disk is gone") != std::string::npos, message);
-      io::together(*device, "", [&] {
-        if (device->rank() == 0 || under_mpi()) test::checkpoint_phase = nullptr;
-      });
+      set_hook(*device, nullptr);
       saver.save(4, make_state(mesh, 5));
       saver.flush();
       expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000004", "newest");
@@ -577,11 +564,7 @@ TEST_CASE("checkpoint: an old one that cannot be removed is a warning, and goes 
                     "/step-00000001' is not needed any more, but was not removed: cannot remove the folder '" + folder +
                     "/step-00000001.old-pruned': Permission denied; the next save tries again\n");
   CHECK(contents(errors) == said);
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  CHECK(names == std::vector<std::string>{"LATEST", "step-00000003"});
+  CHECK(names_in(folder) == std::vector<std::string>{"LATEST", "step-00000003"});
 }
 
 TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]") {
