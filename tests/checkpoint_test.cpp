@@ -323,14 +323,13 @@ TEST_CASE("checkpoint: devices that would load different ones are found", "[chec
 TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and nothing is lost", "[checkpoint]") {
   for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
     const Scratch scratch = shared_folder();
-    on_mesh(axes, [&](const DevicePtr& device) {
-      const DT mesh(device);
+    on_mesh(axes, [&](const DT& mesh) {
       io::save(mesh, scratch.path(), 1, make_state(mesh, 5));
       const int last = mesh.size() - 1;
       for (const std::string where : {"planned", "metadata", "chunk", "chunks", "manifest"}) {
         const int who = where == "manifest" ? 0 : last;
         {
-          set_hook(*device, [&, who](std::string_view phase, int d) {
+          set_hook(*mesh.device(), [&, who](std::string_view phase, int d) {
             if (phase == where && d == who) throw Error("no space left, says the test");
           });
           const std::string message = error_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
@@ -341,7 +340,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
             expected += " (on device " + place + " of mesh " + axes + ")";
           }
           expect(message == expected, where + ": " + message);
-          set_hook(*device, nullptr);
+          set_hook(*mesh.device(), nullptr);
         }
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
         expect(names_in(scratch.path()).size() == 2, where + ": something is left over");

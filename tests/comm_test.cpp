@@ -23,7 +23,7 @@ using namespace shardlib::test;
 
 namespace {
 
-const std::vector<int> group_sizes{1, 2, 3, 4, 8};
+const std::vector<std::string> group_meshes{"d=1", "d=2", "d=3", "d=4", "d=8"};
 
 std::string mesh_of(int n) {
   return "d=" + std::to_string(n);
@@ -271,49 +271,44 @@ TEST_CASE("groups rank their members in the order of the axes given") {
 }
 
 TEST_CASE("collectives and messages move the right blocks") {
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const DevicePtr& device) {
-      for (const std::size_t block : {0U, 1U, 3U, 1000U, 50001U}) check_moves(*device, block);
-    });
-  }
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    for (const std::size_t block : {0U, 1U, 3U, 1000U, 50001U}) check_moves(*device, block);
+  });
 }
 
 TEST_CASE("reductions give the exact values in every type") {
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const DevicePtr& device) {
-      check_reductions<f32>(*device);
-      check_reductions<f64>(*device);
-      check_reductions<i32>(*device);
-      check_reductions<u32>(*device);
-      check_reductions<bf16>(*device);
-    });
-  }
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    check_reductions<f32>(*device);
+    check_reductions<f64>(*device);
+    check_reductions<i32>(*device);
+    check_reductions<u32>(*device);
+    check_reductions<bf16>(*device);
+  });
 }
 
 TEST_CASE("sums follow the tree over the ranks, bit by bit") {
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
-      Communicator& comm = all_of(*device);
-      for (const std::size_t block : {std::size_t{7}, std::size_t{30011}}) {
-        const std::size_t count = block * static_cast<std::size_t>(n);
-        std::vector<float> mine;
-        std::vector<float> expected;
-        bool matters = n <= 2;
-        for (std::size_t i = 0; i < count; ++i) {
-          std::vector<float> column;
-          for (int r = 0; r < n; ++r) column.push_back(rough(r, i));
-          mine.push_back(column[static_cast<std::size_t>(comm.rank())]);
-          expected.push_back(tree_sum(column));
-          matters = matters || expected.back() != std::accumulate(column.rbegin(), column.rend(), 0.0F);
-        }
-        expect(matters, "the data do not tell the orders apart");
-        expect_equal(bits_of(all_reduce(*device, comm, mine, Reduction::sum)), bits_of(expected));
-        const auto first = expected.begin() + static_cast<std::ptrdiff_t>(block) * comm.rank();
-        const std::vector<float> slice(first, first + static_cast<std::ptrdiff_t>(block));
-        expect_equal(bits_of(reduce_scatter(*device, comm, mine, Reduction::sum)), bits_of(slice));
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    const int n = device->size();
+    Communicator& comm = all_of(*device);
+    for (const std::size_t block : {std::size_t{7}, std::size_t{30011}}) {
+      const std::size_t count = block * static_cast<std::size_t>(n);
+      std::vector<float> mine;
+      std::vector<float> expected;
+      bool matters = n <= 2;
+      for (std::size_t i = 0; i < count; ++i) {
+        std::vector<float> column;
+        for (int r = 0; r < n; ++r) column.push_back(rough(r, i));
+        mine.push_back(column[static_cast<std::size_t>(comm.rank())]);
+        expected.push_back(tree_sum(column));
+        matters = matters || expected.back() != std::accumulate(column.rbegin(), column.rend(), 0.0F);
       }
-    });
-  }
+      expect(matters, "the data do not tell the orders apart");
+      expect_equal(bits_of(all_reduce(*device, comm, mine, Reduction::sum)), bits_of(expected));
+      const auto first = expected.begin() + static_cast<std::ptrdiff_t>(block) * comm.rank();
+      const std::vector<float> slice(first, first + static_cast<std::ptrdiff_t>(block));
+      expect_equal(bits_of(reduce_scatter(*device, comm, mine, Reduction::sum)), bits_of(slice));
+    }
+  });
 }
 
 TEST_CASE("bf16 sums are taken in f32 and rounded once") {
@@ -332,19 +327,18 @@ TEST_CASE("bf16 sums are taken in f32 and rounded once") {
 }
 
 TEST_CASE("max keeps a NaN from any rank, and integer sums wrap around") {
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
-      Communicator& comm = all_of(*device);
-      std::vector<float> mine(static_cast<std::size_t>(n), static_cast<float>(-comm.rank()));
-      mine[static_cast<std::size_t>(comm.rank())] = std::numeric_limits<float>::quiet_NaN();
-      for (const float v : all_reduce(*device, comm, mine, Reduction::max)) expect(std::isnan(v), show(v));
-      expect_equal(all_reduce<float>(*device, comm, {static_cast<float>(-comm.rank() - 1)}, Reduction::max), {-1});
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    const int n = device->size();
+    Communicator& comm = all_of(*device);
+    std::vector<float> mine(static_cast<std::size_t>(n), static_cast<float>(-comm.rank()));
+    mine[static_cast<std::size_t>(comm.rank())] = std::numeric_limits<float>::quiet_NaN();
+    for (const float v : all_reduce(*device, comm, mine, Reduction::max)) expect(std::isnan(v), show(v));
+    expect_equal(all_reduce<float>(*device, comm, {static_cast<float>(-comm.rank() - 1)}, Reduction::max), {-1});
 
-      const auto total = static_cast<u32>(n) * 0x7fffffffU;
-      expect_equal(all_reduce<i32>(*device, comm, {0x7fffffff}, Reduction::sum), {static_cast<i32>(total)});
-      expect_equal(all_reduce<u32>(*device, comm, {0x7fffffffU}, Reduction::sum), {total});
-    });
-  }
+    const auto total = static_cast<u32>(n) * 0x7fffffffU;
+    expect_equal(all_reduce<i32>(*device, comm, {0x7fffffff}, Reduction::sum), {static_cast<i32>(total)});
+    expect_equal(all_reduce<u32>(*device, comm, {0x7fffffffU}, Reduction::sum), {total});
+  });
 }
 
 TEST_CASE("requests may be waited for in any order on each device") {
@@ -394,78 +388,75 @@ TEST_CASE("test makes progress, and a dropped request is waited for") {
 }
 
 TEST_CASE("messages of a pair stay in order, sends never wait, and a device may write to itself") {
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
-      Communicator& comm = all_of(*device);
-      constexpr int messages = 3;
-      constexpr std::size_t count = 100000;  // too long for MPI to send eagerly
-      const auto value = [](int from, int to, int k) { return static_cast<i32>(100 * from + 10 * to + k); };
-      for (int to = 0; to < n; ++to) {
-        for (int k = 0; k < messages; ++k) {
-          comm.send(make_buffer(*device, std::vector<i32>(count, value(comm.rank(), to, k))), to).wait();
-        }
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    const int n = device->size();
+    Communicator& comm = all_of(*device);
+    constexpr int messages = 3;
+    constexpr std::size_t count = 100000;  // too long for MPI to send eagerly
+    const auto value = [](int from, int to, int k) { return static_cast<i32>(100 * from + 10 * to + k); };
+    for (int to = 0; to < n; ++to) {
+      for (int k = 0; k < messages; ++k) {
+        comm.send(make_buffer(*device, std::vector<i32>(count, value(comm.rank(), to, k))), to).wait();
       }
-      std::vector<Request> requests;
-      std::vector<Buffer> received;
-      for (int from = 0; from < n; ++from) {
-        for (int k = 0; k < messages; ++k) {
-          received.push_back(make_buffer<i32>(*device, count));
-          requests.push_back(comm.recv(received.back(), from));
-        }
+    }
+    std::vector<Request> requests;
+    std::vector<Buffer> received;
+    for (int from = 0; from < n; ++from) {
+      for (int k = 0; k < messages; ++k) {
+        received.push_back(make_buffer<i32>(*device, count));
+        requests.push_back(comm.recv(received.back(), from));
       }
-      while (!requests.empty()) {
-        requests.back().wait();
-        requests.pop_back();
+    }
+    while (!requests.empty()) {
+      requests.back().wait();
+      requests.pop_back();
+    }
+    for (int from = 0; from < n; ++from) {
+      for (int k = 0; k < messages; ++k) {
+        expect_equal(values_of<i32>(received[static_cast<std::size_t>(from * messages + k)]),
+                     std::vector<i32>(count, value(from, comm.rank(), k)));
       }
-      for (int from = 0; from < n; ++from) {
-        for (int k = 0; k < messages; ++k) {
-          expect_equal(values_of<i32>(received[static_cast<std::size_t>(from * messages + k)]),
-                       std::vector<i32>(count, value(from, comm.rank(), k)));
-        }
-      }
-    });
-  }
+    }
+  });
 }
 
 TEST_CASE("memory that no handle keeps alive may be overwritten once it is sent") {
-  for (const int n : {1, 2}) {
-    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
-      Communicator& comm = all_of(*device);
-      const int to = (comm.rank() + 1) % n, from = (comm.rank() + n - 1) % n;
-      std::vector<i32> mine(100000, comm.rank());
-      const Buffer memory(mine.data(), mine.size() * sizeof(i32), nullptr);
-      expect(!memory.slice(4, 4).is_owned() && make_buffer<i32>(*device, 2).slice(4, 4).is_owned());
-      comm.send(memory.slice(0, memory.bytes()), to);
-      std::ranges::fill(mine, -1);
-      comm.barrier();
-      const Buffer received = make_buffer<i32>(*device, mine.size());
-      comm.recv(received, from).wait();
-      expect_equal(values_of<i32>(received), std::vector<i32>(mine.size(), from));
-    });
-  }
+  on_meshes({"d=1", "d=2"}, [](const DevicePtr& device) {
+    const int n = device->size();
+    Communicator& comm = all_of(*device);
+    const int to = (comm.rank() + 1) % n, from = (comm.rank() + n - 1) % n;
+    std::vector<i32> mine(100000, comm.rank());
+    const Buffer memory(mine.data(), mine.size() * sizeof(i32), nullptr);
+    expect(!memory.slice(4, 4).is_owned() && make_buffer<i32>(*device, 2).slice(4, 4).is_owned());
+    comm.send(memory.slice(0, memory.bytes()), to);
+    std::ranges::fill(mine, -1);
+    comm.barrier();
+    const Buffer received = make_buffer<i32>(*device, mine.size());
+    comm.recv(received, from).wait();
+    expect_equal(values_of<i32>(received), std::vector<i32>(mine.size(), from));
+  });
 }
 
 TEST_CASE("buffers may be overwritten and freed once a collective is over") {
-  for (const int n : {2, 4}) {
-    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
-      Communicator& comm = all_of(*device);
-      const Buffer send = make_buffer<i32>(*device, 5000);
-      const Buffer gathered = make_buffer<i32>(*device, 5000 * static_cast<std::size_t>(n));
-      const Buffer sum = make_buffer<i32>(*device, 5000);
-      for (i32 step = 0; step < 200; ++step) {
-        std::fill_n(send.as<i32>(), 5000, step + comm.rank());
-        comm.all_gather(send, gathered).wait();
-        std::fill_n(send.as<i32>(), 5000, 2 * step);
-        comm.all_reduce(send, sum, DType::i32, Reduction::sum).wait();
-        for (int r = 0; r < n; ++r) expect(gathered.as<i32>()[5000 * r + 4999] == step + r);
-        expect(sum.as<i32>()[0] == 2 * step * n && sum.as<i32>()[4999] == 2 * step * n);
-      }
-      const auto before = device->pool()->stats();
-      for (int step = 0; step < 20; ++step) all_gather(*device, comm, std::vector<i32>(5000, step));
-      comm.barrier();
-      expect(device->pool()->stats().live == before.live, "a finished collective keeps memory");
-    });
-  }
+  on_meshes({"d=2", "d=4"}, [](const DevicePtr& device) {
+    const int n = device->size();
+    Communicator& comm = all_of(*device);
+    const Buffer send = make_buffer<i32>(*device, 5000);
+    const Buffer gathered = make_buffer<i32>(*device, 5000 * static_cast<std::size_t>(n));
+    const Buffer sum = make_buffer<i32>(*device, 5000);
+    for (i32 step = 0; step < 200; ++step) {
+      std::fill_n(send.as<i32>(), 5000, step + comm.rank());
+      comm.all_gather(send, gathered).wait();
+      std::fill_n(send.as<i32>(), 5000, 2 * step);
+      comm.all_reduce(send, sum, DType::i32, Reduction::sum).wait();
+      for (int r = 0; r < n; ++r) expect(gathered.as<i32>()[5000 * r + 4999] == step + r);
+      expect(sum.as<i32>()[0] == 2 * step * n && sum.as<i32>()[4999] == 2 * step * n);
+    }
+    const auto before = device->pool()->stats();
+    for (int step = 0; step < 20; ++step) all_gather(*device, comm, std::vector<i32>(5000, step));
+    comm.barrier();
+    expect(device->pool()->stats().live == before.live, "a finished collective keeps memory");
+  });
 }
 
 TEST_CASE("a collective completes and lets go of the buffers while a member is yet to wait for it") {
@@ -597,12 +588,10 @@ TEST_CASE("buffers that do not fit are refused") {
 TEST_CASE("long messages go in pieces") {
   const Temporarily sends(tuning.send_piece, std::size_t{1000});
   const Temporarily collectives(tuning.collective_piece, std::size_t{1000});
-  for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const DevicePtr& device) {
-      for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
-      check_reductions<f32>(*device);
-    });
-  }
+  on_meshes(group_meshes, [](const DevicePtr& device) {
+    for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
+    check_reductions<f32>(*device);
+  });
 }
 #endif
 
@@ -716,10 +705,8 @@ TEST_CASE("members compare collectives whose data NCCL moves, and move nothing t
     // Between them, collectives of its own.
     expect_equal(all_reduce<i32>(*device, all_of(*device), {1}, Reduction::sum), {group.size()});
   };
-  for (const int n : group_sizes)
-    if (n > 1)
-      for (const std::size_t count : {std::size_t{1}, std::size_t{30000}})
-        on_mesh(mesh_of(n), [&](const DevicePtr& device) { compare(device, count); });
+  for (const std::size_t count : {std::size_t{1}, std::size_t{30000}})
+    on_meshes({"d=2", "d=3", "d=4", "d=8"}, [&](const DevicePtr& device) { compare(device, count); });
   if (under_mpi()) return;  // the job would end
   const std::string error = error_of([&] {
     on_mesh("d=2", [&](const DevicePtr& device) { compare(device, static_cast<std::size_t>(4 + device->rank())); });
