@@ -394,9 +394,7 @@ void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t 
 }
 
 TEST_CASE("causal_attention is what the einsums give, over lengths around its blocks", "[ops]") {
-  for (const char* text : {"d=1,t=1", "d=2,t=2"}) {
-    INFO(text);
-    on_mesh(text,
+  on_meshes({"d=1,t=1", "d=2,t=2"},
             [](const Mesh2& mesh) {
               for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
                 check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
@@ -406,7 +404,6 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
               check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
             },
             {.threads = 1, .kind = device_kind()});
-  }
 }
 
 TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops]") {
@@ -543,9 +540,7 @@ void check_against_gathered(const Ring& mesh, const Attend& attend_in_order, Dim
 }
 
 TEST_CASE("causal_attention along a sharded length is that along the gathered one", "[ops]") {
-  for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4"}) {
-    INFO(text);
-    on_mesh(text,
+  on_meshes({"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4"},
             [](const Ring& mesh) {
               for (const bool segmented : {false, true}) {
                 check_against_gathered<f32>(mesh, attend_over<f32>, 12, segmented, false, 1e-5);
@@ -559,13 +554,10 @@ TEST_CASE("causal_attention along a sharded length is that along the gathered on
               check_against_gathered<f32>(mesh, attend_over<f32>, {3, 12}, false, false, 1e-5);
             },
             {.threads = 1});
-  }
 }
 
 TEST_CASE("causal_attention in zigzag order is that in the order of positions", "[ops]") {
-  for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4", "d=1,s=8"}) {
-    INFO(text);
-    on_mesh(text,
+  on_meshes({"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4", "d=1,s=8"},
             [](const Ring& mesh) {
               for (const bool segmented : {false, true}) {
                 check_against_gathered<f32>(mesh, attend_zigzag<f32>, 48, segmented, false, 1e-5);
@@ -577,7 +569,6 @@ TEST_CASE("causal_attention in zigzag order is that in the order of positions", 
               if (mesh.size() == 2) check_against_gathered<f32>(mesh, attend_zigzag<f32>, 2064, true, false, 1e-5);
             },
             {.threads = 1});
-  }
 }
 
 TEST_CASE("causal_attention over an axis of one device has the bits of that without", "[ops]") {
@@ -593,7 +584,7 @@ TEST_CASE("causal_attention over an axis of one device has the bits of that with
             segmented ? causal_attention<"L", "D">(q, k, v, all_gather<over<"s">>(segments))
                       : causal_attention<"L", "D">(q, k, v));
       };
-      const auto zigzag = [&](const Sharded<D>& o) {  // the order of one mesh.device()'s positions is the same
+      const auto zigzag = [&](const Sharded<D>& o) {  // the order of one device's positions is the same
         return segmented ? causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, segments, {}, SequenceOrder::zigzag)
                          : causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, {}, SequenceOrder::zigzag);
       };
@@ -625,7 +616,7 @@ TEST_CASE("causal_attention along a sharded length: a NaN shows in what sees it"
     // Position 5 of the second shard, and position 2 of the first.
     for (const int at : {5, 2}) {
       const int first = 4 * mesh.device()->axis_index("s");
-      // The tensor owns the memory, which the other mesh.device() may read after this one has its result.
+      // The tensor owns the memory, which the other device may read after this one has its result.
       const auto keys = std::make_shared<std::vector<f32>>(x.k.span().begin(), x.k.span().end());
       if (first <= at && at < first + 4) keys->at(static_cast<std::size_t>(at - first)) = std::nanf("");
       const auto k = from_memory<f32, "B/d L/s K D">(mesh, sizes, std::span<const f32>(*keys), keys);

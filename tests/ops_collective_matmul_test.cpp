@@ -224,7 +224,7 @@ void check_layer(const Grid& mesh, const Sizes& sizes, double tolerance) {
 
 TEST_CASE("a layer whose shards travel is the one that gathers and scatters them", "[ops]") {
   on_meshes({"d=1,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4", "d=1,t=5", "d=2,t=4", "d=1,t=8"}, [](const Grid& mesh) {
-    // On one mesh.device(), the bits are the same.
+    // On one device, the bits are the same.
     const bool alone = mesh.size("t") == 1;
     const Sizes sizes{{"B", 2}, {"L", 80}, {"M", 24}, {"F", 40}};
     const Sizes padded{{"B", 2}, {"L", 33, 40}, {"M", 24}, {"F", 37, 40}};

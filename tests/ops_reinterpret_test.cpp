@@ -280,7 +280,7 @@ TEST_CASE("reinterpret: two meshes of one type, replicas of a view, and axes tha
     const auto b = ones<f32, "N/d B">(other, {{"N", 4}, {"B", 3}});
     const std::string said = error_of([&] { (void)concat<"A, B -> C">(a, b); });
     expect(said.find("its operands are on different meshes") != std::string::npos, "concat: " + said);
-    // Each mesh.device() holds numbers of its own, as the leaf's own axes say.
+    // Each device holds numbers of its own, as the leaf's own axes say.
     const auto w = random_normal<f32, "X/d/s">(mesh, {{"X", 8}}, {1, 0});
     const OnAView tree{reinterpret<"d s -> e">(w, reinterpret<"d s -> e">(mesh))};
     run::check_replicas(mesh, tree, "now");

@@ -99,7 +99,7 @@ TEST_CASE("sequence_positions are those that the devices hold", "[ops]") {
       check(sequence_positions<"L/t/d">(mesh, 24, order), t * mesh.size("d") + d, mesh.size());
       check(sequence_positions<"L">(mesh, 24, order), 0, 1);
     }
-    // One mesh.device() has the order of positions, whatever the size.
+    // One device has the order of positions, whatever the size.
     if (mesh.size() == 1)
       expect(sequence_positions<"L/t">(mesh, {5, 7}, SequenceOrder::zigzag).span()[4] == 4, "odd, and padded");
   });
@@ -134,7 +134,7 @@ TEST_CASE("token_tensors in zigzag order has the device's two parts of each row"
   };
   on_meshes({"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=4"}, [](const Mesh<"d s">& mesh) {
     constexpr std::int64_t length = 16;
-    io::TokenBatch rows;  // two rows of each mesh.device() of d
+    io::TokenBatch rows;  // two rows of each device of d
     for (int i = 0; i < 2 * length; ++i) {
       rows.inputs.push_back(i);
       rows.targets.push_back(i + 1);

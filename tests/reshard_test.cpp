@@ -278,7 +278,7 @@ TEST_CASE("reshard: what does not fit is one error on all devices", "[reshard]")
                  "reshard: source: the leaf 'kept' is empty: give it a value first");
     expect_error([&] { io::reshard(mesh, one, none); },
                  "reshard: target: the leaf 'kept' is empty: give it a value first");
-    // Also if one mesh.device() alone is wrong.
+    // Also if one device alone is wrong.
     expect_error([&] { io::reshard(mesh, one, mesh.rank() == 0 ? none : target); },
                  "reshard: target: the leaf 'kept' is empty: give it a value first (on device 0 (d=0) of mesh d=2)");
     struct Two {

@@ -43,7 +43,7 @@ TEST_CASE("check_replicas: copies that differ are named with leaf, axes and devi
       return error_of([&] { run::check_replicas(mesh, m, "after step 7", numbers); });
     };
     expect(differ(model(mesh, 1, 1, 1)) == "no error", "all alike");
-    // A shard of its own may hold anything: no other mesh.device() has it.
+    // A shard of its own may hold anything: no other device has it.
     expect(differ(model(mesh, 1, static_cast<float>(rank), 1)) == "no error", "sharded over both axes");
     expect(differ(model(mesh, rank < 2 ? 1 : 2, 1, 1)) == "no error", "sharded over d");
 

@@ -231,10 +231,11 @@ requires(!std::is_invocable_v<const Body&, const DevicePtr&>) bool on_mesh(const
 
 /// on_mesh for each mesh, which a failure names.
 template <class Body>
-void on_meshes(const std::vector<std::string>& meshes, const Body& body) {
+void on_meshes(const std::vector<std::string>& meshes, const Body& body,
+               const LaunchOptions& options = {.kind = device_kind()}) {
   for (const std::string& mesh : meshes) {
     INFO(mesh);
-    on_mesh(mesh, body);
+    on_mesh(mesh, body, options);
   }
 }
 
