@@ -2,11 +2,9 @@
 // for those the value and each cotangent against whole arrays in f64.
 //
 // The loops are those that the typed ops call: Pointwise for + - * /, Linear for negation and scaling, MapLoops
-// for maps (forward, one cotangent, all cotangents in one loop), sum_kernel where a cotangent sheds broadcast dims. The
-// VJPs are put together here from the same ops, each step under its own rule. The kernels of `where` and `masked` are
-// inside their typed functions; here MapLoops stands in for them, so this checks their rules, and
-// ops_elementwise_test.cpp the functions. That what the rules refuse is wrong, rules_semantics_test.cpp checks over the
-// same specs.
+// for maps (forward, one cotangent, all cotangents in one loop), Where, WhereElseNumber for what is masked, sum_kernel
+// where a cotangent sheds broadcast dims. The VJPs are put together here from the same ops, each step under its own
+// rule. That what the rules refuse is wrong, rules_semantics_test.cpp checks over the same specs.
 #include <map>
 #include <string>
 #include <vector>
@@ -111,9 +109,6 @@ rules::Verdict plus(const TensorSpec& a, const TensorSpec& b) {
 }
 rules::Verdict mapped(const TensorSpec& a, const TensorSpec& b) {
   return rules::map2("map", a, b);
-}
-rules::Verdict masking(const TensorSpec& c, const TensorSpec& a) {
-  return rules::where(c, a, a);
 }
 
 /// The legal ones of all pairs; `states` are those that two operands may have on one axis without sharding.
@@ -230,42 +225,12 @@ TEST_CASE("map over every pair of specs", "[ops][exhaustive][slow]") {
   check(op, legal);
 }
 
-struct Keep {
-  template <class T>
-  T operator()(bool c, T v) const {
-    return c ? v : T(0);
-  }
-};
-TEST_CASE("masked over every pair of specs", "[ops][exhaustive][slow]") {
-  static const detail::MapLoops<Keep, f32, bool_, f32> loops{Keep{}};
-  check({"masked",
-         {Draw::truth, Draw::odd},
-         {DType::bool_, DType::f32},
-         [](const auto& x, const TensorSpec& out) {
-           return compute("masked", x[1], out,
-                          [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
-         },
-         [](In v) { return v[0] != 0 ? v[1] : 0; },
-         [](const auto& x, const ValuePtr& ct) {
-           // The cotangent, masked in turn.
-           const rules::Verdict verdict = masking(*x[0]->spec, *ct->spec);
-           const TensorSpec& spec = accepted(verdict);
-           return std::vector<ValuePtr>{nullptr, compute("masked", ct, spec, [&](const detail::Value& shape) {
-                                          return detail::map_forward(loops, {x[0], ct}, shape);
-                                        })};
-         },
-         {nullptr, [](In v) { return v[0]; }}},
-        legal_pairs(masking, 2));
+/// The cotangent of what a condition keeps.
+ValuePtr masked_by(const ValuePtr& condition, const ValuePtr& ct) {
+  const rules::Verdict verdict = rules::where(*condition->spec, *ct->spec, *ct->spec);
+  return compute("masked", ct, accepted(verdict), detail::WhereElseNumber<f32>{condition, ct, 0});
 }
-
-struct Choose {
-  template <class T>
-  T operator()(bool c, T a, T b) const {
-    return c ? a : b;
-  }
-};
 TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
-  static const detail::MapLoops<Choose, f32, bool_, f32, f32> loops{Choose{}};
   const auto operands = layouts({{}, {"A"}, {"A", "B"}});
   std::vector<Legal> legal;
   std::size_t refused = 0;
@@ -281,20 +246,19 @@ TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
   // none, 7 have one, 19 have two.
   CHECK(legal.size() == 4 + 7 * 10 + 19 * 18);
   CHECK(legal.size() + refused == 32 * 32 * 32);
-  check(
-      {"where",
-       {Draw::truth, Draw::odd, Draw::even},
-       {DType::bool_, DType::f32, DType::f32},
-       [](const auto& x, const TensorSpec& out) {
-         return compute("where", x[1], out,
-                        [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
-       },
-       [](In v) { return v[0] != 0 ? v[1] : v[2]; },
-       [](const auto& x, const ValuePtr& ct) {
-         return std::vector<ValuePtr>{nullptr, detail::map_pull(loops, 1, *ct, x), detail::map_pull(loops, 2, *ct, x)};
-       },
-       {nullptr, [](In v) { return v[0]; }, [](In v) { return 1 - v[0]; }}},
-      legal);
+  check({"where",
+         {Draw::truth, Draw::odd, Draw::even},
+         {DType::bool_, DType::f32, DType::f32},
+         [](const auto& x, const TensorSpec& out) {
+           return compute("where", x[1], out, detail::Where<f32>{x[0], x[1], x[2]});
+         },
+         [](In v) { return v[0] != 0 ? v[1] : v[2]; },
+         [](const auto& x, const ValuePtr& ct) {
+           const auto kept = masked_by(x[0], ct);
+           return std::vector<ValuePtr>{nullptr, kept, apply<std::minus<>>(plus, ct, kept)};
+         },
+         {nullptr, [](In v) { return v[0]; }, [](In v) { return 1 - v[0]; }}},
+        legal);
 }
 
 TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]") {
