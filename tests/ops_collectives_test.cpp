@@ -1,4 +1,5 @@
-// Collectives and layout casts against the whole arrays, each with its transpose.
+// Collectives and layout casts against the whole arrays, each with its transpose; the values of shift are in
+// ops_exhaustive_typed_test.cpp.
 #include <cmath>
 
 #include "op_case.hpp"
@@ -135,74 +136,17 @@ TEST_CASE("collectives of integers and truth values", "[ops]") {
   });
 }
 
-/// The maximum over the dims that the result lacks.
-void maxima(const std::vector<Global>& x, Global& y) {
-  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
-  std::fill(y.data.begin(), y.data.end(), -1e9);
-  for_each_index(x[0].shape, [&](const Shape& i) {
-    double& highest = y.data[offset(to, i)];
-    highest = std::max(highest, x[0].data[offset(from, i)]);
-  });
-}
-
 TEST_CASE("all_reduce_max", "[ops]") {
-#define MAXIMUM(dtype, from, to, draw)                                                                    \
-  make_case<Tensor<dtype, from>>("all_reduce_max " #dtype " " from " -> " to,                             \
-                                 [](const auto& x) { return all_reduce_max<from " -> " to>(x); }, maxima, \
+#define MAXIMUM(dtype, from, to, draw)                                                                            \
+  make_case<Tensor<dtype, from>>("all_reduce_max " #dtype " " from " -> " to,                                     \
+                                 [](const auto& x) { return all_reduce_max<from " -> " to>(x); }, extrema(false), \
                                  {.draws = {draw}, .gradient = false})
   check_cases({
-      MAXIMUM(f32, "A V/t", "A", Draw::odd),
-      MAXIMUM(f32, "V/t A/d", "A/d", Draw::odd),
-      MAXIMUM(f32, "A/d V/t", "V/t", Draw::odd),
       MAXIMUM(f32, "C A/t/d B", "C B", Draw::odd),
-      MAXIMUM(f32, "A/d V/t", "", Draw::odd),
-      MAXIMUM(f32, "A/d V", "A/d", Draw::odd),
       MAXIMUM(bf16, "A V/t", "A", Draw::odd),
       MAXIMUM(i32, "A V/d", "A", Draw::integers),
   });
 #undef MAXIMUM
-}
-
-/// The shards along dim 0, n of them in `groups` runs, each run turned by `by`.
-Reference turned(std::int64_t groups, std::int64_t n, std::int64_t inner, std::int64_t by) {
-  return [=](const std::vector<Global>& x, Global& y) {
-    const auto row = static_cast<std::int64_t>(x[0].data.size()) / x[0].shape[0];
-    const std::int64_t rows = x[0].shape[0] / (groups * n * inner);
-    for (std::int64_t i = 0; i < x[0].shape[0]; ++i) {
-      const std::int64_t within = i % (rows * inner), shard = i / (rows * inner) % n, group = i / (rows * inner * n);
-      const std::int64_t to = (group * n + ((shard + by) % n + n) % n) * rows * inner + within;
-      for (std::int64_t k = 0; k < row; ++k)
-        y.data[static_cast<std::size_t>(to * row + k)] = x[0].data[static_cast<std::size_t>(i * row + k)];
-    }
-  };
-}
-
-TEST_CASE("shift", "[ops]") {
-  for (const auto& text : op_meshes()) {
-    const auto mesh = parse_mesh(text);
-    const int d = size_of_axis(mesh, "d"), t = size_of_axis(mesh, "t");
-    std::vector<Case> cases;
-    for (const int by : {1, -1, 2, 0, 7}) {
-      const auto add = [&]<class X, class F>(std::type_identity<X>, F f, Reference reference) {
-        cases.push_back(make_case<X>("shift of " + std::string(std::string_view(X::spec)) + " by " + show(by), f,
-                                     std::move(reference), {.padding = false}));
-      };
-      // Shards move along one axis; the other axis of the dim, major or minor, stays.
-      add(
-          std::type_identity<Tensor<f32, "A/t B">>{}, [by](const auto& x) { return shift<"A/t B", "t">(x, by); },
-          turned(1, t, 1, by));
-      add(
-          std::type_identity<Tensor<f32, "A/t/d B">>{}, [by](const auto& x) { return shift<"A/t/d B", "d">(x, by); },
-          turned(t, d, 1, by));
-      add(
-          std::type_identity<Tensor<f32, "A/t/d B">>{}, [by](const auto& x) { return shift<"A/t/d B", "t">(x, by); },
-          turned(1, t, d, by));
-      add(
-          std::type_identity<Tensor<bf16, "A/d B +t">>{}, [by](const auto& x) { return shift<"A/d B +t", "d">(x, by); },
-          turned(1, d, 1, by));
-    }
-    check_cases(std::move(cases), {text});
-  }
 }
 
 // ---- transfers of shift that are under way --------------------------------------------------------------------------

@@ -170,12 +170,12 @@ Reference turned(const TensorSpec& spec, const std::vector<AxisSize>& mesh, cons
   };
 }
 
-template <std::size_t I, AxisName Axis>
+template <class D, std::size_t I, AxisName Axis>
 void add_shift(std::vector<Case>& cases, const std::vector<AxisSize>& mesh, int by) {
   static constexpr Spec spec{specs[I]};
   static constexpr OpSpec op{specs[I]};
   if constexpr (rules::shift(spec, Axis, spec).ok())
-    cases.push_back(make_case<Tensor<f32, spec>>(
+    cases.push_back(make_case<Tensor<D, spec>>(
         "shift " + std::string(specs[I]) + " round " + std::string(std::string_view(Axis)) + " by " + show(by),
         [by](const auto& x) { return shift<op, Axis>(x, by); },
         turned(detail::parsed<spec>, mesh, std::string(std::string_view(Axis)), by)));
@@ -183,11 +183,11 @@ void add_shift(std::vector<Case>& cases, const std::vector<AxisSize>& mesh, int 
 
 TEST_CASE("shift over every spec and axis", "[ops][exhaustive]") {
   for (const auto& mesh : op_meshes())
-    for (const int by : {1, -2}) {
+    for (const int by : {1, -2, 0, 7}) {
       std::vector<Case> cases;
       each<specs.size()>([&](auto i) {
-        add_shift<i, "d">(cases, parse_mesh(mesh), by);
-        add_shift<i, "t">(cases, parse_mesh(mesh), by);
+        add_shift<f32, i, "d">(cases, parse_mesh(mesh), by);
+        add_shift<bf16, i, "t">(cases, parse_mesh(mesh), by);
       });
       // The axis is on one of the two dims; the other on one of them, replicated or partial, or on the same dim in the
       // other order.
