@@ -43,14 +43,12 @@ void first_maximum(Row& row) {
 TEST_CASE("max, min and argmax", "[ops]") {
   const Reference maxima = extrema(false), minima = extrema(true);
   check_cases({
-      ONE(f32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .law = Law::none, .tolerance = 1e-6),
       ONE(f32, "B V C/t", (max<"B V C/t -> C/t">(x)), maxima, .law = Law::none, .tolerance = 1e-6),
       ONE(f32, "B C/t V", (min<"B C/t V -> C/t">(x)), minima, .law = Law::none, .tolerance = 1e-6),
       ONE(f64, "V", (min<"V -> ">(x)), minima, .law = Law::none, .tolerance = 1e-6),
       ONE(i32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .draws = {Draw::integers}),
       ONE(i32, "V B/d", (min<"V B/d -> B/d">(x)), minima, .draws = {Draw::integers}),
       ONE(bf16, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .law = Law::none, .tolerance = 0.01),
-      ONE(f32, "B/d V", (argmax<"B/d V -> B/d">(x)), rows("V", first_maximum)),
       ONE(f32, "B V C/t", (argmax<"B V C/t -> B C/t">(x)), rows("V", first_maximum)),
       ONE(i32, "V B/d", (argmax<"V B/d -> B/d">(x)), rows("V", first_maximum), .draws = {Draw::integers}),
   });
@@ -60,17 +58,11 @@ TEST_CASE("softmax and norms", "[ops]") {
 #define ROWS(dtype, from, dim, expression, f, tolerance_) \
   ONE(dtype, from, expression, rows(dim, f), .law = Law::none, .tolerance = tolerance_)
   check_cases({
-      ROWS(f32, "B/d K", "K", softmax<"K">(x), softmax_row, 2e-6),
       ROWS(f32, "B K M/t", "K", softmax<"K">(x), softmax_row, 2e-6),
       ROWS(f64, "K B/d", "K", softmax<"K">(x), softmax_row, 1e-7),
-      ROWS(bf16, "B/d K", "K", softmax<"K">(x), softmax_row, 0.01),
-      ROWS(f32, "B/d C", "C", softmax<"C">(x), softmax_row, 2e-6),
-      ROWS(f64, "C B/d", "C", softmax<"C">(x), softmax_row, 1e-7),
       ROWS(bf16, "B/d M", "M", softmax<"M">(x), softmax_row, 0.01),
       ROWS(f32, "B/d L M", "M", rms_norm<"M">(x), rms_norm_row, 4e-6),
-      ROWS(f32, "M C/t", "M", rms_norm<"M">(x), rms_norm_row, 4e-6),
       ROWS(bf16, "B/d M", "M", rms_norm<"M">(x), rms_norm_row, 0.02),
-      ROWS(f32, "B/d M", "M", (layer_norm<"M">(x, 0.25)), layer_norm_row, 4e-6),
       ROWS(f64, "C/t M B/d", "M", (layer_norm<"M">(x, 0.25)), layer_norm_row, 1e-7),
   });
 #undef ROWS
