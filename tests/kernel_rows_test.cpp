@@ -69,43 +69,45 @@ TEST_CASE("kernel rows: a stream visits each element once, and parts exchange nu
   CHECK(sums == std::vector<std::int32_t>{1, 1, 201, 201});
 }
 
-TEST_CASE("kernel rows: held rows have the host's bits", "[simulated]") {
-  for_types<f32, bf16>([]<class T>(T) {
+TEST_CASE("kernel rows: held rows, and strided ones, have the host's bits", "[simulated]") {
+  for_types<f32, bf16, f64>([]<class T>(T) {
     struct Case {
-      std::int64_t outer, n, padding, begin;  // `begin`: the first element, so that rows are unaligned
+      std::int64_t outer, n, padding, begin, inner = 1;  // `begin`: the first element, so that rows are unaligned
     };
-    for (const auto& [outer, n, padding, begin] : {Case{1, 1, 0, 0},
-                                                   {3, 2, 1, 0},
-                                                   {5, 63, 0, 0},
-                                                   {4, 64, 0, 0},
-                                                   {2, 65, 0, 1},
-                                                   {7, 96, 0, 0},
-                                                   {9, 768, 0, 0},
-                                                   {3, 768, 5, 0},
-                                                   {3, 768, 0, 1},
-                                                   {2, 1000, 0, 0},
-                                                   {2, 1024, 0, 0},
-                                                   {2, 1025, 0, 0},
-                                                   {3, 1600, 60, 0},
-                                                   {1, 2047, 0, 0},
-                                                   {2, 2048, 0, 0},
-                                                   {1, 2049, 0, 0}}) {
-      CAPTURE(outer, n, padding, begin, name(dtype_v<T>));
-      const std::int64_t size = outer * n;
+    for (const auto& [outer, n, padding, begin, inner] : {Case{1, 1, 0, 0},
+                                                          {3, 2, 1, 0},
+                                                          {5, 63, 0, 0},
+                                                          {4, 64, 0, 0},
+                                                          {2, 65, 0, 1},
+                                                          {2, 33, 2, 0, 19},
+                                                          {1, 600, 7, 0},
+                                                          {7, 96, 0, 0},
+                                                          {9, 768, 0, 0},
+                                                          {3, 768, 5, 0},
+                                                          {3, 768, 0, 1},
+                                                          {2, 1000, 0, 0},
+                                                          {2, 1024, 0, 0},
+                                                          {2, 1025, 0, 0},
+                                                          {3, 1600, 60, 0},
+                                                          {1, 2047, 0, 0},
+                                                          {2, 2048, 0, 0},
+                                                          {1, 2049, 0, 0}}) {
+      CAPTURE(outer, n, padding, begin, inner, name(dtype_v<T>));
+      const std::int64_t size = outer * n * inner;
       const auto x = numbers<T>(size + begin, 2), d = numbers<T>(size + begin, 3);
       const auto check_rows = [&](auto kernel) {  // into another array, and in place
         same_everywhere([&](const Exec& e, T* a, T* b, T* y) { kernel(e, a + begin, b + begin, y + begin); }, x, d,
                         std::vector<T>(at(size + begin)));
         same_everywhere([&](const Exec& e, T* a, T* b) { kernel(e, a + begin, b + begin, b + begin); }, x, d);
       };
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::softmax(e, b, y, outer, n, 1, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::rms_norm(e, b, y, outer, n, 1, 1e-5, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::layer_norm(e, b, y, outer, n, 1, 1e-5, padding); });
-      check_rows([&](const Exec& e, T* a, T* b, T* y) { k::softmax_backward(e, a, b, y, outer, n, 1); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::softmax(e, b, y, outer, n, inner, padding); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::rms_norm(e, b, y, outer, n, inner, 1e-5, padding); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::layer_norm(e, b, y, outer, n, inner, 1e-5, padding); });
+      check_rows([&](const Exec& e, T* a, T* b, T* y) { k::softmax_backward(e, a, b, y, outer, n, inner); });
       check_rows(
-          [&](const Exec& e, T* a, T* b, T* y) { k::rms_norm_backward(e, a, b, y, outer, n, 1, 1e-5, padding); });
+          [&](const Exec& e, T* a, T* b, T* y) { k::rms_norm_backward(e, a, b, y, outer, n, inner, 1e-5, padding); });
       check_rows(
-          [&](const Exec& e, T* a, T* b, T* y) { k::layer_norm_backward(e, a, b, y, outer, n, 1, 1e-5, padding); });
+          [&](const Exec& e, T* a, T* b, T* y) { k::layer_norm_backward(e, a, b, y, outer, n, inner, 1e-5, padding); });
     }
     for (const std::int64_t i : {0, 64, 149}) {  // a NaN makes its row NaN, and no other
       auto x = numbers<T>(3 * 150, 4);
@@ -127,7 +129,7 @@ TEST_CASE("kernel rows: held rows have the host's bits", "[simulated]") {
 
 TEST_CASE("kernel rows: sums of squares have the host's bits", "[simulated]") {
   for_types<f32, bf16>([]<class T>(T) {
-    for (const std::int64_t n : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4099, 65535, 65536, 65537, 300001})
+    for (const std::int64_t n : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4099, 65535, 65536, 65537, 150000, 300001})
       for (const std::int64_t begin : {0, 1}) {
         CAPTURE(n, begin, name(dtype_v<T>));
         same_everywhere([&](const Exec& e, const T* x, f32* sum) { k::sum_of_squares(e, n, x + begin, sum); },

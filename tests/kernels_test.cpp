@@ -186,58 +186,56 @@ TEST_CASE("kernels: f32 functions stay within a few ulp over the whole range") {
   CHECK(k::fast_sigmoid(-2.0) == Approx(1 / (1 + std::exp(2.0))).epsilon(1e-15));
 }
 
+namespace {
+
+/// Calls f with a product of each size {m, n, depth}, in every way to take the operands, and what plain loops give.
+/// Rows have elements between them. What the product should write is NaN.
+template <class T, class C, class F>
+void each_product(std::mt19937& rng, const std::vector<std::array<std::int64_t, 3>>& sizes, const F& f) {
+  for (const auto& [m, n, d] : sizes)
+    for (int flags = 0; flags < 8; ++flags) {
+      const bool ta = (flags & 1) != 0, tb = (flags & 2) != 0, accumulate = (flags & 4) != 0;
+      if (std::is_same_v<C, bf16> && accumulate) continue;
+      CAPTURE(m, n, d, flags);
+      const std::int64_t lda = (ta ? m : d) + 2, ldb = (tb ? d : n) + 1, ldc = n + 3;
+      const auto a = random_array<T>((ta ? d : m) * lda, rng), b = random_array<T>((tb ? n : d) * ldb, rng);
+      auto c = random_array<C>(m * ldc, rng);
+      Values want = numbers(c);
+      for (std::int64_t i = 0; i < m; ++i)
+        for (std::int64_t j = 0; j < n; ++j) {
+          double& sum = want[at(i * ldc + j)];
+          if (!accumulate) sum = 0;
+          for (std::int64_t p = 0; p < d; ++p)
+            sum += number(a[at(ta ? p * lda + i : i * lda + p)]) * number(b[at(tb ? j * ldb + p : p * ldb + j)]);
+          if (!accumulate) c[at(i * ldc + j)] = C(std::numeric_limits<float>::quiet_NaN());
+        }
+      f(k::detail::Gemm<T, C>{ta, tb, m, n, d, a.data(), lda, b.data(), ldb, c.data(), ldc, accumulate}, c, want);
+    }
+}
+
+}  // namespace
+
 TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation, on any number of threads") {
   Fixture fx;
   std::mt19937 rng(1);
   const auto check = [&]<class T, class C>(T, C) {
-    for (const auto& [m, n, d] : std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},
-                                                                          {3, 5, 7},
-                                                                          {1, 9, 4},
-                                                                          {8, 1, 6},
-                                                                          {17, 33, 65},
-                                                                          {4, 4, 0},
-                                                                          {0, 3, 2},
-                                                                          {2, 0, 3},
-                                                                          {70, 300, 130},
-                                                                          {65, 97, 400},
-                                                                          {9, 7001, 3}}) {
-      for (int flags = 0; flags < 8; ++flags) {
-        const bool ta = (flags & 1) != 0;
-        const bool tb = (flags & 2) != 0;
-        const bool accumulate = (flags & 4) != 0;
-        if (std::is_same_v<C, bf16> && accumulate) continue;
-        const std::int64_t lda = (ta ? m : d) + 2;
-        const std::int64_t ldb = (tb ? d : n) + 1;
-        const std::int64_t ldc = n + 3;
-        const auto a = random_array<T>((ta ? d : m) * lda, rng);
-        const auto b = random_array<T>((tb ? n : d) * ldb, rng);
-        auto c = random_array<C>(m * ldc, rng);
-        Values want = numbers(c);
-        for (std::int64_t i = 0; i < m; ++i) {
-          for (std::int64_t j = 0; j < n; ++j) {
-            double sum = accumulate ? want[at(i * ldc + j)] : 0.0;
-            for (std::int64_t p = 0; p < d; ++p) {
-              sum += number(a[at(ta ? p * lda + i : i * lda + p)]) * number(b[at(tb ? j * ldb + p : p * ldb + j)]);
-            }
-            want[at(i * ldc + j)] = sum;
-            if (!accumulate) c[at(i * ldc + j)] = C(std::numeric_limits<float>::quiet_NaN());
-          }
-        }
-        const auto product = [&](int threads) {
-          auto out = c;
-          fx.exec.threads = threads;
-          k::gemm(fx.exec, ta, tb, m, n, d, a.data(), lda, b.data(), ldb, out.data(), ldc, accumulate);
-          return out;
-        };
-        const auto one = product(1);
-        CHECK(close(one, want, 10));
-        for (const int threads : {2, 3, 6, 7}) {
-          const auto parts = product(threads);
-          const bool same = std::is_same_v<T, bf16> && k::has_bf16_gemm();
-          CHECK((same ? numbers(parts) == numbers(one) : close(parts, want, 10)));
-        }
+    const auto multiply = [&](const k::detail::Gemm<T, C>& g, const std::vector<C>& c, const Values& want) {
+      const auto product = [&](int threads) {
+        auto out = c;
+        fx.exec.threads = threads;
+        k::gemm(fx.exec, g.trans_a, g.trans_b, g.m, g.n, g.k, g.a, g.lda, g.b, g.ldb, out.data(), g.ldc, g.accumulate);
+        return out;
+      };
+      const auto one = product(1);
+      CHECK(close(one, want, 10));
+      for (const int threads : {2, 3, 6, 7}) {
+        const auto parts = product(threads);
+        const bool same = std::is_same_v<T, bf16> && k::has_bf16_gemm();
+        CHECK((same ? numbers(parts) == numbers(one) : close(parts, want, 10)));
       }
-    }
+    };
+    each_product<T, C>(rng, {{1, 1, 1}, {3, 5, 7}, {1, 9, 4}, {8, 1, 6}, {17, 33, 65}, {4, 4, 0}, {0, 3, 2}}, multiply);
+    each_product<T, C>(rng, {{2, 0, 3}, {70, 300, 130}, {65, 97, 400}, {9, 7001, 3}}, multiply);
   };
   check(float(), float());
   check(double(), double());
@@ -248,34 +246,17 @@ TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation,
 TEST_CASE("kernels: a product of bf16 by copies in f32, piece by piece") {
   Fixture fx;
   std::mt19937 rng(4);
-  const auto check = [&]<class C>(C) {
-    for (const auto& [m, n, d] : std::vector<std::array<std::int64_t, 3>>{
-             {1, 1, 1}, {17, 33, 65}, {10, 20, 900}, {300, 10, 20}, {9, 1001, 3}, {70, 300, 130}})
-      for (int flags = 0; flags < 8; ++flags) {
-        const bool ta = (flags & 1) != 0, tb = (flags & 2) != 0, accumulate = (flags & 4) != 0;
-        if (std::is_same_v<C, bf16> && accumulate) continue;
-        CAPTURE(m, n, d, flags);
-        const std::int64_t lda = (ta ? m : d) + 2, ldb = (tb ? d : n) + 1, ldc = n + 3;
-        const auto a = random_array<bf16>((ta ? d : m) * lda, rng), b = random_array<bf16>((tb ? n : d) * ldb, rng);
-        const auto before = random_array<C>(m * ldc, rng);
-        Values want = numbers(before);
-        for (std::int64_t i = 0; i < m; ++i)
-          for (std::int64_t j = 0; j < n; ++j) {
-            double& sum = want[at(i * ldc + j)];
-            if (!accumulate) sum = 0;
-            for (std::int64_t p = 0; p < d; ++p)
-              sum += number(a[at(ta ? p * lda + i : i * lda + p)]) * number(b[at(tb ? j * ldb + p : p * ldb + j)]);
-          }
-        for (const std::int64_t most : {1, 600, 5000, 1 << 21}) {
-          auto out = before;
-          const k::detail::Gemm<bf16, C> g{ta, tb, m, n, d, a.data(), lda, b.data(), ldb, out.data(), ldc, accumulate};
-          k::detail::gemm_of_copies(fx.exec, g, most);
-          CHECK(close(out, want, 10));
-        }
-      }
-  };
-  check(float());
-  check(bf16());
+  for_types<f32, bf16>([&]<class C>(C) {
+    each_product<bf16, C>(rng, {{1, 1, 1}, {17, 33, 65}, {10, 20, 900}, {300, 10, 20}, {9, 1001, 3}, {70, 300, 130}},
+                          [&](k::detail::Gemm<bf16, C> g, const std::vector<C>& c, const Values& want) {
+                            for (const std::int64_t most : {1, 600, 5000, 1 << 21}) {
+                              auto out = c;
+                              g.c = out.data();
+                              k::detail::gemm_of_copies(fx.exec, g, most);
+                              CHECK(close(out, want, 10));
+                            }
+                          });
+  });
 }
 
 TEST_CASE("kernels: gemm of rows that share sets of the caches, in several copied panels") {
@@ -803,8 +784,7 @@ Product parse(const std::string& spec) {
   return p;
 }
 
-k::EinsumLoops loops_of(const std::string& spec, const std::map<int, std::int64_t>& sizes) {
-  const Product p = parse(spec);
+k::EinsumLoops loops_of(const Product& p, const std::map<int, std::int64_t>& sizes) {
   const auto plan = k::plan_einsum(p.lhs, p.rhs, p.out);
   Shape shape;
   for (int i = 0; i < plan.count; ++i) {
@@ -851,13 +831,7 @@ TEST_CASE("kernels: einsum of larger sizes takes every kind of inner kernel and 
     if (i < 100) wrong += check_einsum<double>(fx, all[i], sizes, rng) ? 0U : 1U;
     if (i < 100) wrong += check_einsum<bf16>(fx, all[i], sizes, rng) ? 0U : 1U;
     if (i < 100) wrong += check_einsum<bf16, f32>(fx, all[i], sizes, rng) ? 0U : 1U;
-    const auto plan = k::plan_einsum(all[i].lhs, all[i].rhs, all[i].out);
-    Shape shape;
-    for (int j = 0; j < plan.count; ++j) {
-      const auto& index = plan.at(j);
-      shape.push_back(sizes.at(index.lhs >= 0 ? all[i].lhs[at(index.lhs)] : all[i].rhs[at(index.rhs)]));
-    }
-    const auto s = k::choose_einsum_loops(plan, shape, true);
+    const auto s = loops_of(all[i], sizes);
     ++inner[s.inner];
     for (std::size_t t = 0; t < 3; ++t) moved[t] += s.moved[t] ? 1 : 0;
     trailing += s.inner == k::EinsumLoops::Inner::gemm && s.summed.depth > 0 ? 1 : 0;
@@ -961,9 +935,10 @@ static_assert(constant_loops());
 TEST_CASE("kernels: the products of a transformer need no permute and one large matrix product") {
   const std::map<int, std::int64_t> sizes{{'b', 4},  {'l', 128}, {'m', 768}, {'n', 1024}, {'q', 3},
                                           {'k', 12}, {'d', 64},  {'s', 128}, {'v', 5000}};
+  const auto loops = [&](const char* spec) { return loops_of(parse(spec), sizes); };
   for (const char* spec : {"blm,mn->bln", "bln,mn->blm", "blm,bln->mn", "blm,mqkd->blqkd", "blqkd,mqkd->blm",
                            "blm,blqkd->mqkd", "blqkd,qkdm->blm", "blm,vm->blv", "blv,vm->blm", "blv,blm->vm"}) {
-    const auto s = loops_of(spec, sizes);
+    const auto s = loops(spec);
     INFO(spec);
     CHECK_FALSE(s.permutes());
     CHECK(s.inner == k::EinsumLoops::Inner::gemm);
@@ -971,7 +946,7 @@ TEST_CASE("kernels: the products of a transformer need no permute and one large 
   }
   for (const char* spec : {"bkqld,bksd->bkqls", "bkqls,bksd->bkqld", "bkqls,bkqld->bksd", "bkqld,bkqls->bksd",
                            "blkqd,bskd->bklqs", "bklqs,bskd->blkqd"}) {
-    const auto s = loops_of(spec, sizes);
+    const auto s = loops(spec);
     INFO(spec);
     CHECK_FALSE(s.permutes());
     CHECK(s.inner == k::EinsumLoops::Inner::gemm);
@@ -979,13 +954,13 @@ TEST_CASE("kernels: the products of a transformer need no permute and one large 
   }
   // Vector and outer products, and products without a sum.
   using Inner = k::EinsumLoops::Inner;
-  CHECK(loops_of("vm,m->v", sizes).inner == Inner::gemm);
-  CHECK(loops_of("bln,n->bl", sizes).row.extent == 512);
-  CHECK_FALSE(loops_of("l,m->lm", sizes).permutes());
-  CHECK(loops_of("blm,m->blm", sizes).inner == Inner::scale);
-  CHECK(loops_of("blm,blm->bl", sizes).inner == Inner::dot);
+  CHECK(loops("vm,m->v").inner == Inner::gemm);
+  CHECK(loops("bln,n->bl").row.extent == 512);
+  CHECK_FALSE(loops("l,m->lm").permutes());
+  CHECK(loops("blm,m->blm").inner == Inner::scale);
+  CHECK(loops("blm,blm->bl").inner == Inner::dot);
   // Here the heads, innermost in the result, would leave products of one column: permutes pay.
-  CHECK(loops_of("blqkd,bskd->blsqk", sizes).permutes());
+  CHECK(loops("blqkd,bskd->blsqk").permutes());
 }
 
 TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
