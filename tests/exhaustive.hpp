@@ -92,7 +92,8 @@ inline detail::ValuePtr compute(const char* op, const detail::ValuePtr& x, const
 /// sum, under the rule of sum.
 inline detail::ValuePtr sum_to(const detail::ValuePtr& x, const TensorSpec& spec) {
   static_cast<void>(accepted(rules::sum(arrow(text_of(x), text_of(spec)), *x->spec)));
-  return compute("sum", x, spec, [&](const detail::Value& out) { return detail::sum_kernel<f32>(*x, out); });
+  return compute("sum", x, spec,
+                 [&](const detail::Value& out) { return detail::reduce_kernel<kernels::detail::SumOp, f32>(*x, out); });
 }
 /// The transpose of broadcasting: a cotangent of the result's dims as that of an operand with some of them.
 inline detail::ValuePtr unbroadcast_to(const detail::ValuePtr& ct, const TensorSpec& due) {

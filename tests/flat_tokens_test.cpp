@@ -148,10 +148,10 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
       "'" + path + ".partial' was begun with other sizes of chunks: choose the same, or remove it");
   put(path + ".partial/.progress", "{\"note\": 3");
   ERROR_IS("'" + path + ".partial/.progress' is not JSON (at byte 11): it is damaged",
-           FlatTokensWriter writer(path, small_chunks));
+           FlatTokensWriter(path, small_chunks));
   put(path + ".partial/.progress", R"({"chunk_tokens": 16, "chunk_documents": 4})");
   ERROR_IS("'" + path + ".partial/.progress' is damaged: remove '" + path + ".partial' and begin again",
-           FlatTokensWriter writer(path, small_chunks));
+           FlatTokensWriter(path, small_chunks));
   std::filesystem::create_directories(folder / "mine.partial/precious");
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "mine"); },

@@ -11,6 +11,7 @@
 #include "kernel_teams.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/device/tree_kernel.hpp"
+#include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
@@ -201,10 +202,10 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
       const auto x = numbers<T>(all, 9), y = numbers<T>(all, 10), ct = numbers<T>(all, 11);
       same_everywhere(
           [&](const Exec& exec, const T* from, T* to) {
-            k::cumsum(exec, dtype, from, to, outer, n, inner, false);
-            k::cumsum(exec, dtype, from, to + all, outer, n, inner, true);
-            k::cumprod(exec, dtype, from, to + 2 * all, outer, n, inner);
-            k::cummax(exec, dtype, from, to + 3 * all, outer, n, inner);
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to, outer, n, inner);
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to + all, outer, n, inner, true);
+            k::cumulate<k::detail::ProdOp>(exec, dtype, from, to + 2 * all, outer, n, inner);
+            k::cumulate<k::detail::MaxOp>(exec, dtype, from, to + 3 * all, outer, n, inner);
           },
           x, std::vector<T>(at(4 * all)));
       if constexpr (floating<T>) {

@@ -24,6 +24,7 @@
 
 using namespace shardlib;
 namespace k = shardlib::kernels;
+using k::detail::MaxOp, k::detail::MinOp, k::detail::ProdOp, k::detail::SumOp;
 
 namespace {
 
@@ -137,9 +138,9 @@ TEST_CASE("kernel teams: a reduction has the same bits for any number of lanes",
           numbers<T>(n + 3, 1), std::vector<accumulator_t<T>>(6));
     }
   };
-  check(k::detail::SumOp{}, f32{});
-  check(k::detail::SumOp{}, f64{});
-  check(k::detail::MaxOp{}, f32{});
+  check(SumOp{}, f32{});
+  check(SumOp{}, f64{});
+  check(MaxOp{}, f32{});
 }
 
 TEST_CASE("kernel teams: a dry run counts the scratch memory of a kernel", "[simulated]") {
@@ -272,10 +273,10 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
           [&](const Exec& exec, const T* x, T* out, i32* places) {
             constexpr std::int64_t outs = 6 * 70 * 330;
             const DType dtype = dtype_v<T>;
-            k::sum(exec, dtype, x, shape, over, out);
-            k::max(exec, dtype, x, shape, over, out + outs);
-            k::min(exec, dtype, x, shape, over, out + 2 * outs, std::array<std::int64_t, 3>{5, 61, 307});
-            k::prod(exec, dtype, x, shape, over, out + 3 * outs);
+            k::reduce<SumOp>(exec, dtype, x, shape, over, out);
+            k::reduce<MaxOp>(exec, dtype, x, shape, over, out + outs);
+            k::reduce<MinOp>(exec, dtype, x, shape, over, out + 2 * outs, std::array<std::int64_t, 3>{5, 61, 307});
+            k::reduce<ProdOp>(exec, dtype, x, shape, over, out + 3 * outs);
             k::argmax(exec, dtype, x, 6, 70, 330, places, 3);
           },
           numbers<T>(6 * 70 * 330, 5), std::vector<T>(4 * 6 * 70 * 330), std::vector<i32>(6 * 330));
@@ -283,14 +284,13 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
     const std::vector<std::int64_t> nothing{3, 0, 2};
     same_everywhere(
         [&](const Exec& exec, T* out) {
-          k::max(exec, dtype_v<T>, nullptr, nothing, std::array{false, true, false}, out);
+          k::reduce<MaxOp>(exec, dtype_v<T>, nullptr, nothing, std::array{false, true, false}, out);
         },
         std::vector<T>(6));
   });
 }
 
 TEST_CASE("kernel teams: sums of products have the same bits for any number of lanes", "[simulated]") {
-  using Op = k::detail::SumOp;
   const auto check = []<class T>(T, double tolerance) {
     struct Sizes {
       std::int64_t i, j, k, l;
@@ -312,9 +312,9 @@ TEST_CASE("kernel teams: sums of products have the same bits for any number of l
         terms.kept.push(j, {0, l, i});
         terms.summed.push(k, {l, j * l, 0});
         terms.summed.push(l, {1, 1, 0});
-        const shardlib::kernels::body::SumProducts<Op, T> kernel{terms, k * l, i * j, each};
+        const shardlib::kernels::body::SumProducts<SumOp, T> kernel{terms, k * l, i * j, each};
         exec.for_items(kernel.items(), 0, kernel);
-        exec.for_items(i * j, 0, shardlib::kernels::body::SumProductsTogether<Op, T>{terms, k * l, together});
+        exec.for_items(i * j, 0, shardlib::kernels::body::SumProductsTogether<SumOp, T>{terms, k * l, together});
       };
       same_everywhere(run, lhs, rhs, std::vector<T>(at(i * j)), std::vector<T>(at(i * j)));
       auto x = lhs, y = rhs;
@@ -357,9 +357,9 @@ TEST_CASE("kernel teams: cotangents of maxima and products have the same bits fo
         same_everywhere(
             [&](const Exec& exec, const T* in, const T* product, const T* d, T* best, T* out) {
               const DType dtype = dtype_v<T>;
-              k::max(exec, dtype, in, shape, over, best, part);
+              k::reduce<MaxOp>(exec, dtype, in, shape, over, best, part);
               k::extremum_backward(exec, dtype, in, shape, over, best, d, out, part);
-              k::min(exec, dtype, in, shape, over, best, part);
+              k::reduce<MinOp>(exec, dtype, in, shape, over, best, part);
               k::extremum_backward(exec, dtype, in, shape, over, best, d, out + size, part);
               k::prod_backward(exec, dtype, product, shape, over, d, out + 2 * size, part);
             },

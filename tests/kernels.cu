@@ -146,10 +146,10 @@ using Map = MapLoops<F, D...>;
   KERNEL(body::AddRows<T>)                                                 \
   KERNEL(ReduceTree<T, Sum>)                                               \
   KERNEL(ReduceTree<T, Max>)                                               \
-  SCAN(CumulativeSum<T>)                                                   \
-  SCAN(CumulativeProduct<T>)                                               \
+  SCAN(Cumulative<kernels::detail::SumOp, T>)                              \
+  SCAN(Cumulative<kernels::detail::ProdOp, T>)                             \
+  SCAN(Cumulative<kernels::detail::MaxOp, T>)                              \
   SCAN(CumulativeProductBackward<T>)                                       \
-  SCAN(CumulativeMaximum<T>)                                               \
   SCAN(CumulativeMaximumBackward<T>)                                       \
   SCAN(LinearScan<T>)                                                      \
   SCAN(LinearScanEnds<T>)                                                  \
@@ -193,7 +193,7 @@ KERNEL(body::CausalMask)
 KERNEL(body::ExtremumBackward<f64>)
 KERNEL(body::ProdBackward<f64>)
 KERNEL(body::ListElements<f64>)
-SCAN(CumulativeSum<i32>)
+SCAN(Cumulative<kernels::detail::SumOp, i32>)
 REDUCTION(SumOp, i32)
 KERNEL(body::ReduceRuns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::ReduceColumns<kernels::detail::SumOp, f32, f32, bf16>)

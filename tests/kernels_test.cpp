@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernel_teams.hpp"
+#include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
@@ -28,6 +29,7 @@
 
 using namespace shardlib;
 namespace k = shardlib::kernels;
+using k::detail::MaxOp, k::detail::MinOp, k::detail::SumOp;
 
 namespace {
 
@@ -438,11 +440,11 @@ TEST_CASE("kernels: sums, maxima and minima over any dims") {
       }
       std::vector<T> out(sums.size());
       const std::span<const bool> mask(summed.get(), shape.size());
-      k::sum(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
+      k::reduce<SumOp>(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, sums));
-      k::max(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
+      k::reduce<MaxOp>(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, tops, 0));
-      k::min(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
+      k::reduce<MinOp>(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, bottoms, 0));
     }
   });
@@ -452,9 +454,9 @@ TEST_CASE("kernels: sums, maxima and minima over any dims") {
   float out[700];
   SECTION("a long f32 sum keeps its digits") {  // one running f32 sum would stop at 2^24
     const std::vector<float> ones(40'000'000, 1.0F);
-    k::sum(fx.exec, DType::f32, ones.data(), Shape{40'000, 1'000}, all, out);
+    k::reduce<SumOp>(fx.exec, DType::f32, ones.data(), Shape{40'000, 1'000}, all, out);
     CHECK(out[0] == 4e7F);
-    k::sum(fx.exec, DType::f32, ones.data(), Shape{20'000'000, 2}, first, out);
+    k::reduce<SumOp>(fx.exec, DType::f32, ones.data(), Shape{20'000'000, 2}, first, out);
     CHECK(out[0] == 2e7F);
     CHECK(out[1] == 2e7F);
   }
@@ -468,17 +470,17 @@ TEST_CASE("kernels: sums, maxima and minima over any dims") {
       want[at(i % columns)] += double(x[at(i)]);
       across[at(i / columns)] += double(x[at(i)]);
     }
-    k::sum(fx.exec, DType::f32, x.data(), Shape{rows, columns}, first, out);
+    k::reduce<SumOp>(fx.exec, DType::f32, x.data(), Shape{rows, columns}, first, out);
     CHECK(close(std::vector<float>(out, out + columns), want, 10));
     std::vector<float> sums(at(rows));
-    k::sum(fx.exec, DType::f32, x.data(), Shape{rows, columns}, last, sums.data());
+    k::reduce<SumOp>(fx.exec, DType::f32, x.data(), Shape{rows, columns}, last, sums.data());
     CHECK(close(sums, across, 10));
   }
   SECTION("a NaN wins the maximum, wherever it stands") {
     for (std::size_t i = 0; i < 130; ++i) {
       std::vector<float> x(130, 1.0F);
       x[i] = std::numeric_limits<float>::quiet_NaN();
-      k::max(fx.exec, DType::f32, x.data(), Shape{130, 1}, all, out);
+      k::reduce<MaxOp>(fx.exec, DType::f32, x.data(), Shape{130, 1}, all, out);
       CHECK(std::isnan(out[0]));
     }
   }
@@ -486,7 +488,7 @@ TEST_CASE("kernels: sums, maxima and minima over any dims") {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const float x[] = {1, 3, nan, 3, 0, 2, 3, nan}, ct[] = {5, 7, 9, 11};
     const auto check = [&](const Shape& shape, const bool* mask, const std::vector<float>& want) {
-      k::max(fx.exec, DType::f32, x, shape, {mask, shape.size()}, out);
+      k::reduce<MaxOp>(fx.exec, DType::f32, x, shape, {mask, shape.size()}, out);
       std::vector<float> dx(8, -1);
       k::extremum_backward(fx.exec, DType::f32, x, shape, {mask, shape.size()}, out, ct, dx.data());
       CHECK(dx == want);
@@ -496,14 +498,14 @@ TEST_CASE("kernels: sums, maxima and minima over any dims") {
     check({4, 2}, first, {0, 0, 5, 0, 0, 0, 0, 7});
     check({2, 4}, all, {0, 0, 5, 0, 0, 0, 0, 0});
     const std::vector<std::int64_t> part{2, 2};  // without the NaNs
-    k::max(fx.exec, DType::f32, x, Shape{2, 4}, all, out, part);
+    k::reduce<MaxOp>(fx.exec, DType::f32, x, Shape{2, 4}, all, out, part);
     float dx[8] = {};
     k::extremum_backward(fx.exec, DType::f32, x, Shape{2, 4}, all, out, ct, dx, part);
     CHECK(std::vector<float>(dx, dx + 8) == std::vector<float>{0, 5, 0, 0, 0, 0, 0, 0});
   }
   SECTION("masks are not summed") {
     const u8 byte = 1;
-    CHECK_THROWS_WITH(k::sum(fx.exec, DType::u8, &byte, Shape{}, {}, out),
+    CHECK_THROWS_WITH(k::reduce<SumOp>(fx.exec, DType::u8, &byte, Shape{}, {}, out),
                       "sum: no reduction of u8; cast to i32 first");
   }
 }
@@ -1210,7 +1212,7 @@ TEST_CASE("kernels: several threads at once, and any thread count, give the same
     const k::Lookup lookup{result, strides, index_strides, DType::i32, m, 50, 0, 50};
     k::scatter_add(fx.exec, DType::f32, lookup, out, ids.data(), out + x.size(), 50 * m);
     const bool summed[] = {true, true, false};
-    k::sum(fx.exec, DType::f32, out, xe, summed, out + x.size() + 50 * at(m));
+    k::reduce<SumOp>(fx.exec, DType::f32, out, xe, summed, out + x.size() + 50 * at(m));
     const auto scores = k::plan_einsum(std::vector{0, 1, 2}, std::vector{0, 3, 2}, std::vector{0, 1, 3});
     k::einsum(fx.exec, scores, DType::f32, DType::f32, y.data(), xe, y.data(), xe, out + x.size() + 51 * at(m));
     return z;

@@ -1,8 +1,8 @@
 // Elementwise ops over every pair of small specs on two axes, enumerated at run time: which are legal by the rules, and
 // for those the value and each cotangent against whole arrays in f64.
 //
-// The loops are those that the typed ops call: Pointwise for + - * /, Linear for negation and scaling, MapLoops
-// for maps (forward, one cotangent, all cotangents in one loop), Where, WhereElseNumber for what is masked, sum_kernel
+// The loops are those that the typed ops call: Pointwise for + - * /, Linear for negation and scaling, MapLoops for
+// maps (forward, one cotangent, all cotangents in one loop), Where, WhereElseNumber for what is masked, reduce_kernel
 // where a cotangent sheds broadcast dims. The VJPs are put together here from the same ops, each step under its own
 // rule. That what the rules refuse is wrong, rules_semantics_test.cpp checks over the same specs.
 #include <map>

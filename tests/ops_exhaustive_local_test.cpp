@@ -1,11 +1,11 @@
 // Reductions, layout ops and lookups over every small spec on two axes, enumerated at run time: which are legal by the
 // rules, and for those the value and the cotangent against whole arrays in f64.
 //
-// The kernels are those that the typed ops call: sum_kernel, repeat_kernel, Linear (for mean), permute, and LookupLoops
-// with gather and scatter_add. rename, merge and split pass the operand's bytes on, so what is checked is that under the
-// rule's spec these are the result. Transposes run under the dual specs and, where they are ops, their rules. Not here,
-// but as typed functions: max, argmax, softmax and the norms (ops_exhaustive_typed_test.cpp), concat and its transpose
-// (ops_layout_test.cpp), rope (ops_norms_test.cpp).
+// The kernels are those of the typed ops: reduce_kernel, repeat_kernel, Linear (for mean), permute, and LookupLoops
+// with gather and scatter_add. rename, merge and split pass the operand's bytes on, so what is checked is that under
+// the rule's spec these are the result. Transposes run under the dual specs and, where they are ops, their rules. Not
+// here, but as typed functions: max, argmax, softmax and the norms (ops_exhaustive_typed_test.cpp), concat and its
+// transpose (ops_layout_test.cpp), rope (ops_norms_test.cpp).
 #include <map>
 #include <string>
 #include <vector>

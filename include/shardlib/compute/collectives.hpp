@@ -35,7 +35,7 @@ SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer l
 
 template <class D>
 Buffer max_over_devices(const Value& in, const Value& out) {
-  return max_of_shards(in, out, max_kernel<D>(in, out));
+  return max_of_shards(in, out, reduce_kernel<kernels::detail::MaxOp, D>(in, out));
 }
 
 /// The type-erased part of `record_shift`. It starts the transfer at once, and the first read of the result waits for

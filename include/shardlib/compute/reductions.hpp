@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/reduce.hpp"
@@ -27,22 +28,16 @@ inline Along along(const Value& x, int dim) {
   return a;
 }
 
-/// The maximum over the dims that `out` lacks, within this device's shard.
-template <class D>
-Buffer max_kernel(const Value& in, const Value& out) {
+template <class Op, class D>
+Buffer reduce_kernel(const Value& in, const Value& out) {
   Buffer result = allocate(out);
-  kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
-               result.data(), view(true_shape(in)));
+  // A sum takes the padding too, which holds zeros, so that its order depends on the padded sizes.
+  const Shape part = std::is_same_v<Op, kernels::detail::SumOp> ? Shape() : true_shape(in);
+  kernels::reduce<Op>(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+                      removed_dims(*in.spec, *out.spec), result.data(), view(part));
   return result;
 }
 
-template <class D>
-Buffer min_kernel(const Value& in, const Value& out) {
-  Buffer result = allocate(out);
-  kernels::min(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
-               result.data(), view(true_shape(in)));
-  return result;
-}
 template <class D>
 Buffer ExtremumBackward<D>::operator()(const Value& out) const {
   Buffer shard = allocate(out);
@@ -53,26 +48,11 @@ Buffer ExtremumBackward<D>::operator()(const Value& out) const {
 }
 
 template <class D>
-Buffer prod_kernel(const Value& in, const Value& out) {
-  Buffer result = allocate(out);
-  kernels::prod(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
-                result.data(), view(true_shape(in)));
-  return result;
-}
-template <class D>
 Buffer ProdBackward<D>::operator()(const Value& out) const {
   Buffer shard = allocate(out);
   kernels::prod_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
                          removed_dims(*x->spec, *ct->spec), ct->data().data(), shard.data(), view(true_shape(*x)));
   return shard;
-}
-
-template <class D>
-Buffer sum_kernel(const Value& in, const Value& out) {
-  Buffer result = allocate(out);
-  kernels::sum(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local), removed_dims(*in.spec, *out.spec),
-               result.data());
-  return result;
 }
 
 template <class D>

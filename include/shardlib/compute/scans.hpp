@@ -15,18 +15,12 @@
 
 namespace shardlib::detail {
 
-template <class D>
-Buffer Cumsum<D>::operator()(const Value& in, const Value& out) const {
+template <class Op, class D>
+Buffer Cumulate<Op, D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  kernels::cumsum(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner, reverse);
-  return result;
-}
-template <class D>
-Buffer Cumprod<D>::operator()(const Value& in, const Value& out) const {
-  const Along a = along(in, dim);
-  Buffer result = allocate(out);
-  kernels::cumprod(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner);
+  kernels::cumulate<Op>(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner,
+                        reverse);
   return result;
 }
 template <class D>
@@ -36,13 +30,6 @@ Buffer CumprodBackward<D>::operator()(const Value& out) const {
   kernels::cumprod_backward(out.device->exec(), dtype_c<D>, x->data().data(), result->data().data(), ct->data().data(),
                             shard.data(), a.outer, a.n, a.inner);
   return shard;
-}
-template <class D>
-Buffer Cummax<D>::operator()(const Value& in, const Value& out) const {
-  const Along a = along(in, dim);
-  Buffer result = allocate(out);
-  kernels::cummax(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner);
-  return result;
 }
 template <class D>
 Buffer CummaxBackward<D>::operator()(const Value& out) const {

@@ -12,30 +12,17 @@ namespace shardlib::kernels {
 
 // The type of `dtype` is DType, or that of dtype_c<T> if the dtype is known at compile time.
 
-/// Sums a dense array over the marked dims. The result is dense over the other dims, in order. bf16 accumulates in
-/// f32.
-template <class AnyDType>
-void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> summed, void* out);
+/// Reduces a dense array over the marked dims by SumOp, ProdOp, MaxOp or MinOp. The result is dense over the other
+/// dims, in order. bf16 accumulates in f32; integers wrap around. If there is a NaN, a maximum or minimum is NaN.
+/// Without elements the result is 0, 1, -inf (the lowest integer) or inf (the greatest). If `part` is given, only the
+/// first part[d] elements of a marked dim d count.
+template <class Op, class AnyDType>
+void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+            std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
 
-/// out = the sum of the squares of n numbers, in one pass over pieces of a fixed size, as in `sum`.
+/// out = the sum of the squares of n numbers, in one pass over pieces of a fixed size, as in `reduce`.
 template <class T>
 void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t<T>* out);
-
-/// The maximum over the marked dims. If there is a NaN, the result is NaN. Without elements it is -inf (the lowest
-/// integer). If `part` is given, only the first part[d] elements of a marked dim d count.
-template <class AnyDType>
-void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
-/// The minimum over the marked dims, as `max`. Without elements it is inf (the greatest integer).
-template <class AnyDType>
-void min(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
-
-/// The product over the marked dims, as `max`. Without elements it is 1. Integers wrap around.
-template <class AnyDType>
-void prod(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
 
 /// The index of the first maximum (or of the first NaN) along the middle dim of (outer, n, inner). The last `padding`
 /// elements of that dim do not count.

@@ -9,25 +9,18 @@ namespace shardlib::kernels {
 
 // bf16 accumulates in f32. The results of the arrays' padding are finite, but of no meaning.
 
-/// y_i = x_0 + ... + x_i, or x_i + ... + x_(n-1) if `reverse`. Integers wrap around.
-template <class AnyDType>
-void cumsum(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-            std::int64_t inner, bool reverse);
+/// The sum, product or maximum y_i of x_0 to x_i, or of x_i to x_(n-1) if `reverse`. Integers wrap around; behind a NaN
+/// the maximum is NaN.
+template <class Op, class AnyDType>
+void cumulate(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
+              std::int64_t inner, bool reverse = false);
 
-/// y_i = x_0 * ... * x_i. Integers wrap around.
-template <class AnyDType>
-void cumprod(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-             std::int64_t inner);
-/// The cotangent of x, s_i * y_(i-1), where s_i = ct_i + x_(i+1) * s_(i+1) and y_(-1) is 1.
+/// The cotangent of the x of products, s_i * y_(i-1), where s_i = ct_i + x_(i+1) * s_(i+1) and y_(-1) is 1.
 template <class AnyDType>
 void cumprod_backward(const Exec& exec, AnyDType dtype, const void* x, const void* y, const void* ct, void* out,
                       std::int64_t outer, std::int64_t n, std::int64_t inner);
 
-/// y_i is the maximum of x_0 to x_i; behind a NaN it is NaN.
-template <class AnyDType>
-void cummax(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-            std::int64_t inner);
-/// The cotangent of x: each ct_i goes to the first element that equals y_i.
+/// The cotangent of the x of maxima: each ct_i goes to the first element that equals y_i.
 template <class AnyDType>
 void cummax_backward(const Exec& exec, AnyDType dtype, const void* x, const void* ct, void* out, std::int64_t outer,
                      std::int64_t n, std::int64_t inner);

@@ -10,19 +10,21 @@
 
 namespace shardlib {
 
+namespace kernels::detail {
+struct SumOp;
+struct ProdOp;
+struct MaxOp;
+struct MinOp;
+}  // namespace kernels::detail
+
 namespace detail {
 /// The sizes of the dims that `out` keeps.
 GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out);
 /// The global number of elements that the op reduces to one element of `out`.
 std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out);
-template <class D>
-Buffer sum_kernel(const Value& in, const Value& out);
-template <class D>
-Buffer max_kernel(const Value& in, const Value& out);
-template <class D>
-Buffer min_kernel(const Value& in, const Value& out);
-template <class D>
-Buffer prod_kernel(const Value& in, const Value& out);
+/// Reduces the dims that `out` lacks, within this device's shard.
+template <class Op, class D>
+Buffer reduce_kernel(const Value& in, const Value& out);
 template <class D>
 Buffer argmax_kernel(const Value& in, const Value& out);
 Buffer repeat_kernel(const Value& in, const Value& out);
@@ -51,7 +53,8 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
   using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
   const detail::Calling op{"sum", detail::full_op<"sum", O, S>, site};
   return detail::record_unary<"sum", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
-                                          detail::sum_kernel<D>, detail::vjp(x, detail::sum_vjp<Out, Tensor<D, S>>));
+                                          detail::reduce_kernel<kernels::detail::SumOp, D>,
+                                          detail::vjp(x, detail::sum_vjp<Out, Tensor<D, S>>));
 }
 /// The sum of all elements, partial over every axis that shards a dim. `sum(square(g))` of "M/t/d" is "+d +t"
 template <dtype D, Spec S>
@@ -107,7 +110,7 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
 /// maximum. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
-  return detail::extremum<"max", O>(x, detail::max_kernel<D>, site);
+  return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
 }
 template <dtype D, Spec S>
 auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
@@ -116,7 +119,7 @@ auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
 /// minimum. `min<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
-  return detail::extremum<"min", O>(x, detail::min_kernel<D>, site);
+  return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
 }
 template <dtype D, Spec S>
 auto min(const Tensor<D, S>& x) -> detail::needs_op_spec<"min", D, S>;
@@ -144,7 +147,7 @@ auto prod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_r
   using Out = decltype(prod<O>(x, site));  // nvcc 13 loses the "prod" of an alias
   const detail::Calling op{"prod", detail::full_op<"prod", O, S>, site};
   return detail::record_unary<"prod", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
-                                           detail::prod_kernel<D>,
+                                           detail::reduce_kernel<kernels::detail::ProdOp, D>,
                                            detail::vjp(x, detail::save(x), detail::ProdVjp<Out>{op}));
 }
 template <dtype D, Spec S>

@@ -3,16 +3,17 @@
 #pragma once
 
 #include "shardlib/ops/record.hpp"
+#include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
 
 namespace shardlib {
 
 namespace detail {
-template <class D>
-struct Cumsum {
+template <class Op, class D>
+struct Cumulate {
   int dim;
-  bool reverse;
+  bool reverse = false;
   Buffer operator()(const Value& in, const Value& out) const;
 };
 template <DimName Dim>
@@ -34,16 +35,11 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"cumsum", Dim, site};
   return detail::record_unary<"cumsum", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),
-                                                      detail::Cumsum<D>{dim, reverse},
+                                                      detail::Cumulate<kernels::detail::SumOp, D>{dim, reverse},
                                                       detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
 }
 
 namespace detail {
-template <class D>
-struct Cumprod {
-  int dim;
-  Buffer operator()(const Value& in, const Value& out) const;
-};
 template <class D>
 struct CumprodBackward {
   ValuePtr x, result, ct;
@@ -58,11 +54,6 @@ struct CumprodVjp {
     return record<"cumprod", Ct>(op, ct.device(), sizes_of(ct.value()),
                                  CumprodBackward<typename Ct::value_type>{x.value(), y.value(), ct.value(), dim});
   }
-};
-template <class D>
-struct Cummax {
-  int dim;
-  Buffer operator()(const Value& in, const Value& out) const;
 };
 template <class D>
 struct CummaxBackward {
@@ -89,7 +80,7 @@ auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scan
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"cumprod", Dim, site};
   return detail::record_unary<"cumprod", Tensor<D, S>>(
-      op, x, detail::sizes_of(x.value()), detail::Cumprod<D>{dim},
+      op, x, detail::sizes_of(x.value()), detail::Cumulate<kernels::detail::ProdOp, D>{dim},
       detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
 }
 
@@ -99,7 +90,8 @@ template <DimName Dim, dtype D, Spec S>
 auto cummax(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scanned_t<"cummax", Dim, D, S> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"cummax", Dim, site};
-  return detail::record_unary<"cummax", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Cummax<D>{dim},
+  return detail::record_unary<"cummax", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),
+                                                      detail::Cumulate<kernels::detail::MaxOp, D>{dim},
                                                       detail::vjp(x, detail::save(x), detail::CummaxVjp{op, dim}));
 }
 

@@ -150,8 +150,9 @@ SHARDLIB_INLINE Buffer SumWindows::operator()(const Value& in, const Value& out)
   }
   const UnderWindows windows(in, in, out, seen, *lengths, loops, true);
   Buffer result = allocate(out);
-  kernels::sum(out.device->exec(), out.dtype, windows.elements.data(), view(windows.shape),
-               std::span(summed).first(static_cast<std::size_t>(seen.rank())), result.data());
+  kernels::reduce<kernels::detail::SumOp>(out.device->exec(), out.dtype, windows.elements.data(), view(windows.shape),
+                                          std::span(summed).first(static_cast<std::size_t>(seen.rank())),
+                                          result.data());
   return result;
 }
 

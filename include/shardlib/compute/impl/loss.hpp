@@ -188,7 +188,8 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
         return exec.for_items_on_device(count, 0,
                                         kernels::body::LogitSums<A, I>{logits, logits_stride(l, exec), targets + row,
                                                                        highest + row, sum + row, loss + row, n, first});
-      kernels::max(exec, out.dtype, logits, std::array{count, n}, std::array{false, true}, highest + row);
+      kernels::reduce<kernels::detail::MaxOp>(exec, out.dtype, logits, std::array{count, n}, std::array{false, true},
+                                              highest + row);
       kernels::sum_exp(exec, logits, highest + row, sum + row, count, n, n);
       using Picks = kernels::body::TargetLogits<A, I>;
       exec.for_items((count + Picks::group - 1) / Picks::group, 0,

@@ -59,27 +59,18 @@ struct FromZero {
   constexpr void end(std::int64_t /*column*/, const State& /*state*/) const {}
 };
 
-template <class T>
-struct CumulativeSum : FromZero<accumulator_t<T>> {
-  using A = accumulator_t<T>;
+/// The sum, product or maximum of the elements so far.
+template <class Op, class T>
+struct Cumulative {
+  using State = accumulator_t<T>;
   const T* x;
   T* y;
-  constexpr void step(std::int64_t /*i*/, std::int64_t at, A& sum) const {
-    sum = shardlib::detail::WrappingSum{}(sum, static_cast<A>(x[at]));
-    y[at] = static_cast<T>(sum);
+  constexpr State start(std::int64_t /*column*/) const { return Op::template identity<State>(); }
+  constexpr void step(std::int64_t /*i*/, std::int64_t at, State& state) const {
+    state = Op::combine(state, static_cast<State>(x[at]));
+    y[at] = static_cast<T>(state);
   }
-};
-
-template <class T>
-struct CumulativeProduct : FromZero<accumulator_t<T>> {
-  using A = accumulator_t<T>;
-  const T* x;
-  T* y;
-  constexpr void step(std::int64_t i, std::int64_t at, A& product) const {
-    const auto v = static_cast<A>(x[at]);
-    product = i == 0 ? v : shardlib::detail::WrappingProduct{}(product, v);
-    y[at] = static_cast<T>(product);
-  }
+  constexpr void end(std::int64_t /*column*/, const State& /*state*/) const {}
 };
 
 /// From the last element on. The state is x_(i+1) * s_(i+1).
@@ -93,18 +84,6 @@ struct CumulativeProductBackward : FromZero<accumulator_t<T>> {
     const A s = static_cast<A>(ct[at]) + state;
     state = static_cast<A>(x[at]) * s;
     out[at] = static_cast<T>(i == 0 ? s : s * static_cast<A>(y[at - inner]));
-  }
-};
-
-template <class T>
-struct CumulativeMaximum : FromZero<accumulator_t<T>> {
-  using A = accumulator_t<T>;
-  const T* x;
-  T* y;
-  constexpr void step(std::int64_t i, std::int64_t at, A& best) const {
-    const auto v = static_cast<A>(x[at]);
-    if (i == 0 || v > best || v != v) best = v;
-    y[at] = static_cast<T>(best);
   }
 };
 

@@ -54,7 +54,7 @@ struct Staged {
                 std::int64_t elements) {
     const Buffer before = scratch;
     const T* in = data;
-    sum(exec, dtype_v<T>, in, extents, summed, fresh(exec, elements));
+    kernels::reduce<SumOp>(exec, dtype_v<T>, in, extents, summed, fresh(exec, elements));
   }
 };
 

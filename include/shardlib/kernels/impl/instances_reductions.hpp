@@ -13,15 +13,16 @@
 
 namespace shardlib::kernels {
 
-template void sum(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*);
-template void max(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
-                  std::span<const std::int64_t>);
-template void min(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
-                  std::span<const std::int64_t>);
+#define SHARDLIB_INSTANTIATE(Op)                                                                   \
+  template void reduce<detail::Op>(const Exec&, DType, const void*, std::span<const std::int64_t>, \
+                                   std::span<const bool>, void*, std::span<const std::int64_t>);
+SHARDLIB_INSTANTIATE(SumOp)
+SHARDLIB_INSTANTIATE(ProdOp)
+SHARDLIB_INSTANTIATE(MaxOp)
+SHARDLIB_INSTANTIATE(MinOp)
+#undef SHARDLIB_INSTANTIATE
 template void extremum_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
                                 const void*, const void*, void*, std::span<const std::int64_t>);
-template void prod(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
-                   std::span<const std::int64_t>);
 template void prod_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
                             const void*, void*, std::span<const std::int64_t>);
 template void sum_of_squares(const Exec&, std::int64_t, const f32*, f32*);

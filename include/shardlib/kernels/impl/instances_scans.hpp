@@ -11,11 +11,14 @@
 
 namespace shardlib::kernels {
 
-template void cumsum(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t, bool);
-template void cumprod(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
+template void cumulate<detail::SumOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
+                                      bool);
+template void cumulate<detail::ProdOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
+                                       bool);
+template void cumulate<detail::MaxOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
+                                      bool);
 template void cumprod_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
                                std::int64_t, std::int64_t);
-template void cummax(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
 template void cummax_backward(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
                               std::int64_t);
 template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t, std::int64_t,

@@ -88,24 +88,18 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   reduce_part<Op>(exec, scratch.as<const Acc>(), columns, parts, outs == 1, 1, whole);
 }
 
+}  // namespace detail
+
 template <class Op, class AnyDType>
 void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-            std::span<const bool> reduced_dims, std::span<const std::int64_t> part, void* out) {
+            std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, u8> || std::is_same_v<T, bool_>) {
       throw Error(std::string(Op::name) + ": no reduction of " + std::string(name(dtype_v<T>)) + "; cast to i32 first");
     } else {
-      reduce<Op>(exec, static_cast<const T*>(in), shape, reduced_dims, part, static_cast<T*>(out));
+      detail::reduce<Op>(exec, static_cast<const T*>(in), shape, reduced, part, static_cast<T*>(out));
     }
   });
-}
-
-}  // namespace detail
-
-template <class AnyDType>
-void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> summed, void* out) {
-  detail::reduce<detail::SumOp>(exec, dtype, in, shape, summed, {}, out);
 }
 
 template <class T>
@@ -133,23 +127,6 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
   Acc* const sums = scratch.as<Acc>();
   exec.for_items(pieces, 0, Kernel{in, n, sums});
   exec.for_items(1, 0, body::SumOfPieces<Acc>{sums, pieces, out});
-}
-
-template <class AnyDType>
-void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
-  detail::reduce<detail::MaxOp>(exec, dtype, in, shape, reduced, part, out);
-}
-template <class AnyDType>
-void min(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
-  detail::reduce<detail::MinOp>(exec, dtype, in, shape, reduced, part, out);
-}
-
-template <class AnyDType>
-void prod(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
-  detail::reduce<detail::ProdOp>(exec, dtype, in, shape, reduced, part, out);
 }
 
 template <class AnyDType>

@@ -4,9 +4,11 @@
 #include "shardlib/kernels/scans.hpp"
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/body/scans.hpp"
 #include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -31,28 +33,17 @@ body::PassedOn<A> passed_on(const ScanEnds& all, std::int64_t columns, bool reve
 
 }  // namespace detail
 
-template <class AnyDType>
-void cumsum(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-            std::int64_t inner, bool reverse) {
+template <class Op, class AnyDType>
+void cumulate(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
+              std::int64_t inner, bool reverse) {
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, bool_>) {
-      throw Error("cumsum: bool_ has no arithmetic; cast it to i32");
+      const bool ordered = std::is_same_v<Op, detail::MaxOp>;
+      throw Error("cum" + std::string(Op::name) + ": bool_ has no " + (ordered ? "order" : "arithmetic") +
+                  "; cast it to i32");
     } else {
       detail::scan_columns(exec, outer, n, inner, reverse,
-                           body::CumulativeSum<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
-    }
-  });
-}
-
-template <class AnyDType>
-void cumprod(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-             std::int64_t inner) {
-  visit_dtype(dtype, [&]<class T>(T) {
-    if constexpr (std::is_same_v<T, bool_>) {
-      throw Error("cumprod: bool_ has no arithmetic; cast it to i32");
-    } else {
-      detail::scan_columns(exec, outer, n, inner, false,
-                           body::CumulativeProduct<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
+                           body::Cumulative<Op, T>{static_cast<const T*>(x), static_cast<T*>(y)});
     }
   });
 }
@@ -68,19 +59,6 @@ void cumprod_backward(const Exec& exec, AnyDType dtype, const void* x, const voi
                                                             static_cast<const T*>(ct),
                                                             static_cast<T*>(out),
                                                             inner});
-  });
-}
-
-template <class AnyDType>
-void cummax(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
-            std::int64_t inner) {
-  visit_dtype(dtype, [&]<class T>(T) {
-    if constexpr (std::is_same_v<T, bool_>) {
-      throw Error("cummax: bool_ has no order; cast it to i32");
-    } else {
-      detail::scan_columns(exec, outer, n, inner, false,
-                           body::CumulativeMaximum<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
-    }
   });
 }
 

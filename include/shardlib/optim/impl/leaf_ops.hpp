@@ -51,7 +51,8 @@ inline ValuePtr completed_sum(const ValuePtr& x, const TensorSpec& to) {
 SHARDLIB_INLINE ValuePtr leaf_sum(const ValuePtr& x, const TensorSpec& to) {
   if (x->spec->dims == to.dims) return x;
   const TensorSpec& pending = lasting(pending_sum(*x->spec, to));
-  return completed_sum(leaf_op("sum", x, pending, kept_sizes(x, pending), sum_kernel<f32>), to);
+  return completed_sum(leaf_op("sum", x, pending, kept_sizes(x, pending), reduce_kernel<kernels::detail::SumOp, f32>),
+                       to);
 }
 SHARDLIB_INLINE ValuePtr leaf_sum_of_squares(const ValuePtr& x) {
   const TensorSpec& scalar = lasting({});
