@@ -101,21 +101,23 @@ TEST_CASE("kernel rows: held rows, and strided ones, have the host's bits", "[si
         same_everywhere([&](const Exec& e, T* a, T* b) { kernel(e, a + begin, b + begin, b + begin); }, x, d);
       };
       check_rows([&](const Exec& e, T*, T* b, T* y) { k::softmax(e, b, y, outer, n, inner, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::rms_norm(e, b, y, outer, n, inner, 1e-5, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::layer_norm(e, b, y, outer, n, inner, 1e-5, padding); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::normalize<false>(e, b, y, outer, n, inner, 1e-5, padding); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::normalize<true>(e, b, y, outer, n, inner, 1e-5, padding); });
       check_rows([&](const Exec& e, T* a, T* b, T* y) { k::softmax_backward(e, a, b, y, outer, n, inner); });
-      check_rows(
-          [&](const Exec& e, T* a, T* b, T* y) { k::rms_norm_backward(e, a, b, y, outer, n, inner, 1e-5, padding); });
-      check_rows(
-          [&](const Exec& e, T* a, T* b, T* y) { k::layer_norm_backward(e, a, b, y, outer, n, inner, 1e-5, padding); });
+      check_rows([&](const Exec& e, T* a, T* b, T* y) {
+        k::normalize_backward<false>(e, a, b, y, outer, n, inner, 1e-5, padding);
+      });
+      check_rows([&](const Exec& e, T* a, T* b, T* y) {
+        k::normalize_backward<true>(e, a, b, y, outer, n, inner, 1e-5, padding);
+      });
     }
     for (const std::int64_t i : {0, 64, 149}) {  // a NaN makes its row NaN, and no other
       auto x = numbers<T>(3 * 150, 4);
       x[at(150 + i)] = nan_of<T>();
       Place(true).run(
           [](const Exec& e, T* y) {
-            k::layer_norm(e, y, y, 1, 150, 1, 1e-5);
-            k::layer_norm(e, y + 150, y + 150, 1, 150, 1, 1e-5);
+            k::normalize<true>(e, y, y, 1, 150, 1, 1e-5);
+            k::normalize<true>(e, y + 150, y + 150, 1, 150, 1, 1e-5);
             k::softmax(e, y + 300, y + 300, 1, 150, 1);
           },
           x);

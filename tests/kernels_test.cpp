@@ -615,26 +615,22 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
                   by_rows({numbers(x), numbers(dy)}, outer, n, inner,
                           [](const auto& r) { return pull_back(softmax_row, r[0], r[1]); }),
                   scale));
-      for (const bool centered : {false, true}) {
-        const auto f = [&](const Values& r) { return norm_row(r, centered, eps); };
+      const auto check = [&]<bool Centered>(std::bool_constant<Centered>) {
+        const auto f = [&](const Values& r) { return norm_row(r, Centered, eps); };
         auto inplace = x;
         auto cotangent = dy;
-        if (centered) {
-          k::layer_norm(fx.exec, x.data(), y.data(), outer, n, inner, eps);
-          k::layer_norm(fx.exec, inplace.data(), inplace.data(), outer, n, inner, eps);
-          k::layer_norm_backward(fx.exec, x.data(), cotangent.data(), cotangent.data(), outer, n, inner, eps);
-        } else {
-          k::rms_norm(fx.exec, x.data(), y.data(), outer, n, inner, eps);
-          k::rms_norm(fx.exec, inplace.data(), inplace.data(), outer, n, inner, eps);
-          k::rms_norm_backward(fx.exec, x.data(), cotangent.data(), cotangent.data(), outer, n, inner, eps);
-        }
+        k::normalize<Centered>(fx.exec, x.data(), y.data(), outer, n, inner, eps);
+        k::normalize<Centered>(fx.exec, inplace.data(), inplace.data(), outer, n, inner, eps);
+        k::normalize_backward<Centered>(fx.exec, x.data(), cotangent.data(), cotangent.data(), outer, n, inner, eps);
         CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, [&](const auto& r) { return f(r[0]); }), 3));
         CHECK(numbers(inplace) == numbers(y));
         CHECK(close(cotangent,
                     by_rows({numbers(x), numbers(dy)}, outer, n, inner,
                             [&](const auto& r) { return pull_back(f, r[0], r[1]); }),
                     3 * scale));
-      }
+      };
+      check(std::false_type());
+      check(std::true_type());
     }
   });
   // Masked positions vanish exactly; large values do not overflow.

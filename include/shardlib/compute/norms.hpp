@@ -87,24 +87,17 @@ template <Norm kind, class D>
 Buffer Normalize<kind, D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  const D* const from = in.as<const D>();
-  if constexpr (kind == Norm::rms)
-    kernels::rms_norm(out.device->exec(), from, result.as<D>(), a.outer, a.n, a.inner, epsilon, a.padding);
-  else
-    kernels::layer_norm(out.device->exec(), from, result.as<D>(), a.outer, a.n, a.inner, epsilon, a.padding);
+  kernels::normalize<kind == Norm::layer>(out.device->exec(), in.as<const D>(), result.as<D>(), a.outer, a.n, a.inner,
+                                          epsilon, a.padding);
   return result;
 }
 template <Norm kind, class D>
 Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer result = allocate(out);
-  const D *const from = x->template as<const D>(), *const ct_of = ct->template as<const D>();
-  if constexpr (kind == Norm::rms)
-    kernels::rms_norm_backward(out.device->exec(), from, ct_of, result.as<D>(), a.outer, a.n, a.inner, epsilon,
-                               a.padding);
-  else
-    kernels::layer_norm_backward(out.device->exec(), from, ct_of, result.as<D>(), a.outer, a.n, a.inner, epsilon,
-                                 a.padding);
+  kernels::normalize_backward<kind == Norm::layer>(out.device->exec(), x->template as<const D>(),
+                                                   ct->template as<const D>(), result.as<D>(), a.outer, a.n, a.inner,
+                                                   epsilon, a.padding);
   return result;
 }
 

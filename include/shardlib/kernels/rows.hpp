@@ -31,25 +31,16 @@ template <class T, class I>
 void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const T* total, const I* targets, const T* dy,
                             T* dx, std::int64_t rows, std::int64_t n, std::int64_t first);
 
-/// y = x / sqrt(mean(x^2) + eps) along n. y may be x.
-template <class T>
-void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
-              std::int64_t padding = 0);
+/// y = (x - m) / sqrt(mean((x - m)^2) + eps) along n, where m is the mean if `Centered` (layer norm), else 0 (RMS
+/// norm). y may be x.
+template <bool Centered, class T>
+void normalize(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
+               std::int64_t padding = 0);
 
-/// The cotangent of rms_norm's x. dx may be dy.
-template <class T>
-void rms_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                       std::int64_t inner, double eps, std::int64_t padding = 0);
-
-/// y = (x - mean(x)) / sqrt(variance(x) + eps) along n. y may be x.
-template <class T>
-void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
-                std::int64_t padding = 0);
-
-/// The cotangent of layer_norm's x. dx may be dy.
-template <class T>
-void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                         std::int64_t inner, double eps, std::int64_t padding = 0);
+/// The cotangent of its x. dx may be dy.
+template <bool Centered, class T>
+void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
+                        std::int64_t inner, double eps, std::int64_t padding = 0);
 
 }  // namespace shardlib::kernels
 

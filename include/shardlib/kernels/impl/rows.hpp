@@ -76,32 +76,18 @@ void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const 
   exec.for_items(rows, 0, body::CrossEntropyBackward<T, I>{x, shift, total, targets, dy, dx, n, first});
 }
 
-template <class T>
-void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
-              std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<false>{n, n - padding, eps},
-                         body::HeldNorm<false>{eps});
+template <bool Centered, class T>
+void normalize(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
+               std::int64_t padding) {
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<Centered>{n, n - padding, eps},
+                         body::HeldNorm<Centered>{eps});
 }
 
-template <class T>
-void rms_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                       std::int64_t inner, double eps, std::int64_t padding) {
+template <bool Centered, class T>
+void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
+                        std::int64_t inner, double eps, std::int64_t padding) {
   detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding,
-                         body::NormBackward<false>{n, n - padding, eps}, body::HeldNormBackward<false>{eps});
-}
-
-template <class T>
-void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
-                std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<true>{n, n - padding, eps},
-                         body::HeldNorm<true>{eps});
-}
-
-template <class T>
-void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                         std::int64_t inner, double eps, std::int64_t padding) {
-  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding, body::NormBackward<true>{n, n - padding, eps},
-                         body::HeldNormBackward<true>{eps});
+                         body::NormBackward<Centered>{n, n - padding, eps}, body::HeldNormBackward<Centered>{eps});
 }
 
 }  // namespace shardlib::kernels
