@@ -143,10 +143,6 @@ constexpr Exchanged exchanged(const char* what, const OpParts& exchange, const T
   return {out, {}};
 }
 
-}  // namespace detail_
-
-namespace detail_ {
-
 constexpr Verdict ulysses(std::string_view exchange, std::string_view width, const TensorSpec& queries,
                           const TensorSpec& keys, const TensorSpec& values, const TensorSpec* segments) {
   const Text title = Text("ulysses_attention<") + quoted(exchange) + ", " + quoted(width) + ">: ";

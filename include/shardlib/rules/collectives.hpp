@@ -44,9 +44,6 @@ constexpr Text list(const Axes& axes) {
   return s;
 }
 
-}  // namespace detail_
-
-namespace detail_ {
 constexpr Verdict gather(const OpCall& call) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;

@@ -138,10 +138,6 @@ constexpr Text integer_dims(const OpParts& op) {
   return integer_dim(op.out);
 }
 
-}  // namespace detail_
-
-namespace detail_ {
-
 /// Checks the einsum of two operands, for any op that follows its rules.
 constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
   if (detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos) {
