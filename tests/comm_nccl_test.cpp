@@ -102,21 +102,6 @@ std::vector<T> read(const Device& device, const Buffer& buffer) {
   return values_of<T>(device.to_host(buffer));
 }
 
-/// Numbers of many magnitudes, whose sum has other bits in another order.
-template <class T>
-std::vector<T> rough(int rank, std::size_t count) {
-  std::vector<T> values;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto h = static_cast<std::uint32_t>((static_cast<std::size_t>(rank) * 7919 + i) * 2654435761U + 12345U);
-    if constexpr (std::is_integral_v<T>)
-      values.push_back(static_cast<T>(h));
-    else
-      values.push_back(
-          static_cast<T>(std::ldexp(static_cast<float>(h >> 8) / 16777216.0F - 0.5F, static_cast<int>((h >> 3) % 12))));
-  }
-  return values;
-}
-
 /// Runs `body` on a mesh of the simulated device with the stand-in, and checks that it has found no fault.
 void on_nccl(const std::string& mesh, const DeviceBody& body, GpuSums sums = GpuSums::tree,
              const detail::nccl::Functions& functions = stand_in::functions) {
@@ -160,14 +145,14 @@ std::vector<std::byte> all_reductions(const Device& device, Communicator& group,
   std::vector<std::byte> results;
   const auto n = static_cast<std::size_t>(group.size());
   for (const Reduction op : {Reduction::sum, Reduction::max}) {
-    const Buffer mine = on_device(device, rough<T>(device.rank(), n * block));
+    const Buffer mine = on_device(device, rough_values<T>(device.rank(), n * block));
     const Buffer part = on_device<T>(device, block), sum = on_device<T>(device, n * block);
     group.reduce_scatter(mine, part, dtype_v<T>, op).wait();
     append(results, device, part);
     group.all_reduce(mine, sum, dtype_v<T>, op).wait();
     append(results, device, sum);
     // Lengths that the group does not divide.
-    const Buffer odd = on_device(device, rough<T>(device.rank() + 50, n * block + 1));
+    const Buffer odd = on_device(device, rough_values<T>(device.rank() + 50, n * block + 1));
     const Buffer odd_sum = on_device<T>(device, n * block + 1);
     group.all_reduce(odd, odd_sum, dtype_v<T>, op).wait();
     append(results, device, odd_sum);
@@ -366,7 +351,7 @@ TEST_CASE("collectives by NCCL have the bits of the CPU's", "[nccl]") {
         for (const auto& axes : groups) {
           Communicator& group = device.group(axes);
           const auto n = static_cast<std::size_t>(group.size());
-          const Buffer mine = on_device(device, rough<f32>(device.rank(), n * block));
+          const Buffer mine = on_device(device, rough_values(device.rank(), n * block));
           const Buffer whole = on_device<f32>(device, n * n * block), turned = on_device<f32>(device, n * block);
           group.all_gather(mine, whole).wait();
           append(results, device, whole);
@@ -400,11 +385,11 @@ TEST_CASE("operands that stay in host memory, single messages and empty operands
     std::vector<std::byte> results;
     Communicator& group = device.everybody();
     const int next = (group.rank() + 1) % 3, last = (group.rank() + 2) % 3;
-    const Buffer host = make_buffer(device, rough<f32>(device.rank(), 7));
+    const Buffer host = make_buffer(device, rough_values(device.rank(), 7));
     const Buffer gathered = make_buffer<f32>(device, 21);
     group.all_gather(host, gathered).wait();
     append(results, device, gathered);
-    const Buffer mine = on_device(device, rough<f32>(device.rank(), 7)), theirs = on_device<f32>(device, 7);
+    const Buffer mine = on_device(device, rough_values(device.rank(), 7)), theirs = on_device<f32>(device, 7);
     group.send(mine, next).wait();
     group.recv(theirs, last).wait();
     append(results, device, theirs);
@@ -420,13 +405,13 @@ TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima ne
   const auto body = [](const DevicePtr& device) {
     Communicator& group = device->everybody();
     const std::size_t n = 3, block = 1000;
-    const auto mine = on_device(*device, rough<f32>(device->rank(), n * block));
+    const auto mine = on_device(*device, rough_values(device->rank(), n * block));
     const Buffer sum = on_device<f32>(*device, n * block), part = on_device<f32>(*device, block);
     group.all_reduce(mine, sum, DType::f32, Reduction::sum).wait();
     group.reduce_scatter(mine, part, DType::f32, Reduction::sum).wait();
     std::vector<f32> expected(n * block);
     for (int r = 0; r < 3; ++r) {  // in the stand-in's order
-      const auto theirs = rough<f32>(r, n * block);
+      const auto theirs = rough_values(r, n * block);
       for (std::size_t i = 0; i < n * block; ++i) expected[i] += theirs[i];
     }
     expect_equal(read<f32>(*device, sum), expected);

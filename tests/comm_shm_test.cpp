@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +37,8 @@ std::vector<std::uint32_t> results(Device& device, std::size_t block) {
   const auto add = [&](const Buffer& buffer) {
     for (const std::uint32_t v : values_of<std::uint32_t>(buffer)) bits.push_back(v);
   };
-  const Buffer small = make_buffer(device, rough(comm.rank(), block));
-  const Buffer whole = make_buffer(device, rough(comm.rank() + 100, n * block));
+  const Buffer small = make_buffer(device, rough_values(comm.rank(), block));
+  const Buffer whole = make_buffer(device, rough_values(comm.rank() + 100, n * block));
   const Buffer small_out = make_buffer<float>(device, block);
   const Buffer whole_out = make_buffer<float>(device, n * block);
   comm.all_gather(small, whole_out).wait();

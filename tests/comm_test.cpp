@@ -42,13 +42,6 @@ std::vector<T> values_at(int rank, std::size_t count) {
   return values;
 }
 
-/// Floats of both signs and many magnitudes, so that every order of summation gives other bits.
-float rough(int rank, std::size_t i) {
-  const auto h = static_cast<std::uint32_t>((static_cast<std::size_t>(rank) * 7919 + i) * 2654435761U + 12345U);
-  const float mantissa = static_cast<float>(h >> 8) / 16777216.0F - 0.5F;
-  return std::ldexp(mantissa, static_cast<int>((h >> 3) % 12));
-}
-
 /// The order contract written out for each size.
 float tree_sum(const std::vector<float>& v) {
   switch (v.size()) {

@@ -26,10 +26,10 @@ TEST_CASE("a long block is gathered as a view, and is nobody's to write until al
                !comm.has_views(Pool::long_block + 64));
         std::vector<float> expected;
         for (int r = 0; r < n; ++r) {
-          const auto block = rough(r, count);
+          const auto block = rough_values(r, count);
           expected.insert(expected.end(), block.begin(), block.end());
         }
-        const std::vector<float> mine = rough(comm.rank(), count);
+        const std::vector<float> mine = rough_values(comm.rank(), count);
         const Buffer block = make_buffer(*device, mine);
         const auto first = std::make_shared<Buffer>(), second = std::make_shared<Buffer>(),
                    outside = std::make_shared<Buffer>(), inside = std::make_shared<Buffer>();

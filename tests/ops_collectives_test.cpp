@@ -1,7 +1,5 @@
 // Collectives and layout casts against the whole arrays, each with its transpose; the values of shift are in
 // ops_exhaustive_typed_test.cpp.
-#include <cmath>
-
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -291,26 +289,6 @@ TEST_CASE("errors while a shift is under way", "[ops][shift]") {
                       "make the same calls (device 1 (d=1) of mesh d=2)");
 }
 
-/// Numbers of many magnitudes, so that every order of summation gives other bits.
-float rough(int device, std::size_t i) {
-  const auto h = mix(static_cast<std::uint64_t>(device) * 7919 + i);
-  return std::ldexp(static_cast<float>(h >> 40) / 16777216.0F - 0.5F, static_cast<int>(h % 12));
-}
-/// The sum in the order that the communicators promise: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), in f32.
-float tree_sum(const std::vector<float>& v) {
-  if (v.size() == 1) return v[0];
-  std::size_t mid = 1;
-  while (mid * 2 < v.size()) mid *= 2;
-  const auto at = v.begin() + static_cast<std::ptrdiff_t>(mid);
-  return tree_sum({v.begin(), at}) + tree_sum({at, v.end()});
-}
-
-/// Each device's summand, rough, in the dtype.
-template <class D>
-D summand(int device, std::size_t i) {
-  return static_cast<D>(rough(device, i));
-}
-
 template <class D>
 void check_order(const std::string& text) {
   on_mesh(text, [&](const DevicePtr& device) {
@@ -324,7 +302,7 @@ void check_order(const std::string& text) {
       std::vector<D> elements(n);
       // Replicas over an axis that the spec lacks hold the same bits.
       const int d = spec.partial.contains("d") ? here.at("d") : 0;
-      for (std::size_t i = 0; i < n; ++i) elements[i] = summand<D>(d * 10 + here.at("t"), i);
+      for (std::size_t i = 0; i < n; ++i) elements[i] = rough<D>(d * 10 + here.at("t"), i);
       device->exec().copy(value->data().data(), elements.data(), n * sizeof(D));
       return value;
     };
@@ -333,7 +311,7 @@ void check_order(const std::string& text) {
       std::vector<float> summands;
       for (int d = 0; d < (over_d ? size_of_axis(mesh, "d") : 1); ++d)
         for (int t = 0; t < size_of_axis(mesh, "t"); ++t)
-          summands.push_back(static_cast<float>(summand<D>(d * 10 + t, i)));
+          summands.push_back(static_cast<float>(rough<D>(d * 10 + t, i)));
       return static_cast<D>(tree_sum(summands));
     };
     const Tensor<D, "A +d +t"> x(rough_value(both));

@@ -31,6 +31,15 @@ struct Global {
   Shape padded{};
 };
 
+/// The sum in the order that the communicators promise: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), in f32.
+inline float tree_sum(const std::vector<float>& v) {
+  if (v.size() == 1) return v[0];
+  std::size_t mid = 1;
+  while (mid * 2 < v.size()) mid *= 2;
+  const auto at = v.begin() + static_cast<std::ptrdiff_t>(mid);
+  return tree_sum({v.begin(), at}) + tree_sum({at, v.end()});
+}
+
 inline std::size_t count_of(const Shape& shape) {
   std::size_t n = 1;
   for (const auto size : shape) n *= static_cast<std::size_t>(size);

@@ -1,9 +1,7 @@
-// Ranks of one node that behave as if they were on several, and values whose sums depend on the order.
+// Ranks of one node that behave as if they were on several.
 #pragma once
 
-#include <cmath>
 #include <memory>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -25,14 +23,5 @@ class Nodes {
  private:
   std::shared_ptr<detail::shm::NodeRanks> kept_;
 };
-
-inline std::vector<float> rough(int rank, std::size_t count) {
-  std::mt19937 random(static_cast<unsigned>(rank) + 1);
-  std::vector<float> values;
-  for (std::size_t i = 0; i < count; ++i) {
-    values.push_back(std::ldexp(static_cast<float>(random()) - 2147483648.0F, static_cast<int>(random() % 12)));
-  }
-  return values;
-}
 
 }  // namespace shardlib::test

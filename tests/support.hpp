@@ -3,6 +3,8 @@
 
 #include "catch.hpp"
 
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -249,6 +251,22 @@ Buffer make_buffer(const Device& device, const std::vector<T>& values) {
 template <class T>
 Buffer make_buffer(const Device& device, std::size_t count) {
   return make_buffer(device, std::vector<T>(count));
+}
+
+/// Element i of a rank's numbers, of both signs and many magnitudes, so that every order of summation gives other bits.
+template <class T = float>
+T rough(int rank, std::size_t i) {
+  const auto h = static_cast<std::uint32_t>((static_cast<std::size_t>(rank) * 7919 + i) * 2654435761U + 12345U);
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(h);
+  else
+    return static_cast<T>(std::ldexp(static_cast<float>(h >> 8) / 16777216.0F - 0.5F, static_cast<int>((h >> 3) % 12)));
+}
+template <class T = float>
+std::vector<T> rough_values(int rank, std::size_t count) {
+  std::vector<T> values;
+  for (std::size_t i = 0; i < count; ++i) values.push_back(rough<T>(rank, i));
+  return values;
 }
 
 template <class T>
