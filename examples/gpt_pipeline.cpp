@@ -579,7 +579,7 @@ int program(int argc, char** argv) {
     auto flat = mesh;
     flat[0].size = 1;
     const pipeline::Schedule whole = pipeline::GPipe(1);
-    run::write_svg(run::dot(flat, body(single, whole)), o.training.graph);
+    run::write_svg(run::dot(flat, body(single, whole), {.fold = true}), o.training.graph);
     fmt::print("graph: {}\n", o.training.graph);
   }
   run::Training planned = o.training;
