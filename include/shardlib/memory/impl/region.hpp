@@ -118,9 +118,9 @@ SHARDLIB_INLINE void Region::shrink(std::byte* data, std::size_t from, std::size
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::size_t kept = block_bytes(to), freed = block_bytes(from) - kept;
   if (freed == 0) return;
-  overwrite(begin + to, from - to);
+  if (freed > detail::guard_bytes) end_block(begin + kept, freed - detail::guard_bytes);
+  begin_block(begin, kept);
   const std::lock_guard lock(mutex_);
-  if (!is_meta()) detail::poison(begin + kept - detail::guard_bytes, freed + detail::guard_bytes);
   free_.give(begin + kept, freed);
 }
 
