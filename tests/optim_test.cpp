@@ -1,6 +1,7 @@
 // Schedules, the global norm and the optimizers.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -647,7 +648,17 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
         },
         "the leaf `layers/1`: a tensor `f32[M/d]` was never given a value; make one with an op, as `zeros` or `place`, "
         "before it is used");
-    AdamW().update(w, moments, Deep{{leaf(3), leaf(4)}}, rate, 1.0, 0, all);  // nothing was lost
+    const Deep grads{{leaf(3), leaf(4)}};
+    expect_error<UsageError>([&] { AdamW().update(w, moments, grads, rate, 1.0, -1, all); },
+                             "AdamW: step -1 is negative; steps count from 0");
+    expect_error<UsageError>([&] { AdamW{.beta1 = 1.5}.update(w, moments, grads, rate, 1.0, 0, all); },
+                             "AdamW: a moment's decay is 1.5; give a number of at least 0 and less than 1");
+    auto mu = SGD::init(w);
+    expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, all); },
+                             "SGD: the learning rate is nan; give a finite number");
+    expect_error<UsageError>([&] { update_average(w, grads, 2.0); },
+                             "update_average: the part that it keeps is in [0, 1]");
+    AdamW().update(w, moments, grads, rate, 1.0, 0, all);  // nothing was lost
   });
 }
 

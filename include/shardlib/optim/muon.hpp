@@ -34,6 +34,7 @@ struct Muon {
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("Muon", learning_rate, step, {momentum, adamw.beta1, adamw.beta2});
     for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
       update(leaf, learning_rate, scale, step);
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/gradient.hpp"
 #include "shardlib/types/leaves.hpp"
@@ -187,7 +189,6 @@ template <Spec A, class Tree, class Decays = LeafRules>
 }
 
 namespace detail {
-
 /// Whether an optimizer with N moments takes the types of a leaf: of the weight, the gradient, the moments, a copy.
 template <std::size_t N>
 struct TakesLeaf {
@@ -235,6 +236,10 @@ constexpr bool takes_trees() {
     return all_leaves_of<Checks, Tree, More...>({});
 }
 
+/// *Throws* UsageError unless the learning rate is finite, `step` at least 0, and each decay of a moment in [0, 1).
+SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
+                                std::initializer_list<double> decays);
+
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
 /// is one. *Throws* if the trees differ in structure, for an empty leaf, and if one tree is passed twice to be written.
@@ -263,7 +268,6 @@ template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads
   else
     return {};
 }
-
 }  // namespace detail
 
 /// An optimizer of a tree of weights. `init(weights)` makes the moments, sharded as the weights are. `update(weights,
@@ -302,6 +306,7 @@ struct AdamW {
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
+    detail::check_step("AdamW", learning_rate, step, {beta1, beta2});
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
       detail::update_in_place(numbers(learning_rate, scale, step, leaf.factors), leaf);
   }
@@ -334,7 +339,8 @@ struct SGD {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
+              std::int64_t step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("SGD", learning_rate, step, {momentum});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...))
       detail::update_in_place(detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
@@ -358,7 +364,8 @@ struct Lion {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
+              std::int64_t step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("Lion", learning_rate, step, {beta1, beta2});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...))
       detail::update_in_place(detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
@@ -380,6 +387,7 @@ void accumulate(Sums& sums, const Grads& grads) {
 /// `update_average(average, weights, 0.999, decays)`
 template <class Tree, class Decays = LeafRules>
 void update_average(Tree& average, const Tree& weights, double kept, const Decays& decays = {}) {
+  if (!(kept >= 0 && kept <= 1)) throw UsageError("update_average: the part that it keeps is in [0, 1]");
   const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
   if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Tree>())
     for (const auto& leaf : detail::list_updates<0>(decays, average, weights))

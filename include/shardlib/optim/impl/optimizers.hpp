@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +45,17 @@ SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec) 
     return result;
   });
   return out;
+}
+
+SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
+                                std::initializer_list<double> decays) {
+  const auto fail = [&](const std::string& what) { throw UsageError(std::string(optimizer) + ": " + what); };
+  if (!std::isfinite(learning_rate))
+    fail("the learning rate is " + show_number(learning_rate) + "; give a finite number");
+  if (step < 0) fail("step " + std::to_string(step) + " is negative; steps count from 0");
+  for (const double decay : decays)
+    if (!(decay >= 0 && decay < 1))
+      fail("a moment's decay is " + show_number(decay) + "; give a number of at least 0 and less than 1");
 }
 
 enum class Contents { kept, overwritten };
