@@ -73,8 +73,9 @@ class HyperDual {
 #undef SHARDLIB_HYPER_DUAL_OF_TWO
 
  private:
-  [[gnu::cold]] SHARDLIB_INLINE static HyperDual of_one(MapOp op, const HyperDual& a);
-  [[gnu::cold]] SHARDLIB_INLINE static HyperDual of_two(MapOp op, const HyperDual& a, const HyperDual& b);
+  // Not inline here: what includes shapes.hpp alone has no definitions.
+  [[gnu::cold]] static HyperDual of_one(MapOp op, const HyperDual& a);
+  [[gnu::cold]] static HyperDual of_two(MapOp op, const HyperDual& a, const HyperDual& b);
   /// The number as a Jet of two that have one variable fewer than `variables`.
   [[nodiscard]] SHARDLIB_INLINE Jet<HyperDual, 1> parts(int variables) const;
 
