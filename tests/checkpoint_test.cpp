@@ -638,7 +638,7 @@ TEST_CASE("checkpoint: dims in another order are an error, also where their size
         "the checkpoint '" + path +
             "' does not fit this program:\n"
             "  'value' has the dims A B in the checkpoint, but B A in the program: take it in that "
-            "order, then `rearrange` it");
+            "order, then `rearrange` it, or `rename` the dims if only their names have changed");
     auto renamed = zeros<f32, "A C/d">(mesh, sizes);  // another name is another program's
     io::load(mesh, path, renamed);
     expect(renamed.span()[0] != 0, "a dim of another name");

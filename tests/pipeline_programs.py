@@ -292,7 +292,7 @@ def pictures(p):
     check(os.path.exists(f"{p.folder}/moving/timeline.svg"), "a run has its timeline in its folder")
     plan = run(p, "--mesh=p=4,d=2", "--plan").succeeded()
     plan.check(re.search(r"^  send +p +8 ", plan.out, re.M), "--plan counts the sends of 8 microbatches")
-    rows = re.findall(r"^ +(\d)((?: +[\d.]+ k?B){7}) +[\d.]+ [kMG]FLOP$", plan.out, re.M)
+    rows = re.findall(r"^ +(\d)((?: +[\d.]+ k?B){8}) +[\d.]+ [kMG]FLOP$", plan.out, re.M)
     plan.check([rank for rank, _ in rows] == ["0", "1", "2", "3"], "--plan has the memory of each rank")
     columns = [[float(n) for n in re.findall(r"([\d.]+) k?B", row)] for _, row in rows]
     plan.check(columns and columns[0][0] > columns[1][0] == columns[2][0] < columns[3][0] and columns[1][3] > columns[2][3],

@@ -976,7 +976,7 @@ def gathers(p):
             rows = re.findall(r"^  (per-\w+) +(\S+ .?B) +(\S+ .?B)(   this plan)?$", run.out, re.M)
             run.check([(row[0], row[3] != "") for row in rows] == [("per-microbatch", False), ("per-step", True)],
                       "the plan has both choices, and is that of the run")
-            plan = p.run(program, [*train, "--plan", "--gather=per-microbatch"])
+            plan = p.run(program, [*train, "--plan", "--plan-device=h100", "--gather=per-microbatch"])
             plan.check(all(" ".join(row[:3]) in " ".join(plan.out.split()) for row in rows), "the same rows in both plans")
         if p.mpiexec:
             run, ranks = p.measured(program, train, ranks=4)

@@ -271,6 +271,14 @@ TEST_CASE("reshard: what does not fit is one error on all devices", "[reshard]")
         "  'gone' is in the source, but not in the target\n"
         "  'renamed_a' is in the source, but not in the target");
     expect(after.kept.span()[0] == 3, "the target has changed");
+    auto turned = zeros<f32, "B A/d">(mesh, {{"A", 4}, {"B", 4}});
+    expect_error<UsageError>(
+        [&] {
+          io::reshard(mesh, ones<f32, "A/d B">(mesh, {{"A", 4}, {"B", 4}}), turned);
+        },
+        "reshard: the source does not fit the target:\n"
+        "  'value' has the dims A B in the source, but B A in the target: take it in that order, then `rearrange` it, "
+        "or `rename` the dims if only their names have changed");
 
     const One one{four(1)};
     One none, target{four(3)};

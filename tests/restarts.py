@@ -154,8 +154,12 @@ def slurm(folder):
 
     count = f"{folder}/train-7.failures"
 
-    slowly = os.path.join(folder, "slowly")  # sourced by bash: the signal comes before the job knows srun's number
-    put(slowly, """trap 'case $BASH_COMMAND in child=?*) sleep 0.5 ;; esac' DEBUG\n""")
+    # Sourced by bash: it waits before the commands that match $SLOW, so that the signal comes between two of them.
+    slowly = os.path.join(folder, "slowly")
+    put(slowly, "trap '[[ $BASH_COMMAND != $SLOW ]] || sleep 0.3' DEBUG\n")
+
+    def slow_at(pattern):
+        return {"BASH_ENV": slowly, "SLOW": pattern}
 
     def job(program, failures=0, usr1=False, env=None):
         if failures:
@@ -175,13 +179,16 @@ def slurm(folder):
         return process.returncode, queued, text
 
     until_usr1 = "trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done"
+    one_usr1 = "n=0; trap 'n=$((n+1))' USR1; echo x; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done; [ $n = 1 ] || exit 2"
     for what, case, expected in [("the end", job("exit 0"), (0, False)), ("a wrong option", job("exit 2"), (2, False)),
                                  ("a fault", job("exit 1"), (0, True)), ("a fault more", job("exit 1"), (0, True)),
                                  ("the tenth fault", job("exit 1", 9), (0, True)),
                                  ("too many faults", job("exit 1", 10), (1, False)),
                                  ("the time limit", job(until_usr1, 10, True), (0, True)),
-                                 ("the time limit at the start", job(until_usr1, 10, True, {"BASH_ENV": slowly}),
-                                  (0, True))]:
+                                 ("the time limit at the start", job(until_usr1, 10, True, slow_at("child=?*")),
+                                  (0, True)),
+                                 ("the time limit just after it",
+                                  job(one_usr1, 10, True, slow_at("@(*limit_is_near = yes*|pass_on)")), (0, True))]:
         check(case[:2] == expected, f"slurm: {what} gives {case[:2]}, not {expected}", case[2])
     check(not os.path.exists(count), "slurm: faults are counted from the last time limit on")
 

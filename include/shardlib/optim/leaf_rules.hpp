@@ -29,7 +29,8 @@ struct LeafFactors {
 }
 
 /// The factors of leaves, for `update` in the place of `decays`: those of the last pattern that a name has, else 1. A
-/// pattern that none of the tree's leaves has is a UsageError of `update`, `update_average` and `global_norm`.
+/// pattern that none of the tree's leaves has is a UsageError of `update`, `update_average` and `global_norm`. A rank
+/// of a pipeline has a part of the leaves: give a function there, `[&](std::string_view name) { return rules(name); }`.
 /// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`
 struct LeafRules {
   std::vector<std::pair<std::string, LeafFactors>> rules;  ///< patterns and factors

@@ -101,7 +101,7 @@ void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, 
 
 /// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the checkpoint at `path`.
 /// Collective; throws on all devices alike: UsageError, which lists every leaf that is missing, extra or of another
-/// shape, or Error for a damaged checkpoint. Then the tree is unchanged. `load(mesh,
+/// shape or order of dims, or Error for a damaged checkpoint. Then the tree is unchanged. `load(mesh,
 /// "runs/first/checkpoints/step-00000100", state)`
 template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, const LoadOptions& options = {}) {

@@ -51,11 +51,14 @@ inline std::optional<double> planned_bytes(const Training& t) {
 inline bool on_gpus(const Training& t) {
   return t.device == "gpu" || t.plan_device != "none";
 }
+/// The figure of a plan that is the peak there.
+inline auto peak_of(const Training& t) {
+  return on_gpus(t) ? &Plan::peak_gpus : &Plan::peak;
+}
 
 /// Whether the plans of all stages fit devices of so many bytes, as a line.
 inline std::string fits(const std::vector<Plan>& plans, const Training& t, double bytes) {
-  const std::int64_t most =
-      std::ranges::max(plans | std::views::transform(on_gpus(t) ? &Plan::peak_gpus : &Plan::peak));
+  const std::int64_t most = std::ranges::max(plans | std::views::transform(peak_of(t)));
   return fmt::format(
       "{} of the {} of one {}: {}\n", short_bytes(most), short_bytes(static_cast<std::int64_t>(bytes)),
       t.plan_device == "none" ? "device" : t.plan_device,
@@ -111,7 +114,7 @@ inline bool names_ops(const RecomputePolicy& policy) {
 
 /// The memory of a device under each policy, a line each. `planned` is the plan under the chosen one.
 inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy,
-                                 const Plan& planned) {
+                                 const Plan& planned, std::int64_t Plan::*peak) {
   const std::string chosen = policy.name;
   std::vector<std::string> names{"none", "dots", "seqax", "attention", "everything"};
   if (std::ranges::find(names, chosen) == names.end()) names.push_back(chosen);
@@ -121,7 +124,7 @@ inline std::string policies_text(const std::vector<AxisSize>& mesh, const Device
     policy.name = name;
     try {
       const Plan one = name == chosen ? planned : plan(mesh, body);
-      text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.activations), short_bytes(one.peak),
+      text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.activations), short_bytes(one.*peak),
                           name == chosen ? "   this plan" : "");
     } catch (const Error&) {
       text += fmt::format("  {:<38}{:>12}{:>14}\n", name, "-", "not this model");
@@ -185,19 +188,19 @@ inline std::int64_t most_bytes(const std::vector<Plan>& plans, bool on_gpus) {
 /// One line for each choice: the bytes that a device sends and its peak memory, the most of all stages. `planned` are
 /// the plans of the current choice.
 inline std::string gathers_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, std::string_view stage_axis,
-                                GatherPolicy& gather, const std::vector<Plan>& planned) {
+                                GatherPolicy& gather, const std::vector<Plan>& planned, std::int64_t Plan::*peak) {
   const bool chosen = gather.per_step;
   std::string text = fmt::format("\na device by --gather\n  {:<38}{:>12}{:>14}\n", "", "sent", "most at once");
   for (const bool per_step : {false, true}) {
     gather.per_step = per_step;
     const auto plans = per_step == chosen ? planned : plans_of(mesh, body, stage_axis);
-    std::int64_t sent = 0, peak = 0;
+    std::int64_t sent = 0, most = 0;
     for (const Plan& p : plans) {
       sent = std::max(sent, p.sent());
-      peak = std::max(peak, p.peak);
+      most = std::max(most, p.*peak);
     }
     text += fmt::format("  {:<38}{:>12}{:>14}{}\n", per_step ? "per-step" : "per-microbatch", short_bytes(sent),
-                        short_bytes(peak), per_step == chosen ? "   this plan" : "");
+                        short_bytes(most), per_step == chosen ? "   this plan" : "");
   }
   gather.per_step = chosen;
   return text;
@@ -263,9 +266,10 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
     static_cast<void>(detail::checked_plans(policy, mesh, body, ""));
   if (prints) {
     fmt::print("{}", to_string(stage_axis, plans));
-    if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
+    if (policy != nullptr)
+      fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0], detail::peak_of(training)));
     if (gather != nullptr && training.microbatches > 1)
-      fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans));
+      fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans, detail::peak_of(training)));
     if (bytes) fmt::print("\n{}", detail::fits(plans, training, *bytes));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }

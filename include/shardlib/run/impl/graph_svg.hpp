@@ -104,6 +104,8 @@ addEventListener("resize", () => { if (!moved) reset(); });
 addEventListener("keydown", e => {
   const part = {ArrowUp: -0.1, ArrowDown: 0.1, PageUp: -0.9, PageDown: 0.9, Home: -1e6, End: 1e6}[e.key];
   if (part) move(0, part * view[3]);
+  const side = {ArrowLeft: -0.1, ArrowRight: 0.1}[e.key];
+  if (side) move(side * view[2], 0);
   if (e.key === "+" || e.key === "=") zoom(1.25, middle());
   if (e.key === "-") zoom(0.8, middle());
   if (e.key === "0") { view = all.slice(); moved = true; show(); }

@@ -69,8 +69,10 @@ inline std::vector<std::string> differences(const std::vector<CheckpointArray>& 
     if (other.shape != array.shape)
       differs(array.name, show_shape(other.shape), show_shape(array.shape));
     else if (array.dims != other.dims && std::ranges::is_permutation(array.dims, other.dims))  // some have one size
-      wrong.push_back("'" + array.name + "' has the dims" + listed(other.dims) + " in " + name_there + ", but" +
-                      listed(array.dims) + " in " + name_here + ": take it in that order, then `rearrange` it");
+      wrong.push_back(
+          "'" + array.name + "' has the dims" + listed(other.dims) + " in " + name_there + ", but" +
+          listed(array.dims) + " in " + name_here +
+          ": take it in that order, then `rearrange` it, or `rename` the dims if only their names have changed");
     if (other.dtype != array.dtype)
       differs(array.name, std::string(shardlib::name(other.dtype)), std::string(shardlib::name(array.dtype)));
   }
