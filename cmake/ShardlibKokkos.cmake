@@ -50,7 +50,8 @@ function(_shardlib_note_kokkos_spaces)
     list(JOIN ARGV ", " devices)
     message(FATAL_ERROR "shardlib: this Kokkos (${devices}) is for GPUs, so that every source needs its compiler wrapper,"
                         " which shardlib does not support: it starts kernels on GPUs itself, by SHARDLIB_LAUNCHER=cuda or"
-                        " hip. Set -DKokkos_DIR to a Kokkos of the host (docs/platforms.md).")
+                        " hip. Set -DKokkos_DIR to a Kokkos of the host (docs/platforms.md); these two launchers also work with"
+                        " -DSHARDLIB_WITH_KOKKOS=OFF.")
   endif()
   set(serial NO)
   if("SERIAL" IN_LIST ARGV)

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "random_bits.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/interop/arrays.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -44,6 +45,11 @@ Tensor<f32, "+d +t"> loss(const W& w, const Ids& ids, Logits* kept) {
   if (kept != nullptr) *kept = logits;
   return sum<"B/d L +t -> +d +t">(cross_entropy(logits, ids));
 }
+
+struct Products {
+  Tensor<f32, "N/d K"> x, y;
+  Tensor<f32, "K C"> w;
+};
 
 constexpr std::int64_t batch = 4, length = 8, vocabulary = 1000, table_rows = 1024, width = 32;
 Ids ids(const Grid& mesh) {
@@ -131,6 +137,38 @@ TEST_CASE("a backward pass rounds the cotangent of logits in its own memory, and
     }
     expect(casts == 1, "one for both operands, not " + std::to_string(casts));
     expect(after <= before - logits / 2, std::to_string(before) + " bytes before, " + std::to_string(after) + " after");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("a cotangent is rounded in its own memory alike at every size, and not where another op has it",
+          "[ops][memory]") {
+  on_mesh("d=1", [](const Mesh<"d">& mesh) {
+    for (const std::int64_t n : {1, 4095, 4096, 4097, 12289, 40000}) {
+      const Sizes sizes{{"N", n}, {"K", 2}, {"C", 1}};
+      const auto random = [&](std::uint64_t seed) { return random_normal<f32, "N/d K">(mesh, sizes, {seed, 0}); };
+      const Products p{random(1), random(2), random_normal<f32, "K C">(mesh, sizes, {3, 0})};
+      const auto ct = random_normal<f32, "N/d C">(mesh, sizes, {4, 0});
+      const auto product = [](const auto& x, const auto& w) {
+        return einsum_unreduced<"N/d K, K C -> N/d C", f32>(cast<bf16>(x), cast<bf16>(w));
+      };
+      const auto alone = [&](const Products& q) { return sum(product(q.x, q.w) * ct) + sum(product(q.y, q.w) * ct); };
+      const auto shared = [&](const Products& q) { return sum((product(q.x, q.w) + product(q.y, q.w)) * ct); };
+      int in_place = 0;
+      const auto grads = [&](const auto& loss) {
+        in_place = 0;
+        const detail::Observing observing(mesh.device(), [&](const auto& ran) { in_place += ran.work.in_place; });
+        return reduce_gradients(mesh, value_and_grad(mesh, loss, p).second);
+      };
+      const auto of_shared = grads(shared);
+      const int shared_in_place = in_place;
+      const auto of_alone = grads(alone);
+      expect(in_place > shared_in_place, "a cotangent that no other op has is rounded in place");
+      expect_same_bits(of_alone, of_shared);
+      const auto expected = cast<f32>(einsum_unreduced<"N/d C, K C -> N/d K">(cast<bf16>(ct), cast<bf16>(p.w)));
+      expect_same_bits(of_alone.x, expected);
+      expect_same_bits(of_alone.y, expected);
+    }
   });
   SUCCEED();
 }

@@ -489,7 +489,7 @@ TEST_CASE("second derivatives of recomputed and prefetched functions, and higher
     const Weights found = reduce_gradients(mesh, value_and_grad(mesh, curvature(exps), w).second);
     const auto by_hand = found.a - square(v.a) * exp(w.a);
     expect(item(all_reduce<"+d +t -> ">(sum(square(by_hand)))) < 1e-28, "v^2 exp(a)");
-    // Up to the fifth, whichever operands they are by.
+    // Up to the fifth, of one operand.
     expect(item(all_reduce<"+d +t -> ">(sum(square(nth_gradient<5>(mesh, w.a) - exp(w.a))))) < 1e-24, "fifth");
     const std::string sixth = error_of([&] { static_cast<void>(nth_gradient<6>(mesh, w.a)); });
     expect(sixth.find("functions of numbers have derivatives up to order 5; take") != std::string::npos, sixth);
@@ -623,12 +623,10 @@ void check_dtype(const Grid& mesh, double tolerance) {
   near(value_and_grad(mesh, penalty, at).second, value_and_grad(mesh, penalty, wide_at).second, "penalty");
 }
 TEST_CASE("second derivatives in f32 and bf16", "[grad]") {
-  for (const char* text : meshes)
-    on_mesh(text, [](const DevicePtr& device) {
-      check_dtype<f32>(Grid(device), 1e-5);
-      check_dtype<bf16>(Grid(device), 0.03);
-    });
-  SUCCEED();
+  on_meshes(meshes, [](const Grid& mesh) {
+    check_dtype<f32>(mesh, 1e-5);
+    check_dtype<bf16>(mesh, 0.03);
+  });
 }
 
 struct Pair {

@@ -41,9 +41,8 @@ auto result_of_the_wrong_shard(const Tensor<f32, "L/t M">& x, const Tensor<f32, 
   return einsum_unreduced<"L M, M F/t -> L F">(gathering<over<"t">>(x), w);
 }
 
-// expect: einsum_unreduced<`L M, M F -> L F`>: the second operand `M F` is replicated over t, so all devices along t
-// would expect: multiply the same shards, each in an order of its own; shard a dim of it over t, or take `all_gather`
-// in place of
+// expect: einsum_unreduced<`L M, M F -> L F`>: the second operand `M F` is replicated over t, so all devices along t would
+// expect: multiply the same shards, each in an order of its own; shard a dim of it over t, or take `all_gather` in place of
 auto the_same_on_all_devices(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M F">& w) {
   return einsum_unreduced<"L M, M F -> L F">(gathering<over<"t">>(x), w);
 }
@@ -53,8 +52,8 @@ auto summed_alone(const Tensor<f32, "L/t M K">& x, const Tensor<f32, "M F/t">& w
   return einsum_unreduced<"L M K, M F/t -> L F/t">(gathering<over<"t">>(x), w);
 }
 
-// expect: einsum_scatter<`L F/t, F/t M -> L M`>: each device..?s products are `L M \+t`, and no `reduce_scatter` turns
-// that expect: into `L M`; write `einsum_unreduced`, and then each collective
+// expect: einsum_scatter<`L F/t, F/t M -> L M`>: each device..?s products are `L M \+t`, and no `reduce_scatter` turns that
+// expect: into `L M`; write `einsum_unreduced`, and then each collective
 auto nothing_scattered(const Tensor<f32, "L F/t">& x, const Tensor<f32, "F/t M">& w) {
   return einsum_scatter<"L F/t, F/t M -> L M">(x, w);
 }

@@ -64,7 +64,7 @@ class Buffer {
   detail::Handle<Block> block_;
 };
 
-/// Copies the bytes of `from` to `to`, of the same size, from any memory to any other. `copy(host, shard)`
+/// Copies the bytes of `from` to `to`, of the same size: host memory, or one device's. `copy(host, shard)`
 SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from);
 
 /// A device's memory: allocates blocks of a region and counts their bytes. Later requests of any size reuse freed

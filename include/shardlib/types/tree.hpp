@@ -162,7 +162,10 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::optional;
   else if constexpr (requires(const T& x) { x.valueless_by_exception(); })
     return rules::NoTree::variant;
-  else if constexpr (requires(const T& x) { x.begin() + x.size(); })
+  else if constexpr (requires(const T& x) {
+                       x.begin() + x.size();
+                       requires std::is_class_v<typename T::value_type>;
+                     })
     return rules::NoTree::list;
   else if constexpr (!std::is_aggregate_v<T>)
     return rules::NoTree::not_public;

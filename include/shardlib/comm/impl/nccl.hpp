@@ -268,7 +268,9 @@ class NcclCommunicator final : public Communicator {
     return use_.sums == GpuSums::nccl && call.op == Reduction::sum;
   }
   Buffer scratch(Flight& flight, std::size_t bytes) const {
-    return flight.buffers.emplace_back(use_.pool->allocate(bytes));
+    Buffer block = flight.buffers.emplace_back(use_.pool->allocate(bytes));
+    use_.stream->follow_device();  // what the device still does for the block's last owner comes first
+    return block;
   }
 
   /// Waits for the end of a call that has returned before it, as it may when NCCL connects to other members. Throws

@@ -145,6 +145,7 @@ SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const Devi
   try {
     note_host_memory(*device);
     body(device);
+    device->exec().synchronize();  // errors of kernels whose results nobody has read
   } catch (...) {
     device->end();
     throw;

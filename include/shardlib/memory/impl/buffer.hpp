@@ -42,7 +42,7 @@ SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
 
 SHARDLIB_INLINE void Pool::shrink(const Buffer& block, std::size_t bytes) {
   Lease* const lease = std::get_deleter<Lease>(block.block_->owner);
-  if (lease == nullptr) return;  // memory from elsewhere
+  if (lease == nullptr || lease->pool.get() != this) return;  // memory from elsewhere
   const std::size_t freed = lease->bytes - round(bytes), taken = std::exchange(lease->taken, lease->taken - freed);
   block.block_->bytes = bytes;
   lease->bytes -= freed;
