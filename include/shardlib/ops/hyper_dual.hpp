@@ -73,7 +73,7 @@ class HyperDual {
 #undef SHARDLIB_HYPER_DUAL_OF_TWO
 
  private:
-  // Not inline here: what includes shapes.hpp alone has no definitions.
+  // Not inline here, as higher_input: what includes shapes.hpp alone has no definitions.
   [[gnu::cold]] static HyperDual of_one(MapOp op, const HyperDual& a);
   [[gnu::cold]] static HyperDual of_two(MapOp op, const HyperDual& a, const HyperDual& b);
   /// The number as a Jet of two that have one variable fewer than `variables`.
@@ -89,6 +89,6 @@ using Differentiations = Small<int, HyperDual::most + 1>;
 using HigherJet = Jet<HyperDual, 1>;
 
 /// Operand number `operand` of a function whose derivative by all of `by` is wanted. The Jet has the last one.
-[[nodiscard, gnu::cold]] SHARDLIB_INLINE HigherJet higher_input(double value, int operand, const Differentiations& by);
+[[nodiscard, gnu::cold]] HigherJet higher_input(double value, int operand, const Differentiations& by);
 
 }  // namespace shardlib::detail
