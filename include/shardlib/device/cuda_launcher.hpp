@@ -101,6 +101,7 @@ cudaError_t launch_on_cuda(cudaStream_t stream, std::int64_t items, unsigned blo
   return cudaGetLastError();
 }
 
+#if defined(SHARDLIB_LAUNCHER_CUDA)
 /// Loads a kernel on the current GPU, if it is not there yet. Unless a program asks for it, CUDA loads a kernel when it
 /// is first started.
 template <class Kernel>
@@ -109,6 +110,7 @@ void load_on_cuda() {
   check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&run_on_cuda<Kernel>)),
              "cudaFuncGetAttributes");
 }
+#endif
 
 #endif
 
