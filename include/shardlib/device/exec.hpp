@@ -59,10 +59,13 @@ struct Exec {
     synchronize();
     return MemoryAccess(on_device() ? pool->device_memory() : nullptr);
   }
-  /// Puts work(), which holds by value all that it needs, into the simulated device's stream.
+  /// Puts work(), which holds by value all that it needs, into the simulated device's stream. Host memory has none: the
+  /// work is done at once.
   template <class F>
   void launch(const F& work) const {
-    if (!dry) pool->device_memory()->queue()->launch(work);
+    if (dry) return;
+    if (on_device()) return pool->device_memory()->queue()->launch(work);
+    work();
   }
   /// Calls f(), which reads or writes shards on the calling thread. `exec.run([&] { product.run(); })`
   template <class F>

@@ -1,13 +1,9 @@
 // The stream of a simulated device's kernels and copies. They run late, and in order.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -26,7 +22,8 @@ class SimulatedQueue {
  public:
   /// With a seed, work also runs at random moments, which are the same for the same seed. With 0 it runs as late as it
   /// can.
-  SimulatedQueue(Region& region, std::uint64_t seed) : region_(region), random_(seed) {}
+  SimulatedQueue(Region& region, std::uint64_t seed);
+  ~SimulatedQueue();
   SimulatedQueue(const SimulatedQueue&) = delete;
   SimulatedQueue& operator=(const SimulatedQueue&) = delete;
 
@@ -61,16 +58,9 @@ class SimulatedQueue {
   };
   void put(Work work);
   void run_early();
-  bool advance(std::unique_lock<std::mutex>& lock, std::uint64_t until);
 
-  Region& region_;
-  mutable std::mutex mutex_;  ///< not held while work runs
-  std::condition_variable idle_;
-  std::deque<Work> work_;
-  std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
-  std::uint64_t random_;
-  std::exception_ptr error_;
-  bool busy_ = false;  ///< a thread runs work
+  struct State;  ///< what takes the compiler long: a mutex, a condition variable, a deque
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace detail

@@ -3,67 +3,96 @@
 
 #include "shardlib/memory/simulated_queue.hpp"
 
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+
 #include "shardlib/memory/region.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
+struct SimulatedQueue::State {
+  Region& region;
+  std::uint64_t random;
+  std::mutex mutex = {};  ///< not held while work runs
+  std::condition_variable idle = {};
+  std::deque<Work> work = {};
+  std::uint64_t put = 0, done = 0;  ///< numbers of pieces of work
+  std::exception_ptr error = {};
+  bool busy = false;  ///< a thread runs work
+
+  bool advance(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+};
+
+SHARDLIB_INLINE SimulatedQueue::SimulatedQueue(Region& region, std::uint64_t seed)
+    : state_(new State{.region = region, .random = seed}) {}
+SHARDLIB_INLINE SimulatedQueue::~SimulatedQueue() = default;
+
 SHARDLIB_INLINE void SimulatedQueue::put(Work work) {
-  const std::lock_guard lock(mutex_);
-  work_.push_back(std::move(work));
-  ++put_;
+  const std::lock_guard lock(state_->mutex);
+  state_->work.push_back(std::move(work));
+  ++state_->put;
 }
 
 SHARDLIB_INLINE std::uint64_t SimulatedQueue::last() const {
-  const std::lock_guard lock(mutex_);
-  return put_;
+  const std::lock_guard lock(state_->mutex);
+  return state_->put;
 }
 
 SHARDLIB_INLINE void SimulatedQueue::run_early() {
   constexpr std::size_t most = 1024;
-  std::unique_lock lock(mutex_);
-  bool runs = work_.size() >= most;
-  if (random_ != 0) {
-    random_ = random_ * 6364136223846793005U + 1442695040888963407U;
-    runs = runs || (random_ >> 33) % 4 == 0;
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  bool runs = s.work.size() >= most;
+  if (s.random != 0) {
+    s.random = s.random * 6364136223846793005U + 1442695040888963407U;
+    runs = runs || (s.random >> 33) % 4 == 0;
   }
-  if (runs) advance(lock, put_);
+  if (runs) s.advance(lock, s.put);
 }
 
 SHARDLIB_INLINE bool SimulatedQueue::advance(std::uint64_t until) {
-  std::unique_lock lock(mutex_);
-  return advance(lock, until);
+  std::unique_lock lock(state_->mutex);
+  return state_->advance(lock, until);
 }
 
 SHARDLIB_INLINE void SimulatedQueue::synchronize() {
-  std::unique_lock lock(mutex_);
-  for (const std::uint64_t until = put_; !advance(lock, until);) idle_.wait(lock, [this] { return !busy_; });
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  for (const std::uint64_t until = s.put; !s.advance(lock, until);) s.idle.wait(lock, [&s] { return !s.busy; });
 }
 
-SHARDLIB_INLINE bool SimulatedQueue::advance(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
-  if (error_) std::rethrow_exception(error_);
-  if (done_ >= until) return true;
-  if (busy_) return false;
-  busy_ = true;
+SHARDLIB_INLINE bool SimulatedQueue::State::advance(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
+  if (error) std::rethrow_exception(error);
+  if (done >= until) return true;
+  if (busy) return false;
+  busy = true;
   lock.unlock();
-  std::exception_ptr error;
+  std::exception_ptr thrown;
   try {
-    const MemoryAccess open(&region_);
-    for (lock.lock(); done_ < until; ++done_) {
-      const Work work = std::move(work_.front());
-      work_.pop_front();
+    const MemoryAccess open(&region);
+    for (lock.lock(); done < until; ++done) {
+      const Work next = std::move(work.front());
+      work.pop_front();
       lock.unlock();
-      work.run(work.held.get());
+      next.run(next.held.get());
       lock.lock();
     }
     lock.unlock();
   } catch (...) {
-    error = std::current_exception();
+    thrown = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
-  error_ = error;
-  busy_ = false;
-  idle_.notify_all();
-  if (error_) std::rethrow_exception(error_);
+  error = thrown;
+  busy = false;
+  idle.notify_all();
+  if (error) std::rethrow_exception(error);
   return true;
 }
 
