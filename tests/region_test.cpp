@@ -119,7 +119,8 @@ TEST_CASE("a block that shrinks leaves its end to the next one, and its pool cou
     CHECK(pool->stats().live == 50'048);
     const Buffer next = pool->allocate(50'000);
     std::memset(next.data(), 8, 50'000);
-    CHECK(next.data() == kept.data() + 50'048);
+    const auto between = next.data() - (kept.data() + 50'048);  // 64 bytes with AddressSanitizer
+    CHECK((between == 0 || between == 64));
     CHECK(kept.data()[49'999] == std::byte{7});
   }
   CHECK(pool->stats().live == 0);
@@ -127,6 +128,8 @@ TEST_CASE("a block that shrinks leaves its end to the next one, and its pool cou
   CHECK(pool->stats().reserved < 110'000);
   int elsewhere = 0;
   pool->shrink(Buffer(&elsewhere, sizeof elsewhere, nullptr), 2);  // is not the pool's, and stays
+  Pool::make()->shrink(all, 2);
+  CHECK(all.bytes() == 100'000);
 }
 
 TEST_CASE("a block that no free range holds begins in the last one") {
