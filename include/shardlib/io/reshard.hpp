@@ -46,9 +46,9 @@ NamedValues values_to_reshard(const Tree& tree, const Rename& rename) {
 /// their new shards, and what it sends and receives. A GPU takes host memory for the shards that it reads, too.
 ///
 /// *Throws* on all devices alike, with `to` unchanged: UsageError, which lists each leaf that is missing, extra, or of
-/// another shape, dtype or order of dims; Error if a leaf is empty, is on another mesh or is differentiated, if two have one name, and
-/// in a dry run. If memory runs out on the way, all throw too, and `to` has old and new leaves. `reshard(mesh, model,
-/// stage, {.rename_to = names_in_model})`
+/// another shape, dtype or order of dims; Error if a leaf is empty, is on another mesh or is differentiated, if two
+/// have one name, and in a dry run. If memory runs out on the way, all throw too, and `to` has old and new leaves.
+/// `reshard(mesh, model, stage, {.rename_to = names_in_model})`
 template <Spec A, class From, class To>
 void reshard(const Mesh<A>& mesh, const From& from, To& to, const ReshardOptions& options = {},
              Site site = Site::current()) {

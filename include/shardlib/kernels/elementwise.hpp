@@ -60,8 +60,7 @@ inline constexpr std::size_t plain_size = std::is_trivially_copyable_v<F> ? size
 /// loop. A device copies f, of `f_bytes` as plain_size says; it waits for the kernel if f is larger than 64 bytes or
 /// not plain.
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
-                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f,
-                                  std::size_t f_bytes);
+                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f, std::size_t f_bytes);
 
 }  // namespace detail
 

@@ -26,7 +26,7 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
       host_pool_(backend ? backend->make_pool() : Pool::make()),
       pool_(kind == DeviceKind::cpu || host_pool_->is_meta() ? host_pool_
             : kind == DeviceKind::gpu                        ? Pool::make(Region::make_gpu(place.rank, place.sharers))
-                                                             : Pool::make(Region::make_simulated(tuning.simulated_seed))),
+                                      : Pool::make(Region::make_simulated(tuning.simulated_seed))),
       backend_(std::move(backend)),
       recorder_(backend_ ? backend_->recorder(rank) : nullptr) {
   int rest = rank;
