@@ -47,13 +47,13 @@ namespace detail {
 /// Throws UsageError if none of the leaves has the pattern, which `giver`, such as "--freeze", has been given.
 SHARDLIB_INLINE void require_match(const std::string& giver, std::string_view pattern,
                                    const std::vector<std::string>& leaves);
-/// Throws UsageError if `decays`, where it is a LeafRules, has a pattern that none of the leaves has.
-template <class Decays, class V>
-void require_matches(const Decays& decays, const UntypedLeaves<V>& tree) {
+/// Throws UsageError if `decays`, where it is a LeafRules, has a pattern that none of the tree's leaves has.
+template <class Decays, class Tree>
+void require_matches(const Decays& decays, Tree& tree) {
   if constexpr (std::is_same_v<Decays, LeafRules>) {
     if (decays.rules.empty()) return;
     std::vector<std::string> names;
-    for (const auto& leaf : tree.leaves) names.push_back(leaf.name);
+    for (const auto& leaf : untyped_leaves(tree).leaves) names.push_back(leaf.name);
     for (const auto& [pattern, factors] : decays.rules) require_match("LeafRules:", pattern, names);
   }
 }

@@ -181,8 +181,7 @@ template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
   detail::require_factors<Decays>();
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
-  if constexpr (detail::checked_tree<"global_norm", Tree>)
-    detail::require_matches(decays, detail::untyped_leaves(tree));
+  if constexpr (detail::checked_tree<"global_norm", Tree>) detail::require_matches(decays, tree);
   Tensor<f32, everywhere> total;
   detail::add_squares(total, tree, [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
   return detail::root_of(total);
@@ -254,10 +253,9 @@ template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
   require_factors<Decays>();
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
-  const auto list = untyped_leaves(weights);
-  require_matches(decays, list);
-  return list_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, list, untyped_leaves(grads),
-                      others);
+  require_matches(decays, weights);
+  return list_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
+                      untyped_leaves(grads), others);
 }
 /// As above, after a check of all types.
 template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>

@@ -56,9 +56,14 @@ inline auto peak_of(const Training& t) {
   return on_gpus(t) ? &Plan::peak_gpus : &Plan::peak;
 }
 
+/// The highest peak of all stages.
+inline std::int64_t highest(const std::vector<Plan>& plans, std::int64_t Plan::*peak) {
+  return std::ranges::max(plans | std::views::transform(peak));
+}
+
 /// Whether the plans of all stages fit devices of so many bytes, as a line.
 inline std::string fits(const std::vector<Plan>& plans, const Training& t, double bytes) {
-  const std::int64_t most = std::ranges::max(plans | std::views::transform(peak_of(t)));
+  const std::int64_t most = highest(plans, peak_of(t));
   return fmt::format(
       "{} of the {} of one {}: {}\n", short_bytes(most), short_bytes(static_cast<std::int64_t>(bytes)),
       t.plan_device == "none" ? "device" : t.plan_device,
@@ -194,13 +199,9 @@ inline std::string gathers_text(const std::vector<AxisSize>& mesh, const DeviceB
   for (const bool per_step : {false, true}) {
     gather.per_step = per_step;
     const auto plans = per_step == chosen ? planned : plans_of(mesh, body, stage_axis);
-    std::int64_t sent = 0, most = 0;
-    for (const Plan& p : plans) {
-      sent = std::max(sent, p.sent());
-      most = std::max(most, p.*peak);
-    }
+    const std::int64_t sent = std::ranges::max(plans | std::views::transform(&Plan::sent));
     text += fmt::format("  {:<38}{:>12}{:>14}{}\n", per_step ? "per-step" : "per-microbatch", short_bytes(sent),
-                        short_bytes(most), per_step == chosen ? "   this plan" : "");
+                        short_bytes(highest(plans, peak)), per_step == chosen ? "   this plan" : "");
   }
   gather.per_step = chosen;
   return text;
@@ -284,8 +285,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   if (training.device != "cpu" && !training.sample_only && !stops) {
     try {
       const auto planned = detail::plans_of(mesh, body, stage_axis);
-      training.planned_peak = training.device == "gpu" ? detail::most_bytes(planned, true)
-                                                       : std::ranges::max(planned, {}, &Plan::peak).peak;
+      training.planned_peak = detail::highest(planned, training.device == "gpu" ? &Plan::peak_gpus : &Plan::peak);
     } catch (const Error&) {  // the run reports the mistake
     }
   }
