@@ -51,6 +51,8 @@ def parse(path):
                 program = []
                 cases.append((number, [], program))
             cases[-1][1].append(expected.group(1))
+        elif re.match(r"\s*//.*\bexpect:", line):
+            mistakes.append(f"line {number}: `expect:` does not begin the comment")
         program.append(line)
         in_expectation = bool(expected)
     if not cases:
