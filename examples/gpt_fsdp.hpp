@@ -82,7 +82,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   run::check_groups(o.optimizer.groups, leaf_names(trained.state.weights));
   gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, trained.state.weights);
   run::begin(trained, o.optimizer);
-  run::Program program = run::program_of(mesh, trained, o.training);
+  run::Program program = run::program_of(mesh, trained, o.training);  // what run::train calls: run/training.hpp
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
@@ -97,10 +97,6 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   gpt::write_outputs(device, o, o.files, o.optimizer, o.training, data, program);
 }
 
-// CMake compiles these in gpt_fsdp_parts.cpp and gpt_fsdp_per_step.cpp, at the same time. Without the macro
-// gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
-extern template Found<f32> by_whole_weights(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&);
-extern template Found<bf16> by_whole_weights(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&);
-extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
+#include "gpt_fsdp_parts.hpp"
 #endif

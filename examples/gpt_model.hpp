@@ -68,42 +68,48 @@ using Residual = Tensor<f32, "B/r/d L/s M/t">;
 
 // ---- one layer: every weight is gathered just before its use (FSDP) -------------------------------------------------
 
-// The backward pass of `gathered` sums a gradient over d and s and leaves the sum over r pending: "M/d/s F/t +r".
-
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
 template <dtype C, Spec S = "M/t/d/s">
 auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/r/d L/s M"> {
   const auto whole = all_gather<"B/r/d L/s M/t -> B/r/d L/s M", backward_sum<f32>>(cast<C>(x));
+  const auto normal = rms_norm<"M">(cast<f32>(whole), config.norm_epsilon);
   const auto scale = gathered<"M">(norm);
-  return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
+  return cast<C>(normal * cast<f32>(scale));
 }
 
 // Normalizes each head (Qwen 3). Heads share the scale.
 template <dtype C, Spec S, Spec N>
 auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfig& config) -> Tensor<C, S> {
+  const auto normal = rms_norm<"D">(cast<f32>(x), config.norm_epsilon);
   const auto scale = gathered<"N">(norm);
-  return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
+  return cast<C>(normal * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
+}
+
+template <dtype C>
+using Heads = std::tuple<Tensor<C, "B/r/d L/s Q K/t D">, Tensor<C, "B/r/d L/s K/t D">, Tensor<C, "B/r/d L/s K/t D">>;
+
+// Adds the biases (Qwen 2).
+template <dtype C, bool Whole>
+auto biased(const Heads<C>& heads, const Layer<C, Whole>& w) -> Heads<C> {
+  const auto& [q, k, v] = heads;
+  const auto b_q = gathered<"E/t">(w.b_q[0]);
+  const auto b_k = gathered<"G/t">(w.b_k[0]);
+  const auto b_v = gathered<"G/t">(w.b_v[0]);
+  return {q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b_q, {{"Q", q.size("Q")}, {"D", q.size("D")}})),
+          k + split<"G/t -> K/t D">(b_k, {{"D", k.size("D")}}), v + split<"G/t -> K/t D">(b_v, {{"D", v.size("D")}})};
 }
 
 // Queries, keys and values of the tokens at these positions. Heads are sharded over t: this is tensor parallelism.
 template <dtype C, bool Whole = false>
 auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
-               Positions positions)
-    -> std::tuple<Tensor<C, "B/r/d L/s Q K/t D">, Tensor<C, "B/r/d L/s K/t D">, Tensor<C, "B/r/d L/s K/t D">> {
+               Positions positions) -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
   auto q = einsum_unreduced<"B/r/d L/s M, M Q K/t D -> B/r/d L/s Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
   auto k = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_k);
   const auto w_v = gathered<"M K/t D">(w.w_v);
   auto v = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_v);
-  if (!w.b_q.empty()) {
-    const auto b_q = gathered<"E/t">(w.b_q[0]);
-    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b_q, {{"Q", q.size("Q")}, {"D", q.size("D")}}));
-    const auto b_k = gathered<"G/t">(w.b_k[0]);
-    k = k + split<"G/t -> K/t D">(b_k, {{"D", k.size("D")}});
-    const auto b_v = gathered<"G/t">(w.b_v[0]);
-    v = v + split<"G/t -> K/t D">(b_v, {{"D", v.size("D")}});
-  }
+  if (!w.b_q.empty()) std::tie(q, k, v) = biased(Heads<C>{q, k, v}, w);
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
   q = rope<"L", "D">(q, config.rope, positions);
@@ -147,9 +153,12 @@ auto feed_forward(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, c
 template <dtype C, bool Whole = false>
 auto layer(const Residual& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
            const ModelConfig& config) -> Residual {
-  const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
+  const auto normal_x = gathered_norm(x, w.norm1, config);
+  const auto attended = attention(normal_x, segments, w, config);
   const auto y = save_for_backward(x + drop(cast<f32>(attended), config.dropout.at(0)));
-  return y + drop(cast<f32>(feed_forward(gathered_norm(y, w.norm2, config), w, config)), config.dropout.at(1));
+  const auto normal_y = gathered_norm(y, w.norm2, config);
+  const auto fed = feed_forward(normal_y, w, config);
+  return y + drop(cast<f32>(fed), config.dropout.at(1));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ inline run::Data settle(const std::vector<AxisSize>& mesh, ModelOptions& o, run:
 
 // First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
 // by the deviation of that distribution, too, and draws the embedding from the normal one (Model.init of its train.py).
+constexpr std::uint64_t draws_per_layer = 7;
+constexpr double truncated_normal_deviation = 0.87962566103423978;  // of normal numbers between -2 and 2
+
 struct Initializer {
   const Mesh<"r d s t">& mesh;
   const ModelOptions& o;
@@ -89,7 +92,8 @@ struct Initializer {
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
   // down (GPT-2).
   void layer(Layer<f32>& layer, std::int64_t number) const {
-    std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
+    const std::uint64_t tables = o.tied ? 1 : 2;
+    std::uint64_t stream = tables + draws_per_layer * static_cast<std::uint64_t>(number);
     const std::int64_t branches = seqax ? 1 : 2 * o.layers;
     for (auto* norm : {&layer.norm1, &layer.norm2}) scale(*norm);
     draw(layer.w_q, stream++, o.d_model * (seqax ? o.d_head : 1));
@@ -105,7 +109,7 @@ struct Initializer {
   template <Spec S>
   void draw(Tensor<f32, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) /
-        (std::sqrt(static_cast<double>(fan_in)) * (seqax ? 0.87962566103423978 : 1));
+        (std::sqrt(static_cast<double>(fan_in)) * (seqax ? truncated_normal_deviation : 1));
   }
 };
 
