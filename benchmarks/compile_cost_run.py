@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
 
-examples/gpt_fsdp.cpp, and README's program of 30 lines if the folder has the tests, as the build folder compiles them,
-by ninja's command and without ccache, but for their objects, which go to a folder of their own; README's also as a
-program that links shardlib::compiled. With the flags of gpt_fsdp.cpp also the training program of examples/template, as
-a project that uses an installed shardlib compiles it. And a source that includes shardlib/shapes.hpp alone, as far as g++'s front end
-goes.
+examples/gpt_fsdp.cpp, as the build folder compiles it, by ninja's command and without ccache, but for its object, which goes
+to a folder of its own. With its flags also README's program of 40 lines and the training program of examples/template: as
+programs that link shardlib::compiled, as header-only ones, and as far as the front end goes. And a source that includes
+shardlib/shapes.hpp alone, as far as g++'s front end goes.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
 """
@@ -21,14 +20,12 @@ import time
 from common import ROOT, count, parser_of, ran
 
 OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
-README = "tests/CMakeFiles/readme_example.dir/readme_example.cpp.o"
 
 
 def cost(command, source=""):
     """Seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as text:
-        for made in (OBJECT, README):
-            os.makedirs(os.path.join(folder, os.path.dirname(made)))
+        os.makedirs(os.path.join(folder, os.path.dirname(OBJECT)))
         text.write(source)
         text.seek(0)
         begin = time.perf_counter()
@@ -39,6 +36,12 @@ def cost(command, source=""):
     if process.returncode != 0:
         sys.exit(f"compile_cost_run.py: {shlex.join(command)} ended with {process.returncode}")
     return seconds, usage.ru_maxrss * 1024 / 1e9
+
+
+def of_standard_input(command):
+    """The command for a source from standard input, which may include the template's headers."""
+    source = ["-I" + os.path.join(ROOT, "examples/template/src"), "-xc++", "-"]
+    return [part for given in command for part in (source if given.endswith("/gpt_fsdp.cpp") else [given])]
 
 
 def main():
@@ -52,27 +55,25 @@ def main():
     level = re.findall(r" (-O\S*)", command)
     header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]
     print(ran(["g++", "--version"]).splitlines()[0])
-    print(f"{'':<46}{'runs':>4} {'median':>8}  (least .. most)")
+    print(f"{'':<52}{'runs':>4} {'median':>8}  (least .. most)")
     optimized = level[-1] if level else "not optimized"
-    readme = []
-    if os.path.exists(os.path.join(options.build, "tests/readme_example.cpp")):
-        one = shlex.split(ran(["ninja", "-C", options.build, "-t", "commands", README]).splitlines()[-1])
-        readme = [("README's 30 lines, shardlib::compiled", options.runs, ([*one, "-DSHARDLIB_COMPILED"],)),
-                  ("README's 30 lines, header-only", options.runs, (one,))]  # fmt: skip
-    source = os.path.join(ROOT, "examples/template/src/train.cpp")
-    template = [source if part.endswith("/gpt_fsdp.cpp") else part for part in shlex.split(command)]
-    alone = [part for part in template if part not in ("-DSHARDLIB_COMPILED", "-DSHARDLIB_HAS_COMMIT")]
-    for name, runs, arguments in (
-        (f"gpt_fsdp.cpp, {optimized}", options.runs, (shlex.split(command),)),
-        *readme,
-        (f"the template, {optimized}, shardlib::compiled", options.runs, (template,)),
-        (f"the template, {optimized}, header-only", options.runs, (alone,)),
-        ("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")),
-    ):
+    with open(os.path.join(ROOT, "README.md")) as text:
+        readme = re.search(r"```cpp\n([^`]*int main[^`]*)```", text.read()).group(1)
+    with open(os.path.join(ROOT, "examples/template/src/train.cpp")) as text:
+        template = text.read()
+    rows = [(f"gpt_fsdp.cpp, {optimized}", options.runs, (shlex.split(command),))]
+    for name, source in (("README's program", readme), ("the template", template)):
+        linked = of_standard_input(shlex.split(command))
+        alone = [part for part in linked if part not in ("-DSHARDLIB_COMPILED", "-DSHARDLIB_HAS_COMMIT")]
+        rows += [(f"{name}, {optimized}, shardlib::compiled", options.runs, (linked, source)),
+                 (f"{name}, {optimized}, header-only", options.runs, (alone, source)),
+                 (f"{name}, front end, shardlib::compiled", options.runs, ([*linked, "-fsyntax-only"], source))]  # fmt: skip
+    rows.append(("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")))
+    for name, runs, arguments in rows:
         columns = zip(*(cost(*arguments) for _ in range(runs)))
         for unit, values in zip(("seconds", "peak GB"), columns):
             spread = f"({min(values):.3f} .. {max(values):.3f})"
-            print(f"{f'{name}: {unit}':<46}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
+            print(f"{f'{name}: {unit}':<52}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
 
 
 if __name__ == "__main__":

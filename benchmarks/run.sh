@@ -126,6 +126,7 @@ measure benchmarks/pipeline.py --rate 1 --rounds 1
 say "" "# Communication beside computation"
 measure benchmarks/overlap.py
 measure benchmarks/node_links.py
+measure benchmarks/gather.py
 say "" "# Tensor parallelism over links"
 measure benchmarks/tensor_parallel.py
 say "" "# Context parallelism over links"

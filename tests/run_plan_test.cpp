@@ -362,7 +362,13 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   REQUIRE(plan.optimizer == 2 * plan.weights);
   REQUIRE(plan.model_flops == 100.0 * static_cast<double>(subject.B * subject.L));
   // What the step differentiates can be drawn too.
-  REQUIRE(run::dot(parse_mesh("d=4,s=1,t=2"), body).find("layers/1/w_gate") != std::string::npos);
+  const std::string passes = run::dot(parse_mesh("d=4,s=1,t=2"), body);
+  REQUIRE(passes.find("layers/1/w_gate") != std::string::npos);
+  REQUIRE(passes.find("cluster_update") == std::string::npos);
+  REQUIRE(passes.find("adamw") == std::string::npos);
+  const std::string step = run::dot(parse_mesh("d=4,s=1,t=2"), body, {.whole_step = true});
+  REQUIRE(step.find("adamw") > step.find("cluster_update"));
+  REQUIRE(step.find("adamw") != std::string::npos);
   training.plan = false;
   REQUIRE(!run::dry_run(training, parse_mesh("d=4,s=1,t=2"), body, body));
   REQUIRE(training.planned_peak == 0);

@@ -17,6 +17,9 @@ struct GraphOptions {
   /// One node for neighboring ops that neither communicate nor multiply matrices; inputs as lines of the ops that read
   /// them; the backward pass below the forward pass; dotted arrows as comments, from which `svg` draws curves.
   bool fold = false;
+  /// Also the ops that a step of the trainer runs outside of value_and_grad, in frames of their own: what comes before
+  /// the first forward pass, and the update with its sums of gradients and the norm.
+  bool whole_step = false;
 };
 
 /// The graph of the ops of value_and_grad in `body` on the mesh, in Graphviz' DOT. It has a node for each op that

@@ -77,6 +77,7 @@ struct ProgramState {
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;              ///< of value_and_grad
+  bool counting = false;               ///< run::count_step runs a step of the trainer
   bool twice = false;                  ///< the derivatives of what runs now are themselves differentiated
   Transposing* transposing = nullptr;  ///< null: no VJP that is differentiated runs now
   Handle<const ModelPart> part;  ///< what runs now; null outside of checkpointed functions and their backward pass

@@ -280,7 +280,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
   }
   const bool stops = training.plan || !training.graph.empty();
   if (training.draw_step && !training.sample_only && !stops && speaks)
-    training.step_svg = svg(dot(mesh, body, {.fold = true}));
+    training.step_svg = svg(dot(mesh, body, {.fold = true, .whole_step = true}));
   // A CPU's plan counts one thread, so an error's figure would be another.
   if (training.device != "cpu" && !training.sample_only && !stops) {
     try {

@@ -29,9 +29,12 @@ namespace detail {
 /// shard belongs to the op that wrote there last.
 class Graph {
  public:
-  void add(const shardlib::detail::OpReport& ran, shardlib::detail::ProgramState::Pass pass) {
-    if (pass == shardlib::detail::ProgramState::Pass::none) return;
+  explicit Graph(bool whole_step) : whole_step_(whole_step) {}
+
+  void add(const shardlib::detail::OpReport& ran, const shardlib::detail::ProgramState& state) {
+    using Pass = shardlib::detail::ProgramState::Pass;
     using Read = shardlib::detail::OpRead;
+    if (state.pass == Pass::none && !(whole_step_ && state.counting)) return;
     const auto& reads = ran.work.reads;
     // Also if the op below costs nothing: its result would hide the shard's earlier name.
     for (const Read& read : reads)
@@ -39,7 +42,8 @@ class Graph {
     if (shardlib::detail::only_named(ran)) return;
     const std::size_t number = nodes_.size();
     std::set<const void*> seen;
-    const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
+    begun_ = begun_ || state.pass != Pass::none;
+    const bool backward = state.pass == Pass::backward;
     for (const Read& read : reads) {
       if (read.what.empty() || !seen.insert(read.shard).second) continue;
       const std::size_t from = producers_.at(read.shard);
@@ -48,7 +52,10 @@ class Graph {
     }
     producers_[ran.shard] = number;
     Node node{ran.op.name, std::string(ran.op.spec)};
-    node.kind = backward ? Kind::backward : Kind::forward;
+    node.kind = backward                      ? Kind::backward
+                : state.pass == Pass::forward ? Kind::forward
+                : begun_                      ? Kind::update
+                                              : Kind::before;
     node.recomputed = ran.recomputed;
     node.flops = ran.work.flops;
     node.bytes = ran.work.bytes;
@@ -101,7 +108,10 @@ class Graph {
         "  edge [fontname=\"sans-serif\", fontsize=12, color=\"#777777\", fontcolor=\"#555555\", arrowsize=0.7];\n",
         quote(title));
     out += nodes(Kind::input);
-    for (const auto& [kind, name] : {std::pair{Kind::forward, "forward"}, {Kind::backward, "backward"}})
+    for (const auto& [kind, name] : {std::pair{Kind::before, "before"},
+                                     {Kind::forward, "forward"},
+                                     {Kind::backward, "backward"},
+                                     {Kind::update, "update"}})
       if (const std::string part = nodes(kind); !part.empty())
         out +=
             fmt::format("  subgraph cluster_{} {{\n    label=\"{}\"; color=\"#aaaaaa\";\n{}  }}\n", name, name, part);
@@ -145,7 +155,8 @@ class Graph {
   }
 
  private:
-  enum class Kind { input, forward, backward, folded };
+  /// `before` and `update` are a step's ops outside of value_and_grad: before the first one, and after it.
+  enum class Kind { input, before, forward, backward, update, folded };
   struct Node {
     std::string name, spec;
     Kind kind = Kind::input;
@@ -248,7 +259,7 @@ class Graph {
   std::set<Edge> edges_;
   std::map<const void*, std::size_t> producers_;
   std::map<std::string, std::size_t> colors_;
-  bool folded_ = false;
+  bool whole_step_, begun_ = false, folded_ = false;
 };
 
 }  // namespace detail
@@ -256,12 +267,12 @@ class Graph {
 SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh, const std::function<void(const DevicePtr&)>& body,
                                 const GraphOptions& options) {
   const auto device = DevicePtr::make(mesh, 0, std::make_shared<DryWorld>());
-  detail::Graph graph;
+  detail::Graph graph(options.whole_step);
   {
     auto& state = shardlib::detail::program_state(device);
     const shardlib::detail::NoteReads noting(state, true);
-    const shardlib::detail::Observing observing(
-        device, [&](const shardlib::detail::OpReport& ran) { graph.add(ran, state.pass); });
+    const shardlib::detail::Observing observing(device,
+                                                [&](const shardlib::detail::OpReport& ran) { graph.add(ran, state); });
     body(device);
   }
   device->clear_local();

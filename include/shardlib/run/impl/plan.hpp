@@ -143,7 +143,9 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
       ++sum.calls;
       sum.bytes += ran.work.bytes;
     });
+    state.counting = true;
     step();
+    state.counting = false;
   }
   for (auto& [key, local] : locals) plan.local.push_back(std::move(local));
   for (auto& [key, collective] : collectives) plan.collectives.push_back(std::move(collective));
