@@ -34,9 +34,9 @@ struct Options {
 
 // What the layer reads and is differentiated by.
 struct Layer {
-  moe::Tokens x;
+  moe::Tokens<f32> x;
   Tensor<f32, "M X"> router;
-  moe::Experts experts;
+  moe::Experts<f32> experts;
 };
 
 // The one-hot form. `dispatch` says which token has which slot of which expert, and `combine` has its weight there;

@@ -52,23 +52,24 @@ void declare(run::Options& options, Options& o) {
   moe::declare_presets(options);
 }
 
-// The model computes with the weights themselves.
-using Trained = run::Trained<moe::Model, moe::Model>;
+// Weights and moments, and copies of the weights in the dtype of computation; in f32 the same tensors.
+template <dtype C>
+using Trained = run::Trained<moe::Model, moe::ModelOf<C, false>>;
 
-// The mean of the microbatches' numbers, and the sums of their gradients. Gradients of whole weights are pending:
-// "M H/t D +d +e +s".
+// The mean of the microbatches' numbers, and the sums of their gradients, in f32. Gradients of whole weights are
+// pending: "M H/t D +d +e +s".
 template <bool Whole>
-using Found = std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<Whole>>>;
-template <bool Whole>
-Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights, const Options& o,
+using Found = std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>>;
+template <dtype C, bool Whole>
+Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o,
                          const run::Step& step) {
-  using Sums = gradient_t<MoeMesh, moe::ModelOf<Whole>>;
+  using Sums = gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>;
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
   double load = 0, dropped = 0;
   auto [loss, sums] = run::sum_microbatches<Sums>(step, [&](std::size_t i) {
     const auto batch =
         run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
-    auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
+    auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<C, Whole>, weights, batch, o.config, microbatches);
     const double cross_entropy = item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
     load += item(metrics.balance.load) / static_cast<double>(microbatches);
     dropped += item(metrics.balance.dropped) / static_cast<double>(microbatches);
@@ -78,14 +79,17 @@ Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights
 }
 
 // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
-Found<false> gathered_once(const MoeMesh& mesh, const moe::Model& weights, const Options& o, const run::Step& step) {
-  using Whole = moe::ModelOf<true>;
+template <dtype C>
+Found<false> gathered_once(const MoeMesh& mesh, const moe::ModelOf<C, false>& weights, const Options& o,
+                           const run::Step& step) {
+  using Whole = moe::ModelOf<C, true>;
   const auto of = [&](const Whole& whole) { return accumulated(mesh, whole, o, step); };
   return run::gathered_once<Whole, moe::Model>(weights, of);
 }
 
-run::StepResult train_step(const MoeMesh& mesh, Trained& trained, const Options& o, const run::Step& step) {
-  const moe::Model& weights = trained.copies;
+template <dtype C>
+run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
+  const auto& weights = trained.copies;
   auto [result, grads] =
       o.gather.per_step ? gathered_once(mesh, weights, o, step) : accumulated(mesh, weights, o, step);
   const run::ParameterGroups& groups = o.optimizer.groups;
@@ -93,9 +97,10 @@ run::StepResult train_step(const MoeMesh& mesh, Trained& trained, const Options&
   return run::update(trained, o.optimizer, o.training, step, grads, result, groups);
 }
 
+template <dtype C>
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const MoeMesh mesh(device);
-  Trained trained;
+  Trained<C> trained;
   moe::Model& weights = trained.state.weights;
   weights = moe::initial_weights(mesh, o, o.training.seed);
   run::check_groups(o.optimizer.groups, leaf_names(weights));
@@ -112,16 +117,17 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     std::int64_t whole = 0;
     for_each_leaf(
         [&]<Spec S>(std::string_view, const Tensor<f32, S>& w) {
-          const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<"X/e M/d/s F/t", false>>;
+          const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<f32, "X/e M/d/s F/t", false>>;
           whole += static_cast<std::int64_t>(w.value()->bytes()) * mesh.size("d") * mesh.size("s") *
                    (expert ? 1 : mesh.size("e"));
         },
         weights);
-    program.copy_bytes = whole;
+    program.copy_bytes += whole * static_cast<std::int64_t>(sizeof(C)) / 4;
     program.gradient_bytes = whole;
   }
   // A token multiplies by its own experts alone, and the embedding is a look-up.
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);
+  program.dtype = o.dtype;
   program.flops_per_token = run::training_flops_per_token(program.parameters - o.vocabulary * o.d_model - idle,
                                                           o.layers, o.n_q_per_kv * o.n_kv * o.d_head, o.training.seq);
   run::train(device, o.training, data, toml, program);
@@ -159,8 +165,9 @@ int program(int argc, char** argv) {
   run::note_padding(mesh, moe::sizes_of(o, mesh),
                     {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--n-kv"}, {"F", "--d-ff"}, {"G", "--shared"}});
   gpt::check_files(o.files, o.training, data);
-  train_or_plan(options, o, mesh,
-                [&](const DevicePtr& device, const Options& used) { train(device, used, data, options.to_toml()); });
+  train_or_plan(options, o, mesh, [&](const DevicePtr& device, const Options& used) {
+    (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
+  });
   return 0;
 }
 

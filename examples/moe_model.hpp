@@ -6,6 +6,10 @@
 // Dims: B batch, L length, M model, Q query heads per key-value head, H key-value heads, D head, F feed-forward of an
 // expert, G of the shared one, X experts, K experts of a token, V vocabulary; P places (devices), T = U W tokens of a
 // place, of U sequences W each, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
+//
+// The dtype of computation C is f32 or bf16: of products, of the weights that the layers read, of their gradients and
+// of what is sent. The router's logits and shares, sums over devices, norms, softmax, the residual stream and the loss
+// are f32.
 #pragma once
 
 #include <shardlib/shardlib.hpp>
@@ -27,38 +31,38 @@ using MoeMesh = Mesh<"d e s t">;
 
 // With `Whole` a weight is gathered over d, e and s before the microbatches. Experts, which lie over e, are gathered
 // over d and s alone.
-template <Spec S, bool Whole>
-using Weight = Tensor<f32, Whole ? without_axis<without_axis<without_axis<S, "d">, "e">, "s"> : S>;
-template <Spec S, bool Whole>
-using ExpertWeight = Tensor<f32, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
+template <dtype C, Spec S, bool Whole>
+using Weight = Tensor<C, Whole ? without_axis<without_axis<without_axis<S, "d">, "e">, "s"> : S>;
+template <dtype C, Spec S, bool Whole>
+using ExpertWeight = Tensor<C, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
 
-template <bool Whole>
+template <dtype C, bool Whole>
 struct SharedOf {
-  Weight<"M/d/e/s G/t", Whole> w_gate, w_up, w_down;
-  Array<"mix", Weight<"I M/t/d/e/s", Whole>> mix;  // one in Qwen's: a token's share of this expert; I is 1
+  Weight<C, "M/d/e/s G/t", Whole> w_gate, w_up, w_down;
+  Array<"mix", Weight<C, "I M/t/d/e/s", Whole>> mix;  // one in Qwen's: a token's share of this expert; I is 1
 };
-template <bool Whole>
+template <dtype C, bool Whole>
 struct LayerOf {
-  Weight<"M/t/d/e/s", Whole> norm1, norm2;
-  Weight<"M/d/e/s Q H/t D", Whole> w_q;
-  Weight<"M/d/e/s H/t D", Whole> w_k, w_v;
-  Weight<"M/d/e/s Q H/t D", Whole> w_o;
+  Weight<C, "M/t/d/e/s", Whole> norm1, norm2;
+  Weight<C, "M/d/e/s Q H/t D", Whole> w_q;
+  Weight<C, "M/d/e/s H/t D", Whole> w_k, w_v;
+  Weight<C, "M/d/e/s Q H/t D", Whole> w_o;
   // One each in Qwen 2, of all heads.
-  Array<"bias", Weight<"HQD/t/d/e/s", Whole>> b_q;
-  Array<"bias", Weight<"HD/t/d/e/s", Whole>> b_k, b_v;
-  Array<"norm", Weight<"E/t/d/e/s", Whole>> q_norm, k_norm;  // one each in Qwen 3; E is D, padded
-  Weight<"M/t/d/e/s X", Whole> router;
-  ExpertWeight<"X/e M/d/s F/t", Whole> w_gate, w_up, w_down;
-  Array<"shared", SharedOf<Whole>> shared;  // none, or an expert of every token
+  Array<"bias", Weight<C, "HQD/t/d/e/s", Whole>> b_q;
+  Array<"bias", Weight<C, "HD/t/d/e/s", Whole>> b_k, b_v;
+  Array<"norm", Weight<C, "E/t/d/e/s", Whole>> q_norm, k_norm;  // one each in Qwen 3; E is D, padded
+  Weight<C, "M/t/d/e/s X", Whole> router;
+  ExpertWeight<C, "X/e M/d/s F/t", Whole> w_gate, w_up, w_down;
+  Array<"shared", SharedOf<C, Whole>> shared;  // none, or an expert of every token
 };
-template <bool Whole>
+template <dtype C, bool Whole>
 struct ModelOf {
-  Weight<"V/t M/d/e/s", Whole> embed, unembed;
-  Array<"layers", LayerOf<Whole>> layers;
-  Weight<"M/t/d/e/s", Whole> final_norm;
+  Weight<C, "V/t M/d/e/s", Whole> embed, unembed;
+  Array<"layers", LayerOf<C, Whole>> layers;
+  Weight<C, "M/t/d/e/s", Whole> final_norm;
 };
-using Layer = LayerOf<false>;
-using Model = ModelOf<false>;
+using Layer = LayerOf<f32, false>;
+using Model = ModelOf<f32, false>;
 static_assert(fully_sharded<MoeMesh, Model>);
 
 /// The configuration of the model, without tensors.
@@ -76,13 +80,15 @@ struct Config {
 
 using Batch = gpt::TokenTensors<"B/d/e L/s">;
 using Residual = Tensor<f32, "B/d/e L/s M/t">;
-using Hidden = Tensor<f32, "B/d/e L/s M">;
+template <dtype C>
+using Hidden = Tensor<C, "B/d/e L/s M">;
 using Loss = Tensor<f32, "+d +e +s +t">;
 using gpt::gathered;  // a weight as it is used
 
 // ---- routing -------------------------------------------------------------------------------------------------------
 
-using Tokens = Tensor<f32, "P/s/d/e T M">;
+template <dtype C>
+using Tokens = Tensor<C, "P/s/d/e T M">;
 using Sum = Tensor<f32, "P/s/d/e T M/t">;  // of its experts, for each token
 
 // The rows of a place in the order of their experts: the token and the weight of each one, and how many each expert
@@ -111,11 +117,12 @@ inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_
 }
 
 // A softmax over the experts, the best K of them, and their shares, among themselves if so configured.
-inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Config& config) -> Routed {
+template <dtype C>
+auto route(const Tokens<C>& x, const Tensor<C, "M X">& router, const Config& config) -> Routed {
   const MoeMesh mesh(x.device());
   const std::int64_t experts = router.size("X"), tokens = x.size("P") * x.size("T");
   const auto all_rows = static_cast<double>(tokens * config.top_k);
-  const auto logits = einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(x, router);
+  const auto logits = einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X", f32>(x, router);
   const auto shares = softmax<"X">(logits);
   const auto [best, chosen] = top_k<"X", "K">(shares, config.top_k);
   const auto share_of_row = config.norm_topk_prob ? best / sum<"P/s/d/e T K -> P/s/d/e T">(best) : best;
@@ -143,15 +150,16 @@ inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Confi
 
 // ---- the experts, over e -------------------------------------------------------------------------------------------
 
+template <dtype C>
 struct Experts {
-  Tensor<f32, "X/e M F/t"> w_gate, w_up, w_down;
+  Tensor<C, "X/e M F/t"> w_gate, w_up, w_down;
 };
-template <bool Whole>
-Experts gathered_experts(const LayerOf<Whole>& w) {
+template <dtype C, bool Whole>
+Experts<C> gathered_experts(const LayerOf<C, Whole>& w) {
   return {gathered<"X/e M F/t">(w.w_gate), gathered<"X/e M F/t">(w.w_up), gathered<"X/e M F/t">(w.w_down)};
 }
-template <Spec S>
-auto swiglu(const Tensor<f32, S>& gate, const Tensor<f32, S>& up) {
+template <dtype C, Spec S>
+auto swiglu(const Tensor<C, S>& gate, const Tensor<C, S>& up) {
   return map([](auto g, auto u) { return swish(g) * u; }, gate, up);
 }
 
@@ -167,7 +175,8 @@ inline std::int64_t most_rows(const Tensor<i32, "P/s/d X/e">& received, std::int
 
 // Every row reaches its expert. The counts travel first; then a device knows how many rows it gets. Rows travel in
 // shards over t.
-inline auto dropless(const Tokens& x, const Routing& r, const Experts& w) -> Sum {
+template <dtype C>
+auto dropless(const Tokens<C>& x, const Routing& r, const Experts<C>& w) -> Sum {
   const MoeMesh mesh(x.device());
   const Scope scope(mesh);  // each layer has an S of its own
   const std::int64_t rows = r.token.size("R"), places = x.size("P");
@@ -177,19 +186,20 @@ inline auto dropless(const Tokens& x, const Routing& r, const Experts& w) -> Sum
   const auto sorted = index_unreduced<"P/s/d/e [T] M/t, P/s/d/e R -> P/s/d/e R M/t">(shards, r.token);
   const auto here = ragged_all_to_all<"A/s/d/e M/t -> S/s/d/e M/t">(merge<"P/s/d/e R -> A/s/d/e">(sorted), r.counts,
                                                                     received, {{"S", bound}});
-  const auto rows_of_experts = all_gather<"S/s/d/e M/t -> S/s/d/e M">(here);
+  const auto rows_of_experts = all_gather<"S/s/d/e M/t -> S/s/d/e M", backward_sum<f32>>(here);
   const auto gate = grouped_einsum<"S/s/d/e M, X/e M F/t -> S/s/d/e F/t">(rows_of_experts, w.w_gate, received);
   const auto up = grouped_einsum<"S/s/d/e M, X/e M F/t -> S/s/d/e F/t">(rows_of_experts, w.w_up, received);
   const auto y = grouped_einsum<"S/s/d/e F/t, X/e M F/t -> S/s/d/e M +t">(swiglu(gate, up), w.w_down, received);
-  const auto done = reduce_scatter<"S/s/d/e M +t -> S/s/d/e M/t">(y);
+  const auto done = reduce_scatter<"S/s/d/e M +t -> S/s/d/e M/t", f32>(y);
   const auto back = ragged_all_to_all<"S/s/d/e M/t -> A/s/d/e M/t">(done, received, r.counts, {{"A", rows * places}});
   return scatter_add<"P/s/d/e R M/t, P/s/d/e R -> P/s/d/e [T] M/t">(
-      split<"A/s/d/e -> P/s/d/e R">(back, {{"P", places}}) * r.weight, r.token, {{"T", x.size("T")}});
+      cast<f32>(split<"A/s/d/e -> P/s/d/e R">(back, {{"P", places}})) * r.weight, r.token, {{"T", x.size("T")}});
 }
 
 // An expert has C slots for each place. Rows that find none are dropped: of those tokens only the residual stream goes
 // on. Slots without a row travel too.
-inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, const Config& config) -> Sum {
+template <dtype C>
+auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, const Config& config) -> Sum {
   const MoeMesh mesh(x.device());
   const auto first = cumsum<"X">(r.counts) - r.counts;
   const auto slot = iota<"C">(mesh, slots(config, x.size("T"), r.counts.size("X")));
@@ -200,35 +210,43 @@ inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, c
   const auto shards = shard<"P/s/d/e T M -> P/s/d/e T M/t">(x);
   const auto sent = masked(used, index_unreduced<"P/s/d/e [T] M/t, P/s/d/e X C -> P/s/d/e X C M/t">(shards, token));
   const auto here = all_to_all<"P/s/d/e X C M/t -> P/s/d X/e C M/t">(sent);
-  const auto rows = all_gather<"P/s/d X/e C M/t -> P/s/d X/e C M">(here);
+  const auto rows = all_gather<"P/s/d X/e C M/t -> P/s/d X/e C M", backward_sum<f32>>(here);
   const auto gate = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.w_gate);
   const auto up = einsum_unreduced<"P/s/d X/e C M, X/e M F/t -> P/s/d X/e C F/t">(rows, w.w_up);
-  const auto done = einsum<"P/s/d X/e C F/t, X/e M F/t -> P/s/d X/e C M/t">(swiglu(gate, up), w.w_down);
+  const auto done = einsum<"P/s/d X/e C F/t, X/e M F/t -> P/s/d X/e C M/t", f32>(swiglu(gate, up), w.w_down);
   const auto back = all_to_all<"P/s/d X/e C M/t -> P/s/d/e X C M/t">(done);
-  return scatter_add<"P/s/d/e X C M/t, P/s/d/e X C -> P/s/d/e [T] M/t">(back * masked(used, weight), token,
+  return scatter_add<"P/s/d/e X C M/t, P/s/d/e X C -> P/s/d/e [T] M/t">(cast<f32>(back) * masked(used, weight), token,
                                                                         {{"T", x.size("T")}});
 }
 
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
-template <Spec S>
-auto normalized(const Residual& x, const Tensor<f32, S>& scale, const Config& config) -> Hidden {
-  return rms_norm<"M">(all_gather<"B/d/e L/s M/t -> B/d/e L/s M">(x), config.norm_epsilon) * gathered<"M">(scale);
+template <dtype C, Spec S>
+auto normalized(const Residual& x, const Tensor<C, S>& norm, const Config& config) -> Hidden<C> {
+  const auto whole = all_gather<"B/d/e L/s M/t -> B/d/e L/s M", backward_sum<f32>>(cast<C>(x));
+  const auto normal = rms_norm<"M">(cast<f32>(whole), config.norm_epsilon);
+  const auto scale = gathered<"M">(norm);
+  return cast<C>(normal * cast<f32>(scale));
 }
 
-using Queries = Tensor<f32, "B/d/e L/s Q H/t D">;
+template <dtype C>
+using Queries = Tensor<C, "B/d/e L/s Q H/t D">;
+template <dtype C>
 struct Projected {
-  Queries q;
-  Tensor<f32, "B/d/e L/s H/t D"> k, v;
+  Queries<C> q;
+  Tensor<C, "B/d/e L/s H/t D"> k, v;
 };
 // Normalizes each head (Qwen 3). Heads share the scale.
-template <Spec S, Spec E>
-auto head_norm(const Tensor<f32, S>& x, const Tensor<f32, E>& norm, const Config& config) -> Tensor<f32, S> {
-  return rms_norm<"D">(x, config.norm_epsilon) * narrow<"E -> D">(gathered<"E">(norm), 0, x.size("D"));
+template <dtype C, Spec S, Spec E>
+auto head_norm(const Tensor<C, S>& x, const Tensor<C, E>& norm, const Config& config) -> Tensor<C, S> {
+  const auto normal = rms_norm<"D">(cast<f32>(x), config.norm_epsilon);
+  const auto scale = gathered<"E">(norm);
+  return cast<C>(normal * cast<f32>(narrow<"E -> D">(scale, 0, x.size("D"))));
 }
 // The queries, keys and values of the tokens at these positions.
-template <bool Whole>
-auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, Positions positions) -> Projected {
+template <dtype C, bool Whole>
+auto projected(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config, Positions positions)
+    -> Projected<C> {
   auto q = einsum_unreduced<"B/d/e L/s M, M Q H/t D -> B/d/e L/s Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
   auto k = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_k));
   auto v = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_v));
@@ -241,34 +259,35 @@ auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, P
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
   return {rope<"L", "D">(q, config.rope, positions), rope<"L", "D">(k, config.rope, positions), v};
 }
-template <bool Whole>
-auto joined(const Queries& y, const LayerOf<Whole>& w) -> Residual {
-  return einsum<"B/d/e L/s Q H/t D, M Q H/t D -> B/d/e L/s M/t">(y, gathered<"M Q H/t D">(w.w_o));
+template <dtype C, bool Whole>
+auto joined(const Queries<C>& y, const LayerOf<C, Whole>& w) -> Residual {
+  return cast<f32>(einsum<"B/d/e L/s Q H/t D, M Q H/t D -> B/d/e L/s M/t", f32>(y, gathered<"M Q H/t D">(w.w_o)));
 }
 // Keys and values go to the devices of s that hold later tokens.
-template <bool Whole>
-auto attention(const Hidden& x, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<Whole>& w, const Config& config)
-    -> Residual {
+template <dtype C, bool Whole>
+auto attention(const Hidden<C>& x, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
+               const Config& config) -> Residual {
   const auto [q, k, v] = projected(x, w, config, config.order);
   return joined(causal_attention<"L", "D", over<"s">>(q, k, v, segments, std::nullopt, config.order), w);
 }
 
-template <bool Whole>
-auto shared_expert(const Hidden& x, const SharedOf<Whole>& w) -> Residual {
+template <dtype C, bool Whole>
+auto shared_expert(const Hidden<C>& x, const SharedOf<C, Whole>& w) -> Residual {
   const auto gate = einsum_unreduced<"B/d/e L/s M, M G/t -> B/d/e L/s G/t">(x, gathered<"M G/t">(w.w_gate));
   const auto up = einsum_unreduced<"B/d/e L/s M, M G/t -> B/d/e L/s G/t">(x, gathered<"M G/t">(w.w_up));
-  const auto y = einsum<"B/d/e L/s G/t, M G/t -> B/d/e L/s M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  const auto sums = einsum<"B/d/e L/s G/t, M G/t -> B/d/e L/s M/t", f32>(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  const auto y = cast<f32>(sums);
   if (w.mix.empty()) return y;
-  const auto share = sigmoid(einsum_unreduced<"B/d/e L/s M, I M -> B/d/e L/s I">(x, gathered<"I M">(w.mix[0])));
+  const auto share = sigmoid(einsum_unreduced<"B/d/e L/s M, I M -> B/d/e L/s I", f32>(x, gathered<"I M">(w.mix[0])));
   return einsum_unreduced<"B/d/e L/s M/t, B/d/e L/s I -> B/d/e L/s M/t">(y, share);
 }
 
-template <bool Whole>
-auto feed_forward(const Hidden& x, const LayerOf<Whole>& w, const Config& config) -> std::pair<Residual, Routed> {
+template <dtype C, bool Whole>
+auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config) -> std::pair<Residual, Routed> {
   const auto shards = stack_shards<"B/d/e L/s M -> P/s/d/e U W M">(x);
   const auto tokens = merge<"U W -> T">(shards);
   const Routed routed = route(tokens, gathered<"M X">(w.router), config);
-  const Experts experts = gathered_experts(w);
+  const Experts<C> experts = gathered_experts(w);
   const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
                                       : with_capacity(tokens, routed.routing, experts, config);
   const auto out = unstack_shards<"P/s/d/e U W M/t -> B/d/e L/s M/t">(split<"T -> U W">(y, {{"W", shards.size("W")}}));
@@ -282,9 +301,9 @@ struct State {
   Balance balance;
 };
 
-template <bool Whole>
-auto layer(const State& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<Whole>& w, const Config& config)
-    -> State {
+template <dtype C, bool Whole>
+auto layer(const State& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
+           const Config& config) -> State {
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
   const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
   return {x + out, before.loss + routed.loss, routed.balance};
@@ -292,10 +311,10 @@ auto layer(const State& before, const Tensor<i32, "B/d/e L/s">& segments, const 
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-template <bool Whole>
-auto embedded(const ModelOf<Whole>& w, const Tensor<i32, "B/d/e L/s">& inputs) -> Residual {
-  return reduce_scatter<"B/d/e L/s M/t">(
-      index_unreduced<"[V/t] M, B/d/e L/s -> B/d/e L/s M +t">(gathered<"V/t M">(w.embed), inputs));
+template <dtype C, bool Whole>
+auto embedded(const ModelOf<C, Whole>& w, const Tensor<i32, "B/d/e L/s">& inputs) -> Residual {
+  return cast<f32>(reduce_scatter<"B/d/e L/s M +t -> B/d/e L/s M/t", f32>(
+      index_unreduced<"[V/t] M, B/d/e L/s -> B/d/e L/s M +t">(gathered<"V/t M">(w.embed), inputs)));
 }
 
 /// Of the last batch, averaged over the layers.
@@ -305,15 +324,16 @@ struct Metrics {
 };
 
 // The loss and its metrics. `microbatches` is the number of such batches in a step.
-template <bool Whole = false>
-auto loss(const ModelOf<Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
+template <dtype C, bool Whole = false>
+auto loss(const ModelOf<C, Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e s t">>(zeros<f32, "">(mesh, {}));
   State state{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
-  for (const LayerOf<Whole>& weights : w.layers) {
-    state = explicit_activation_checkpointing(layer<Whole>, config.recompute)(state, batch.segments, weights, config);
+  for (const LayerOf<C, Whole>& weights : w.layers) {
+    state =
+        explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(state, batch.segments, weights, config);
     total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
   }
   const auto last = normalized(state.x, w.final_norm, config);

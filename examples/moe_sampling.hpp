@@ -18,8 +18,9 @@
 namespace moe {
 
 // The keys and values of one layer. Positions that decoding has not reached hold zeros.
+template <dtype C>
 struct Cache {
-  Tensor<f32, "B/d/e Klen H/t D"> k, v;
+  Tensor<C, "B/d/e Klen H/t D"> k, v;
 };
 // The tokens that a text grows by. Tokens of padding behind them make the length divide over s; the cache does not get
 // those.
@@ -32,45 +33,49 @@ struct NewTokens {
 
 // Adds the keys and values of the new tokens to the cache, which every device of s has whole, then attends to all of
 // it.
-inline auto cached_attention(const Hidden& x, Cache& cache, const NewTokens& tokens, const Layer& w,
-                             const Config& config) -> Residual {
+template <dtype C>
+auto cached_attention(const Hidden<C>& x, Cache<C>& cache, const NewTokens& tokens, const LayerOf<C, false>& w,
+                      const Config& config) -> Residual {
   const auto [q, k, v] = projected(x, w, config, tokens.first);
   const auto new_k = all_gather<"B/d/e L H/t D">(k), new_v = all_gather<"B/d/e L H/t D">(v);
-  cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, new_k);
-  cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, new_v);
-  const auto scores = einsum_unreduced<"B/d/e L/s Q H/t D, B/d/e Klen H/t D -> B/d/e Q H/t L/s Klen">(q, cache.k);
+  const auto places = cast<C>(tokens.places);
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(places, new_k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(places, new_v);
+  const auto scores = einsum_unreduced<"B/d/e L/s Q H/t D, B/d/e Klen H/t D -> B/d/e Q H/t L/s Klen", f32>(q, cache.k);
   const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
-  const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
+  const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   return joined(einsum_unreduced<"B/d/e Q H/t L/s Klen, B/d/e Klen H/t D -> B/d/e L/s Q H/t D">(probabilities, cache.v),
                 w);
 }
 
-inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Config& config)
-    -> Tensor<f32, "B/d/e L/s V/t"> {
+template <dtype C>
+auto cached_logits(const ModelOf<C, false>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
+                   const Config& config) -> Tensor<f32, "B/d/e L/s V/t"> {
   Residual x = embedded(w, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
-    const Layer& layer = w.layers[i];
+    const LayerOf<C, false>& layer = w.layers[i];
     x = x + cached_attention(normalized(x, layer.norm1, config), caches[i], tokens, layer, config);
     x = x + feed_forward(normalized(x, layer.norm2, config), layer, config).first;
   }
-  return einsum_unreduced<"B/d/e L/s M, V/t M -> B/d/e L/s V/t">(normalized(x, w.final_norm, config),
-                                                                 all_gather<"V/t M/d/e/s -> V/t M">(w.unembed));
+  return einsum_unreduced<"B/d/e L/s M, V/t M -> B/d/e L/s V/t", f32>(normalized(x, w.final_norm, config),
+                                                                      all_gather<"V/t M/d/e/s -> V/t M">(w.unembed));
 }
 
 // Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
 // token reaches its experts, whatever their capacity in training. `trained` and the mesh must outlive the result.
-inline run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, Model>& trained, Config config, const Sizes& sizes,
-                           std::int64_t positions) {
+template <dtype C>
+run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, ModelOf<C, false>>& trained, Config config,
+                    const Sizes& sizes, std::int64_t positions) {
   config.capacity = 0;
-  Array<"layers", Cache> caches;
+  Array<"layers", Cache<C>> caches;
   return [=, &mesh, &trained](std::span<const std::int32_t> ids, std::int64_t first) mutable {
-    const Model& weights = trained.model();
+    const auto& weights = trained.model();
     const NamedSize rows{"B", mesh.size("d") * mesh.size("e")}, context{"Klen", positions};
     const NamedSize length{"L", round_up(std::ssize(ids), mesh.size("s"))};
     if (first == 0) {
       Sizes all = sizes;
       all.insert(all.end(), {rows, context});
-      const auto empty = zeros<f32, "B/d/e Klen H/t D">(mesh, all);
+      const auto empty = zeros<C, "B/d/e Klen H/t D">(mesh, all);
       caches.assign(weights.layers.size(), {empty, empty});
     }
     std::vector<i32> row(static_cast<std::size_t>(length.size));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "moe_model.hpp"
@@ -18,6 +19,7 @@ struct ModelOptions {
   std::int64_t layers = 4, d_model = 128, n_q_per_kv = 1, n_kv = 4, d_head = 32, d_ff = 256, experts = 8, shared = 0,
                vocabulary = 0;
   bool shared_gate = false, qkv_bias = false, qk_norm = false;
+  std::string dtype = "f32";
   Config config;
 };
 
@@ -31,6 +33,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.flag("--shared-gate", o.shared_gate, "weight each token's shared expert by a sigmoid gate (Qwen 2)");
   options.add("--capacity", o.config.capacity, "slots of an expert, as a multiple of its share (0: dropless)",
               run::at_least(0));
+  options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.add("--balance", o.config.balance, "weight of the loss that balances the experts", run::at_least(0));
   options.add("--router-z", o.config.router_z, "weight of the router's z-loss", run::at_least(0));
 }

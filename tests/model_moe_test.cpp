@@ -63,8 +63,8 @@ moe::Batch batch(const MoeMesh& mesh, SequenceOrder order = SequenceOrder::conti
 
 // ---- every token times every expert, on one device -----------------------------------------------------------------
 
-auto every_expert(const moe::Tokens& x, const moe::Layer& w, const moe::Config& config)
-    -> std::pair<moe::Tokens, moe::Loss> {
+auto every_expert(const moe::Tokens<f32>& x, const moe::Layer& w, const moe::Config& config)
+    -> std::pair<moe::Tokens<f32>, moe::Loss> {
   const auto experts = static_cast<double>(w.router.size("X")), tokens = static_cast<double>(x.size("T"));
   const auto logits = einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(x, all_gather<"M X">(w.router));
   const auto [best, chosen] = top_k<"X", "K">(softmax<"X">(logits), config.top_k);
@@ -133,8 +133,8 @@ moe::Config config_of(const Variant& v) {
   return config;
 }
 Result step(const MoeMesh& mesh, const Variant& v) {
-  const auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<>, random_model(mesh, v.qwen), batch(mesh, v.order),
-                                                  config_of(v), std::int64_t{1});
+  const auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<f32>, random_model(mesh, v.qwen),
+                                                  batch(mesh, v.order), config_of(v), std::int64_t{1});
   return {item(all_reduce<"">(l)), item(metrics.balance.load), item(metrics.balance.dropped), fetch(grads)};
 }
 Result dense_step(const MoeMesh& mesh, const Variant& v) {

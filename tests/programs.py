@@ -1151,6 +1151,11 @@ def moe(p):
         run, steps = measured(mesh, "--shared=8", "--microbatches=2", ranks=4 if p.mpiexec else 0)
         run.check([step["loss"] for step in steps] == both[1], "--gather auto is per-step")
         run.check("--gather auto is per-step: " in run.out, "and says so")
+    for options in [["--shared=8", "--microbatches=2"], ["--capacity=4"]]:
+        both = [measured(f"--dtype={dtype}", "--mesh=d=2,e=2", *options) for dtype in ("f32", "bf16")]
+        wide, near = (steps for _, steps in both)
+        if both[1][0].check(len(near) == len(wide) == 12, "a record for each step"):
+            both[1][0].check(0 < apart(near, wide) < 0.02, f"losses near those of f32 ({apart(near, wide):.1e})")
     for name, rate in [("muon", 0.02), ("adafactor", 0.01)]:
         options = [f"--optimizer={name}", f"--learning-rate={rate}", "--ema=0.9", "--shared=8"]
         options += ["--validate-every=12", f"--validation-data={p.text}"]
@@ -1180,6 +1185,8 @@ def moe(p):
     folder = os.path.join(p.folder, "moe-to-sample")
     sampled = p.run("moe", [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--max-tokens=12", "--prompt=And God", "--temperature=0"])
     sampled.check("\n\nAnd God" in sampled.out, "the run ends with a sample")
+    short = p.run("moe", [*bad, "--dtype=bf16", "--steps=1", "--max-tokens=4", "--prompt=And God", "--temperature=0"])
+    short.check("\n\nAnd God" in short.out, "a sample in bf16")
     for mesh in ["d=1", "d=1,e=2,t=2", "e=2,s=2"]:
         again = p.run("shardlib-sample", [folder, f"--mesh={mesh}"])
         texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
