@@ -3,7 +3,7 @@
 // model_parts.hpp has `Weight`, `gathered` (an all_gather over d and s), `TokenTensors` and `drop` (dropout).
 //
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
-// of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.
+// of what is sent over d, s and t. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
 // V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel. FSDP is over d
 // and s. The batch is sharded over r, too, and the weights are replicated over it (hybrid sharding).
