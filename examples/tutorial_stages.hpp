@@ -43,7 +43,8 @@ struct StageModel {
 };
 static_assert(fully_sharded<Mesh<"d t">, StageModel<f32>>);
 
-// Between the branches all is f32. C is the dtype of products, of the weights that they read and of what is sent in a stage.
+// Between the branches, and between the stages, all is f32. C is the dtype of products, of the weights that they read
+// and of what is sent in a stage.
 using Hidden = Tensor<f32, "B/d L M">;
 struct Batch {
   Hidden inputs, targets;
