@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 from checks import arguments
 
@@ -49,6 +50,11 @@ def reachable(include):
     return found
 
 
+def using(namespace, names):
+    declared = ", ".join(f"{namespace}::{name}" for name in sorted(names))
+    return textwrap.fill(f"using {declared};", 120, subsequent_indent="  ")
+
+
 def module_text(root):
     sys.path.insert(0, str(root / "scripts/docs"))
     import headers
@@ -59,9 +65,8 @@ def module_text(root):
     for header in shapes:
         text = re.sub(r"^namespace detail_ \{.*?^\}  // namespace detail_$", "", header.read_text(), flags=re.S | re.M)
         rules |= set(re.findall(r"^constexpr Verdict (\w+)\(", text, re.M))
-    lines = ["export namespace shardlib {", *(f"using shardlib::{name};" for name in sorted(names)), "namespace rules {"]
-    lines += [*(f"using shardlib::rules::{name};" for name in sorted(rules)), "}", "}"]
-    return HEAD + "\n".join(lines) + "\n"
+    lines = ["export namespace shardlib {", using("shardlib", names), "namespace rules {", using("shardlib::rules", rules)]
+    return HEAD + "\n".join([*lines, "}", "}"]) + "\n"
 
 
 def compile_with(clang, root):

@@ -4,371 +4,87 @@ module;
 #include "shardlib/shapes.hpp"
 export module shardlib.shapes;
 export namespace shardlib {
-using shardlib::Aborted;
-using shardlib::AllowUnused;
-using shardlib::Array;
-using shardlib::Axes;
-using shardlib::AxisName;
-using shardlib::Checkpointed;
-using shardlib::DType;
-using shardlib::DevicePtr;
-using shardlib::Dim;
-using shardlib::DimName;
-using shardlib::DimSize;
-using shardlib::Dual;
-using shardlib::EmptyTensor;
-using shardlib::Error;
-using shardlib::Gathering;
-using shardlib::Gradient;
-using shardlib::Jet;
-using shardlib::LoopOptions;
-using shardlib::Mesh;
-using shardlib::NamedSize;
-using shardlib::OpName;
-using shardlib::OpParts;
-using shardlib::OpSpec;
-using shardlib::ParsedTensor;
-using shardlib::Placement;
-using shardlib::Positions;
-using shardlib::RandomKey;
-using shardlib::RecomputePolicy;
-using shardlib::RopeAngles;
-using shardlib::SequenceOrder;
-using shardlib::Site;
-using shardlib::Sizes;
-using shardlib::Small;
-using shardlib::Spec;
-using shardlib::StackedTree;
-using shardlib::StaticDType;
-using shardlib::StorageError;
-using shardlib::Tensor;
-using shardlib::TensorSpec;
-using shardlib::TopK;
-using shardlib::Unstacked;
-using shardlib::UsageError;
-using shardlib::Window;
-using shardlib::WithPrefetch;
-using shardlib::abs;
-using shardlib::accumulator_t;
-using shardlib::all;
-using shardlib::all_gather;
-using shardlib::all_reduce;
-using shardlib::all_reduce_max;
-using shardlib::all_to_all;
-using shardlib::allow_unused;
-using shardlib::any;
-using shardlib::argmax;
-using shardlib::argsort;
-using shardlib::backward_sum;
-using shardlib::bf16;
-using shardlib::bool_;
-using shardlib::broadcast;
-using shardlib::cast;
-using shardlib::causal_attention;
-using shardlib::causal_mask;
-using shardlib::clamp;
-using shardlib::concat;
-using shardlib::conv_unreduced;
-using shardlib::cos;
-using shardlib::cross_entropy;
-using shardlib::cummax;
-using shardlib::cumprod;
-using shardlib::cumsum;
-using shardlib::diagonal;
-using shardlib::dropout;
-using shardlib::dtype;
-using shardlib::dtype_c;
-using shardlib::dtype_v;
-using shardlib::einsum;
-using shardlib::einsum_scatter;
-using shardlib::einsum_unreduced;
-using shardlib::equal;
-using shardlib::erf;
-using shardlib::exp;
-using shardlib::explicit_activation_checkpointing;
-using shardlib::expm1;
-using shardlib::f32;
-using shardlib::f64;
-using shardlib::flip;
-using shardlib::floating;
-using shardlib::floor;
-using shardlib::floor_divide;
-using shardlib::for_each_leaf;
-using shardlib::fori;
-using shardlib::full;
-using shardlib::fully_sharded;
-using shardlib::gathering;
-using shardlib::gelu;
-using shardlib::gradient_t;
-using shardlib::greater;
-using shardlib::greater_equal;
-using shardlib::grouped_einsum;
-using shardlib::has_dim;
-using shardlib::i32;
-using shardlib::index_unreduced;
-using shardlib::iota;
-using shardlib::is_array;
-using shardlib::is_floating;
-using shardlib::is_jet;
-using shardlib::is_partial;
-using shardlib::is_sharded;
-using shardlib::is_symbol;
-using shardlib::is_tensor;
-using shardlib::item;
-using shardlib::layer_norm;
-using shardlib::leaf_names;
-using shardlib::legal;
-using shardlib::less;
-using shardlib::less_equal;
-using shardlib::linear_cross_entropy;
-using shardlib::linear_scan;
-using shardlib::log;
-using shardlib::log1p;
-using shardlib::logical_and;
-using shardlib::logical_or;
-using shardlib::logsumexp;
-using shardlib::make_op;
-using shardlib::make_op2;
-using shardlib::map;
-using shardlib::map_tree;
-using shardlib::masked;
-using shardlib::max;
-using shardlib::max_axes;
-using shardlib::max_dims;
-using shardlib::maximum;
-using shardlib::mean;
-using shardlib::merge;
-using shardlib::min;
-using shardlib::minimum;
-using shardlib::mod;
-using shardlib::name;
-using shardlib::naming_option;
-using shardlib::narrow;
-using shardlib::not_equal;
-using shardlib::on_submeshes;
-using shardlib::one_hot;
-using shardlib::ones;
-using shardlib::operator !=;
-using shardlib::operator <;
-using shardlib::operator <=;
-using shardlib::operator ==;
-using shardlib::operator >;
-using shardlib::operator >=;
-using shardlib::operator*;
-using shardlib::operator+;
-using shardlib::operator-;
-using shardlib::operator/;
-using shardlib::over;
-using shardlib::pad;
-using shardlib::padded;
-using shardlib::parameter_count;
-using shardlib::parse_op;
-using shardlib::parse_tensor;
-using shardlib::pow;
-using shardlib::prefetch;
-using shardlib::prod;
-using shardlib::ragged_all_to_all;
-using shardlib::random_normal;
-using shardlib::random_truncated_normal;
-using shardlib::random_uniform;
-using shardlib::real;
-using shardlib::rearrange;
-using shardlib::reduce_scatter;
-using shardlib::reinterpret;
-using shardlib::relu;
-using shardlib::rename;
-using shardlib::renamed;
-using shardlib::rms_norm;
-using shardlib::roll;
-using shardlib::rope;
-using shardlib::round;
-using shardlib::round_up;
-using shardlib::rsqrt;
-using shardlib::same_structure;
-using shardlib::save_for_backward;
-using shardlib::scalar;
-using shardlib::scan;
-using shardlib::scan_layers;
-using shardlib::scatter_add;
-using shardlib::self_contained;
-using shardlib::sequence_positions;
-using shardlib::shard;
-using shardlib::shardings;
-using shardlib::shift;
-using shardlib::sigmoid;
-using shardlib::sign;
-using shardlib::sin;
-using shardlib::size_of;
-using shardlib::softmax;
-using shardlib::softplus;
-using shardlib::sort;
-using shardlib::split;
-using shardlib::sqrt;
-using shardlib::square;
-using shardlib::stack;
-using shardlib::stack_shards;
-using shardlib::stop_gradient;
-using shardlib::submesh;
-using shardlib::sum;
-using shardlib::swish;
-using shardlib::take_along;
-using shardlib::tanh;
-using shardlib::tensor;
-using shardlib::to_partial;
-using shardlib::to_string;
-using shardlib::top_k;
-using shardlib::transpose;
-using shardlib::tril;
-using shardlib::triu;
-using shardlib::u32;
-using shardlib::u8;
-using shardlib::ulysses_attention;
-using shardlib::unstack;
-using shardlib::unstack_shards;
-using shardlib::value_and_grad;
-using shardlib::var;
-using shardlib::vector_norm;
-using shardlib::visit_dtype;
-using shardlib::where;
-using shardlib::windows;
-using shardlib::with_prefetch;
-using shardlib::with_sum;
-using shardlib::without_axis;
-using shardlib::without_dim;
-using shardlib::without_sum;
-using shardlib::zeros;
+using shardlib::Aborted, shardlib::AllowUnused, shardlib::Array, shardlib::Axes, shardlib::AxisName,
+  shardlib::Checkpointed, shardlib::DType, shardlib::DevicePtr, shardlib::Dim, shardlib::DimName, shardlib::DimSize,
+  shardlib::Dual, shardlib::EmptyTensor, shardlib::Error, shardlib::Gathering, shardlib::Gradient, shardlib::Jet,
+  shardlib::LoopOptions, shardlib::Mesh, shardlib::NamedSize, shardlib::OpName, shardlib::OpParts, shardlib::OpSpec,
+  shardlib::ParsedTensor, shardlib::Placement, shardlib::Positions, shardlib::RandomKey, shardlib::RecomputePolicy,
+  shardlib::RopeAngles, shardlib::SequenceOrder, shardlib::Site, shardlib::Sizes, shardlib::Small, shardlib::Spec,
+  shardlib::StackedTree, shardlib::StaticDType, shardlib::StorageError, shardlib::Tensor, shardlib::TensorSpec,
+  shardlib::TopK, shardlib::Unstacked, shardlib::UsageError, shardlib::Window, shardlib::WithPrefetch, shardlib::abs,
+  shardlib::accumulator_t, shardlib::all, shardlib::all_gather, shardlib::all_reduce, shardlib::all_reduce_max,
+  shardlib::all_to_all, shardlib::allow_unused, shardlib::any, shardlib::argmax, shardlib::argsort,
+  shardlib::backward_sum, shardlib::bf16, shardlib::bool_, shardlib::broadcast, shardlib::cast,
+  shardlib::causal_attention, shardlib::causal_mask, shardlib::clamp, shardlib::concat, shardlib::conv_unreduced,
+  shardlib::cos, shardlib::cross_entropy, shardlib::cummax, shardlib::cumprod, shardlib::cumsum, shardlib::diagonal,
+  shardlib::dropout, shardlib::dtype, shardlib::dtype_c, shardlib::dtype_v, shardlib::einsum, shardlib::einsum_scatter,
+  shardlib::einsum_unreduced, shardlib::equal, shardlib::erf, shardlib::exp,
+  shardlib::explicit_activation_checkpointing, shardlib::expm1, shardlib::f32, shardlib::f64, shardlib::flip,
+  shardlib::floating, shardlib::floor, shardlib::floor_divide, shardlib::for_each_leaf, shardlib::fori, shardlib::full,
+  shardlib::fully_sharded, shardlib::gathering, shardlib::gelu, shardlib::gradient_t, shardlib::greater,
+  shardlib::greater_equal, shardlib::grouped_einsum, shardlib::has_dim, shardlib::i32, shardlib::index_unreduced,
+  shardlib::iota, shardlib::is_array, shardlib::is_floating, shardlib::is_jet, shardlib::is_partial,
+  shardlib::is_sharded, shardlib::is_symbol, shardlib::is_tensor, shardlib::item, shardlib::layer_norm,
+  shardlib::leaf_names, shardlib::legal, shardlib::less, shardlib::less_equal, shardlib::linear_cross_entropy,
+  shardlib::linear_scan, shardlib::log, shardlib::log1p, shardlib::logical_and, shardlib::logical_or,
+  shardlib::logsumexp, shardlib::make_op, shardlib::make_op2, shardlib::map, shardlib::map_tree, shardlib::masked,
+  shardlib::max, shardlib::max_axes, shardlib::max_dims, shardlib::maximum, shardlib::mean, shardlib::merge,
+  shardlib::min, shardlib::minimum, shardlib::mod, shardlib::name, shardlib::naming_option, shardlib::narrow,
+  shardlib::not_equal, shardlib::on_submeshes, shardlib::one_hot, shardlib::ones, shardlib::operator !=,
+  shardlib::operator <, shardlib::operator <=, shardlib::operator ==, shardlib::operator >, shardlib::operator >=,
+  shardlib::operator*, shardlib::operator+, shardlib::operator-, shardlib::operator/, shardlib::over, shardlib::pad,
+  shardlib::padded, shardlib::parameter_count, shardlib::parse_op, shardlib::parse_tensor, shardlib::pow,
+  shardlib::prefetch, shardlib::prod, shardlib::ragged_all_to_all, shardlib::random_normal,
+  shardlib::random_truncated_normal, shardlib::random_uniform, shardlib::real, shardlib::rearrange,
+  shardlib::reduce_scatter, shardlib::reinterpret, shardlib::relu, shardlib::rename, shardlib::renamed,
+  shardlib::rms_norm, shardlib::roll, shardlib::rope, shardlib::round, shardlib::round_up, shardlib::rsqrt,
+  shardlib::same_structure, shardlib::save_for_backward, shardlib::scalar, shardlib::scan, shardlib::scan_layers,
+  shardlib::scatter_add, shardlib::self_contained, shardlib::sequence_positions, shardlib::shard, shardlib::shardings,
+  shardlib::shift, shardlib::sigmoid, shardlib::sign, shardlib::sin, shardlib::size_of, shardlib::softmax,
+  shardlib::softplus, shardlib::sort, shardlib::split, shardlib::sqrt, shardlib::square, shardlib::stack,
+  shardlib::stack_shards, shardlib::stop_gradient, shardlib::submesh, shardlib::sum, shardlib::swish,
+  shardlib::take_along, shardlib::tanh, shardlib::tensor, shardlib::to_partial, shardlib::to_string, shardlib::top_k,
+  shardlib::transpose, shardlib::tril, shardlib::triu, shardlib::u32, shardlib::u8, shardlib::ulysses_attention,
+  shardlib::unstack, shardlib::unstack_shards, shardlib::value_and_grad, shardlib::var, shardlib::vector_norm,
+  shardlib::visit_dtype, shardlib::where, shardlib::windows, shardlib::with_prefetch, shardlib::with_sum,
+  shardlib::without_axis, shardlib::without_dim, shardlib::without_sum, shardlib::zeros;
 namespace rules {
-using shardlib::rules::add;
-using shardlib::rules::add_constant;
-using shardlib::rules::add_in_place;
-using shardlib::rules::all_gather;
-using shardlib::rules::all_reduce;
-using shardlib::rules::all_reduce_max;
-using shardlib::rules::all_to_all;
-using shardlib::rules::along;
-using shardlib::rules::arithmetic_dtype;
-using shardlib::rules::assign;
-using shardlib::rules::backward_sum_dtype;
-using shardlib::rules::broadcast;
-using shardlib::rules::callable;
-using shardlib::rules::carry;
-using shardlib::rules::carry_type;
-using shardlib::rules::cast;
-using shardlib::rules::causal_attention;
-using shardlib::rules::causal_attention_in_segments;
-using shardlib::rules::causal_attention_over;
-using shardlib::rules::causal_attention_over_in_segments;
-using shardlib::rules::concat;
-using shardlib::rules::condition_dtype;
-using shardlib::rules::conv;
-using shardlib::rules::cotangent;
-using shardlib::rules::cotangent_dtype;
-using shardlib::rules::create;
-using shardlib::rules::cross_entropy;
-using shardlib::rules::diagonal;
-using shardlib::rules::divide;
-using shardlib::rules::divide_by_number;
-using shardlib::rules::divide_integers;
-using shardlib::rules::einsum;
-using shardlib::rules::einsum1;
-using shardlib::rules::einsum3;
-using shardlib::rules::einsum4;
-using shardlib::rules::einsum_dtype;
-using shardlib::rules::einsum_gathering;
-using shardlib::rules::einsum_reduced;
-using shardlib::rules::einsum_reduced3;
-using shardlib::rules::einsum_reduced4;
-using shardlib::rules::einsum_reduced_gathering;
-using shardlib::rules::einsum_scatter;
-using shardlib::rules::enter_submesh;
-using shardlib::rules::floating_dtype;
-using shardlib::rules::fully_sharded;
-using shardlib::rules::gathering;
-using shardlib::rules::grouped_einsum;
-using shardlib::rules::index;
-using shardlib::rules::index2;
-using shardlib::rules::index3;
-using shardlib::rules::index_dtype;
-using shardlib::rules::iota;
-using shardlib::rules::item;
-using shardlib::rules::layer_list;
-using shardlib::rules::leave_submesh;
-using shardlib::rules::linear;
-using shardlib::rules::linear_along;
-using shardlib::rules::linear_cross_entropy;
-using shardlib::rules::linear_scan;
-using shardlib::rules::linear_scan_over;
-using shardlib::rules::local_max;
-using shardlib::rules::loop_function;
-using shardlib::rules::loss;
-using shardlib::rules::map;
-using shardlib::rules::map1;
-using shardlib::rules::map2;
-using shardlib::rules::map3;
-using shardlib::rules::map4;
-using shardlib::rules::map_function;
-using shardlib::rules::mean;
-using shardlib::rules::merge;
-using shardlib::rules::mesh;
-using shardlib::rules::multiply;
-using shardlib::rules::no_op_spec;
-using shardlib::rules::no_op_spec2;
-using shardlib::rules::no_operator;
-using shardlib::rules::no_tree_field;
-using shardlib::rules::norm_leaf;
-using shardlib::rules::not_gathered;
-using shardlib::rules::on_mesh;
-using shardlib::rules::on_submeshes;
-using shardlib::rules::one_hot;
-using shardlib::rules::own_function;
-using shardlib::rules::own_vjp;
-using shardlib::rules::owned_argument;
-using shardlib::rules::owned_function;
-using shardlib::rules::pad_with;
-using shardlib::rules::plain_number;
-using shardlib::rules::positions_along;
-using shardlib::rules::ragged_all_to_all;
-using shardlib::rules::rearrange;
-using shardlib::rules::reduce_scatter;
-using shardlib::rules::reduced_dtype;
-using shardlib::rules::reinterpret;
-using shardlib::rules::reinterpret_mesh;
-using shardlib::rules::rename;
-using shardlib::rules::resize;
-using shardlib::rules::rope;
-using shardlib::rules::same_dtype;
-using shardlib::rules::scan_result;
-using shardlib::rules::scatter_add;
-using shardlib::rules::scatter_add2;
-using shardlib::rules::scatter_add3;
-using shardlib::rules::sequence_positions;
-using shardlib::rules::shard;
-using shardlib::rules::shift;
-using shardlib::rules::shift_over;
-using shardlib::rules::spec_has;
-using shardlib::rules::split;
-using shardlib::rules::stack;
-using shardlib::rules::stack_shards;
-using shardlib::rules::submesh;
-using shardlib::rules::submesh_function;
-using shardlib::rules::submesh_result;
-using shardlib::rules::sum;
-using shardlib::rules::sum_dtype;
-using shardlib::rules::take_along;
-using shardlib::rules::tensor;
-using shardlib::rules::to_partial;
-using shardlib::rules::top_k;
-using shardlib::rules::transpose;
-using shardlib::rules::transpose2;
-using shardlib::rules::tree;
-using shardlib::rules::triangle;
-using shardlib::rules::ulysses_attention;
-using shardlib::rules::ulysses_attention_in_segments;
-using shardlib::rules::unstack;
-using shardlib::rules::unstack_shards;
-using shardlib::rules::update;
-using shardlib::rules::weight;
-using shardlib::rules::where;
-using shardlib::rules::windows;
+using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_in_place, shardlib::rules::all_gather,
+  shardlib::rules::all_reduce, shardlib::rules::all_reduce_max, shardlib::rules::all_to_all, shardlib::rules::along,
+  shardlib::rules::arithmetic_dtype, shardlib::rules::assign, shardlib::rules::backward_sum_dtype,
+  shardlib::rules::broadcast, shardlib::rules::callable, shardlib::rules::carry, shardlib::rules::carry_type,
+  shardlib::rules::cast, shardlib::rules::causal_attention, shardlib::rules::causal_attention_in_segments,
+  shardlib::rules::causal_attention_over, shardlib::rules::causal_attention_over_in_segments, shardlib::rules::concat,
+  shardlib::rules::condition_dtype, shardlib::rules::conv, shardlib::rules::cotangent, shardlib::rules::cotangent_dtype,
+  shardlib::rules::create, shardlib::rules::cross_entropy, shardlib::rules::diagonal, shardlib::rules::divide,
+  shardlib::rules::divide_by_number, shardlib::rules::divide_integers, shardlib::rules::einsum,
+  shardlib::rules::einsum1, shardlib::rules::einsum3, shardlib::rules::einsum4, shardlib::rules::einsum_dtype,
+  shardlib::rules::einsum_gathering, shardlib::rules::einsum_reduced, shardlib::rules::einsum_reduced3,
+  shardlib::rules::einsum_reduced4, shardlib::rules::einsum_reduced_gathering, shardlib::rules::einsum_scatter,
+  shardlib::rules::enter_submesh, shardlib::rules::floating_dtype, shardlib::rules::fully_sharded,
+  shardlib::rules::gathering, shardlib::rules::grouped_einsum, shardlib::rules::index, shardlib::rules::index2,
+  shardlib::rules::index3, shardlib::rules::index_dtype, shardlib::rules::iota, shardlib::rules::item,
+  shardlib::rules::layer_list, shardlib::rules::leave_submesh, shardlib::rules::linear, shardlib::rules::linear_along,
+  shardlib::rules::linear_cross_entropy, shardlib::rules::linear_scan, shardlib::rules::linear_scan_over,
+  shardlib::rules::local_max, shardlib::rules::loop_function, shardlib::rules::loss, shardlib::rules::map,
+  shardlib::rules::map1, shardlib::rules::map2, shardlib::rules::map3, shardlib::rules::map4,
+  shardlib::rules::map_function, shardlib::rules::mean, shardlib::rules::merge, shardlib::rules::mesh,
+  shardlib::rules::multiply, shardlib::rules::no_op_spec, shardlib::rules::no_op_spec2, shardlib::rules::no_operator,
+  shardlib::rules::no_tree_field, shardlib::rules::norm_leaf, shardlib::rules::not_gathered, shardlib::rules::on_mesh,
+  shardlib::rules::on_submeshes, shardlib::rules::one_hot, shardlib::rules::own_function, shardlib::rules::own_vjp,
+  shardlib::rules::owned_argument, shardlib::rules::owned_function, shardlib::rules::pad_with,
+  shardlib::rules::plain_number, shardlib::rules::positions_along, shardlib::rules::ragged_all_to_all,
+  shardlib::rules::rearrange, shardlib::rules::reduce_scatter, shardlib::rules::reduced_dtype,
+  shardlib::rules::reinterpret, shardlib::rules::reinterpret_mesh, shardlib::rules::rename, shardlib::rules::resize,
+  shardlib::rules::rope, shardlib::rules::same_dtype, shardlib::rules::scan_result, shardlib::rules::scatter_add,
+  shardlib::rules::scatter_add2, shardlib::rules::scatter_add3, shardlib::rules::sequence_positions,
+  shardlib::rules::shard, shardlib::rules::shift, shardlib::rules::shift_over, shardlib::rules::spec_has,
+  shardlib::rules::split, shardlib::rules::stack, shardlib::rules::stack_shards, shardlib::rules::submesh,
+  shardlib::rules::submesh_function, shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype,
+  shardlib::rules::take_along, shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k,
+  shardlib::rules::transpose, shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::triangle,
+  shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack,
+  shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where,
+  shardlib::rules::windows;
 }
 }
