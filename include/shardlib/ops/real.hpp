@@ -17,6 +17,16 @@ inline constexpr bool is_real = std::is_same_v<T, float> || std::is_same_v<T, do
 template <class T>
 concept real = detail::is_real<T>;
 
+// A function of the C library; that of float has an f at the end of its name.
+#define SHARDLIB_OF_C(name, c)              \
+  template <real T>                         \
+  SHARDLIB_FUNCTION T name(T x) {           \
+    if constexpr (std::is_same_v<T, float>) \
+      return SHARDLIB_C(c##f)(x);           \
+    else                                    \
+      return SHARDLIB_C(c)(x);              \
+  }
+
 template <real T>
 SHARDLIB_FUNCTION T exp(T x) {
   return kernels::fast_exp(x);
@@ -33,36 +43,15 @@ template <real T>
 SHARDLIB_FUNCTION T sigmoid(T x) {
   return kernels::fast_sigmoid(x);
 }
-template <real T>
-SHARDLIB_FUNCTION T sqrt(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(sqrtf)(x);
-  } else {
-    return SHARDLIB_C(sqrt)(x);
-  }
-}
+SHARDLIB_OF_C(sqrt, sqrt)
 template <real T>
 SHARDLIB_FUNCTION T abs(T x) {
   return x < T(0) ? -x : x;
 }
 /// The sine, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T sin(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(sinf)(x);
-  } else {
-    return SHARDLIB_C(sin)(x);
-  }
-}
+SHARDLIB_OF_C(sin, sin)
 /// The cosine, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T cos(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(cosf)(x);
-  } else {
-    return SHARDLIB_C(cos)(x);
-  }
-}
+SHARDLIB_OF_C(cos, cos)
 /// The error function, for functions of `map`.
 template <real T>
 SHARDLIB_FUNCTION T erf(T x) {
@@ -78,23 +67,9 @@ SHARDLIB_FUNCTION T pow(T x, T exponent) {
   }
 }
 /// log(1 + x), accurate for small x, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T log1p(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(log1pf)(x);
-  } else {
-    return SHARDLIB_C(log1p)(x);
-  }
-}
+SHARDLIB_OF_C(log1p, log1p)
 /// exp(x) - 1, accurate for small x, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T expm1(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(expm1f)(x);
-  } else {
-    return SHARDLIB_C(expm1)(x);
-  }
-}
+SHARDLIB_OF_C(expm1, expm1)
 /// log(1 + exp(x)), for functions of `map`.
 template <real T>
 SHARDLIB_FUNCTION T softplus(T x) {
@@ -106,23 +81,10 @@ SHARDLIB_FUNCTION T sign(T x) {
   return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
 }
 /// The largest whole number that is not above x, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T floor(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(floorf)(x);
-  } else {
-    return SHARDLIB_C(floor)(x);
-  }
-}
+SHARDLIB_OF_C(floor, floor)
 /// The nearest whole number, of two the even one, for functions of `map`.
-template <real T>
-SHARDLIB_FUNCTION T round(T x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SHARDLIB_C(rintf)(x);
-  } else {
-    return SHARDLIB_C(rint)(x);
-  }
-}
+SHARDLIB_OF_C(round, rint)
+#undef SHARDLIB_OF_C
 namespace detail {
 /// The remainder of a division that rounds towards 0, and whether one that rounds down has the next lower quotient.
 template <real T>
