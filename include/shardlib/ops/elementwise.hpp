@@ -15,9 +15,9 @@ namespace shardlib {
 
 // ---- functions of one and two operands -----------------------------------------------------------------------------
 
-// Functions of one operand, which may not be partial, because f(a + b) is not f(a) + f(b). Each function is a named
-// type, so that tensors of all specs share its loop.
-#define SHARDLIB_UNARY(name)                                                                                       \
+// A function of one operand, which may not be partial, because f(a + b) is not f(a) + f(b). It is a named type, so that
+// tensors of all specs share its loop.
+#define SHARDLIB_OF_ONE(name, differentiable)                                                                      \
   namespace detail {                                                                                               \
   struct name##_function {                                                                                         \
     SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                            \
@@ -26,8 +26,11 @@ namespace shardlib {
   template <dtype D, Spec S>                                                                                       \
   auto name(const Tensor<D, S>& x, Site site = Site::current())                                                    \
       ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, OpName(#name), S>> { \
-    return detail::map_as<#name, Tensor<D, S>>(detail::Calling{#name, {}, site}, detail::name##_function{}, x);    \
+    const detail::Calling op{#name, {}, site};                                                                     \
+    if constexpr (!differentiable) detail::require_no_gradient(op, x.value(), detail::zero_derivative);            \
+    return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                                  \
   }
+#define SHARDLIB_UNARY(name) SHARDLIB_OF_ONE(name, true)
 /// The exponential of each element. `exp(x)`
 SHARDLIB_UNARY(exp)
 /// The natural logarithm of each element. `log(x)`
@@ -65,19 +68,7 @@ SHARDLIB_UNARY(softplus)
 #undef SHARDLIB_UNARY
 
 // Functions that are constant between their steps. A gradient would silently be zero, so they reject it.
-#define SHARDLIB_STEPS(name)                                                                                       \
-  namespace detail {                                                                                               \
-  struct name##_function {                                                                                         \
-    SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                            \
-  };                                                                                                               \
-  }                                                                                                                \
-  template <dtype D, Spec S>                                                                                       \
-  auto name(const Tensor<D, S>& x, Site site = Site::current())                                                    \
-      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, OpName(#name), S>> { \
-    const detail::Calling op{#name, {}, site};                                                                     \
-    detail::require_no_gradient(op, x.value(), detail::zero_derivative);                                           \
-    return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                                  \
-  }
+#define SHARDLIB_STEPS(name) SHARDLIB_OF_ONE(name, false)
 /// -1, 0 or 1 by the sign of each element. It has no derivative: pass it `stop_gradient(x)`. `sign(x)`
 SHARDLIB_STEPS(sign)
 /// The largest whole number that is not above each element. It has no derivative: pass it `stop_gradient(x)`.
@@ -87,6 +78,7 @@ SHARDLIB_STEPS(floor)
 /// `stop_gradient(x)`. `round(x)`
 SHARDLIB_STEPS(round)
 #undef SHARDLIB_STEPS
+#undef SHARDLIB_OF_ONE
 
 namespace detail {
 struct pow_function {
