@@ -250,9 +250,9 @@ TEST_CASE("kernel teams: random numbers have the same bits for any number of lan
       same_everywhere(
           [&](const Exec& exec, T* x) {
             constexpr std::int64_t size = 3 * 5 * 1030;
-            k::fill_uniform(exec, x, shape, strides, offsets, 7, 8);
-            k::fill_normal(exec, x + size, shape, strides, offsets, 7, 8);
-            k::fill_truncated_normal(exec, x + 2 * size, shape, strides, offsets, 7, 9);
+            k::fill_random<k::body::Uniform>(exec, x, shape, strides, offsets, 7, 8);
+            k::fill_random<k::body::Normal>(exec, x + size, shape, strides, offsets, 7, 8);
+            k::fill_random<k::body::TruncatedNormal>(exec, x + 2 * size, shape, strides, offsets, 7, 9);
           },
           std::vector<T>(3 * 3 * 5 * 1030));
     }

@@ -1070,9 +1070,9 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
   const k::Dims strides = k::row_major(global);
   std::vector<f32> whole(420);
   const auto fill = [&](int kind, auto* out, const Shape& shape, const Shape& offsets) {
-    if (kind == 0) k::fill_uniform(fx.exec, out, shape, strides, offsets, 42, 7);
-    if (kind == 1) k::fill_normal(fx.exec, out, shape, strides, offsets, 42, 7);
-    if (kind == 2) k::fill_truncated_normal(fx.exec, out, shape, strides, offsets, 42, 7);
+    if (kind == 0) k::fill_random<k::body::Uniform>(fx.exec, out, shape, strides, offsets, 42, 7);
+    if (kind == 1) k::fill_random<k::body::Normal>(fx.exec, out, shape, strides, offsets, 42, 7);
+    if (kind == 2) k::fill_random<k::body::TruncatedNormal>(fx.exec, out, shape, strides, offsets, 42, 7);
   };
   for (const int kind : {0, 1, 2}) {
     fill(kind, whole.data(), global, {0, 0, 0});
@@ -1117,12 +1117,12 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
   const Shape flat{n};
   const Shape unit{1};
   const Shape zero{0};
-  k::fill_uniform(fx.exec, x.data(), flat, unit, zero, 1, 2);
+  k::fill_random<k::body::Uniform>(fx.exec, x.data(), flat, unit, zero, 1, 2);
   CHECK(*std::min_element(x.begin(), x.end()) >= 0);
   CHECK(*std::max_element(x.begin(), x.end()) < 1);
   CHECK(moments()[0] == Approx(0.5).margin(2e-3));
   CHECK(moments()[1] == Approx(1.0 / 3).margin(2e-3));
-  k::fill_normal(fx.exec, x.data(), flat, unit, zero, 1, 2);
+  k::fill_random<k::body::Normal>(fx.exec, x.data(), flat, unit, zero, 1, 2);
   CHECK(moments()[0] == Approx(0).margin(5e-3));
   CHECK(moments()[1] == Approx(1).margin(7e-3));
   CHECK(moments()[2] == Approx(3).margin(0.05));
@@ -1132,7 +1132,7 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
     const double below = double(std::lower_bound(sorted.begin(), sorted.end(), z) - sorted.begin()) / double(n);
     CHECK(below == Approx(0.5 * std::erfc(-z / std::sqrt(2.0))).margin(2e-3));
   }
-  k::fill_truncated_normal(fx.exec, x.data(), flat, unit, zero, 1, 2);
+  k::fill_random<k::body::TruncatedNormal>(fx.exec, x.data(), flat, unit, zero, 1, 2);
   CHECK(*std::max_element(x.begin(), x.end()) <= 2);
   CHECK(*std::min_element(x.begin(), x.end()) >= -2);
   CHECK(*std::max_element(x.begin(), x.end()) > 1.999);

@@ -40,13 +40,11 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
   const Kernel fill = [key, distribution](const Value& out) {
     Buffer result = allocate(out);
     with_global_index(out, [&](auto local, auto strides, auto offsets) {
-      const Exec exec = out.device->exec();
-      if (distribution == Distribution::normal)
-        kernels::fill_normal(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
-      else if (distribution == Distribution::truncated_normal)
-        kernels::fill_truncated_normal(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
-      else
-        kernels::fill_uniform(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
+      const auto draw = distribution == Distribution::normal ? kernels::fill_random<kernels::body::Normal, D>
+                        : distribution == Distribution::truncated_normal
+                            ? kernels::fill_random<kernels::body::TruncatedNormal, D>
+                            : kernels::fill_random<kernels::body::Uniform, D>;
+      draw(out.device->exec(), result.as<D>(), local, strides, offsets, key.seed, key.stream);
     });
     return result;
   };

@@ -30,7 +30,8 @@ Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
   Buffer result = allocate(out);
   const Buffer draws = exec.pool->allocate(static_cast<std::size_t>(out.count()) * sizeof(float));
   with_global_index(out, [&](auto local, auto strides, auto offsets) {
-    kernels::fill_uniform(exec, draws.as<float>(), local, strides, offsets, key.seed, key.stream);
+    kernels::fill_random<kernels::body::Uniform>(exec, draws.as<float>(), local, strides, offsets, key.seed,
+                                                 key.stream);
   });
   using Scale = decltype(load(D{}));
   const Scale scale = Scale{1} / (Scale{1} - static_cast<Scale>(rate));

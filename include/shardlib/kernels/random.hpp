@@ -22,20 +22,19 @@ inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uin
   return detail::to_truncated_normal(bits(seed, stream, index));
 }
 
-/// Fills a dense local shard of a global array. For each dim, `global_strides` are the strides of the global array,
-/// and `offsets` the position of the shard. An element depends only on its global position.
-template <class T>
-void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> shape,
-                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                  std::uint64_t seed, std::uint64_t stream);
-template <class T>
-void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
+namespace body {
+struct Uniform;
+struct Normal;
+struct TruncatedNormal;
+}  // namespace body
+
+/// Fills a dense local shard of a global array with body::Uniform, Normal or TruncatedNormal draws. For each dim,
+/// `global_strides` are the strides of the global array, and `offsets` the position of the shard. An element depends
+/// only on its global position.
+template <class Draw, class T>
+void fill_random(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                  std::uint64_t seed, std::uint64_t stream);
-template <class T>
-void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
-                           std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                           std::uint64_t seed, std::uint64_t stream);
 
 }  // namespace shardlib::kernels
 

@@ -11,16 +11,15 @@
 
 namespace shardlib::kernels {
 
-#define SHARDLIB_INSTANTIATE(T)                                                                                      \
-  template void fill_uniform(const Exec&, T*, std::span<const std::int64_t>, std::span<const std::int64_t>,          \
-                             std::span<const std::int64_t>, std::uint64_t, std::uint64_t);                           \
-  template void fill_normal(const Exec&, T*, std::span<const std::int64_t>, std::span<const std::int64_t>,           \
-                            std::span<const std::int64_t>, std::uint64_t, std::uint64_t);                            \
-  template void fill_truncated_normal(const Exec&, T*, std::span<const std::int64_t>, std::span<const std::int64_t>, \
-                                      std::span<const std::int64_t>, std::uint64_t, std::uint64_t);
-SHARDLIB_INSTANTIATE(f32)
-SHARDLIB_INSTANTIATE(bf16)
-SHARDLIB_INSTANTIATE(f64)
+#define SHARDLIB_INSTANTIATE(Draw, T)                                                                                  \
+  template void fill_random<body::Draw>(const Exec&, T*, std::span<const std::int64_t>, std::span<const std::int64_t>, \
+                                        std::span<const std::int64_t>, std::uint64_t, std::uint64_t);
+#define SHARDLIB_DRAWS(T) \
+  SHARDLIB_INSTANTIATE(Uniform, T) SHARDLIB_INSTANTIATE(Normal, T) SHARDLIB_INSTANTIATE(TruncatedNormal, T)
+SHARDLIB_DRAWS(f32)
+SHARDLIB_DRAWS(bf16)
+SHARDLIB_DRAWS(f64)
+#undef SHARDLIB_DRAWS
 #undef SHARDLIB_INSTANTIATE
 
 }  // namespace shardlib::kernels

@@ -8,12 +8,11 @@
 
 namespace shardlib::kernels {
 
-namespace detail {
-
-/// Fills a local shard of a global array. Element i is Draw{}(bits(seed, stream, its global linear index)).
+// Element i is Draw{}(bits(seed, stream, its global linear index)).
 template <class Draw, class T>
-void fill(const Exec& exec, T* out, std::span<const std::int64_t> shape, std::span<const std::int64_t> global_strides,
-          std::span<const std::int64_t> offsets, std::uint64_t seed, std::uint64_t stream) {
+void fill_random(const Exec& exec, T* out, std::span<const std::int64_t> shape,
+                 std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
+                 std::uint64_t seed, std::uint64_t stream) {
   if (product(shape) == 0) return;
   Nest<2> nest;
   const Dims strides = row_major(shape);
@@ -26,27 +25,6 @@ void fill(const Exec& exec, T* out, std::span<const std::int64_t> shape, std::sp
   using Fill = body::Fill<T, Draw>;
   const std::int64_t pieces = (inner.extent + Fill::tile_length - 1) / Fill::tile_length;
   exec.for_items(nest.count() * pieces, 0, Fill{nest, inner, pieces, base, seed, stream, out});
-}
-
-}  // namespace detail
-
-template <class T>
-void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> shape,
-                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                  std::uint64_t seed, std::uint64_t stream) {
-  detail::fill<body::Uniform>(exec, out, shape, global_strides, offsets, seed, stream);
-}
-template <class T>
-void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
-                 std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                 std::uint64_t seed, std::uint64_t stream) {
-  detail::fill<body::Normal>(exec, out, shape, global_strides, offsets, seed, stream);
-}
-template <class T>
-void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
-                           std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                           std::uint64_t seed, std::uint64_t stream) {
-  detail::fill<body::TruncatedNormal>(exec, out, shape, global_strides, offsets, seed, stream);
 }
 
 }  // namespace shardlib::kernels
