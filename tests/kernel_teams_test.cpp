@@ -18,7 +18,6 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/random.hpp"
 #include "shardlib/kernels/reduce.hpp"
-#include "shardlib/kernels/reduce_backward.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/shardlib.hpp"
 

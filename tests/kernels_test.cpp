@@ -23,7 +23,6 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/random.hpp"
 #include "shardlib/kernels/reduce.hpp"
-#include "shardlib/kernels/reduce_backward.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/support/math.hpp"
 

@@ -7,7 +7,6 @@
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/reduce.hpp"
-#include "shardlib/kernels/reduce_backward.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"

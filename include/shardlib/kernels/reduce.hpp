@@ -1,5 +1,5 @@
-// Sums, products, maxima, minima and argmax over any set of dims. The order of the operations depends only on the
-// sizes.
+// Sums, products, maxima, minima and argmax over any set of dims, and cotangents of some. The order of the operations
+// depends only on the sizes.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,20 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
 template <class AnyDType>
 void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
             i32* out, std::int64_t padding = 0);
+
+/// The cotangent of the operand of max or min, whose result is `extrema`. Of the elements that were reduced to one,
+/// the first that equals it (in row-major order; a NaN equals a NaN) gets the cotangent of the result, the others 0.
+/// It does not write the elements that do not count.
+template <class AnyDType>
+void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+                       std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
+                       std::span<const std::int64_t> part = {});
+
+/// The cotangent of the operand of prod: the result's cotangent times the product of the other elements. This holds for
+/// elements that are 0, too. Padding is not written.
+template <class AnyDType>
+void prod_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+                   std::span<const bool> reduced, const void* ct, void* out, std::span<const std::int64_t> part = {});
 
 }  // namespace shardlib::kernels
 

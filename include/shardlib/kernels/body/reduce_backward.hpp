@@ -1,4 +1,4 @@
-// Kernels of reduce_backward.hpp.
+// Kernels of reduce.hpp: cotangents.
 #pragma once
 
 #include <algorithm>

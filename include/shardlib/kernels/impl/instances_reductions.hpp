@@ -9,7 +9,6 @@
 #ifdef SHARDLIB_COMPILED
 
 #include "shardlib/kernels/impl/reduce.hpp"
-#include "shardlib/kernels/impl/reduce_backward.hpp"
 
 namespace shardlib::kernels {
 

@@ -12,7 +12,9 @@
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
+#include "shardlib/kernels/body/reduce_backward.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
+#include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
@@ -88,6 +90,16 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   reduce_part<Op>(exec, scratch.as<const Acc>(), columns, parts, outs == 1, 1, whole);
 }
 
+inline body::ReducedResults reduced_results(std::span<const std::int64_t> shape, std::span<const bool> reduced,
+                                            std::span<const std::int64_t> part) {
+  const Dims strides = row_major(shape);
+  Nest<1> kept;
+  Nest<1> taken;
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    (reduced[d] ? taken : kept).push(reduced[d] && !part.empty() ? part[d] : shape[d], {strides[static_cast<int>(d)]});
+  return {kept, taken};
+}
+
 }  // namespace detail
 
 template <class Op, class AnyDType>
@@ -136,6 +148,29 @@ void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer
   if (counted == 0 && outer * inner > 0) throw Error("argmax: the dim has size 0; it needs at least one element");
   visit_dtype(dtype, [&]<class T>(T) {
     exec.for_items(outer * inner, 0, body::Argmax<T>{static_cast<const T*>(in), out, n, inner, counted});
+  });
+}
+
+template <class AnyDType>
+void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+                       std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
+                       std::span<const std::int64_t> part) {
+  const auto results = detail::reduced_results(shape, reduced, part);
+  detail::visit_floating(dtype, "max", [&]<class T>(T) {
+    exec.for_items(results.items(), 0,
+                   body::ExtremumBackward<T>{results, static_cast<const T*>(in), static_cast<const T*>(extrema),
+                                             static_cast<const T*>(ct), static_cast<T*>(out)});
+  });
+}
+
+template <class AnyDType>
+void prod_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+                   std::span<const bool> reduced, const void* ct, void* out, std::span<const std::int64_t> part) {
+  const auto results = detail::reduced_results(shape, reduced, part);
+  detail::visit_floating(dtype, "prod", [&]<class T>(T) {
+    exec.for_items(
+        results.items(), 0,
+        body::ProdBackward<T>{results, static_cast<const T*>(in), static_cast<const T*>(ct), static_cast<T*>(out)});
   });
 }
 
