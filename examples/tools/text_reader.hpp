@@ -6,7 +6,7 @@
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <shardlib/support/error.hpp>
-#include <shardlib/support/excerpt.hpp>
+#include <shardlib/support/text.hpp>
 
 #include <algorithm>
 #include <cstddef>

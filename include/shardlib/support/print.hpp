@@ -10,8 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/support/markup.hpp"
-#include "shardlib/support/utf8.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
 

@@ -12,7 +12,7 @@
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 

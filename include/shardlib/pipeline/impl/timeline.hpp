@@ -14,7 +14,7 @@
 
 #include "shardlib/pipeline/impl/text.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/markup.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::pipeline {
 

@@ -12,7 +12,7 @@
 #include <numeric>
 
 #include "shardlib/run/impl/chart_parts.hpp"
-#include "shardlib/support/markup.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 

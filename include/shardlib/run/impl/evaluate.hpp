@@ -14,7 +14,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 

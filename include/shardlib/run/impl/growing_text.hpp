@@ -13,7 +13,7 @@
 
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 
-#include "shardlib/support/utf8.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
 

@@ -20,7 +20,7 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/console.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 

@@ -16,7 +16,7 @@
 
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 

@@ -29,7 +29,7 @@
 #include "shardlib/run/impl/report_tables.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/markup.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 

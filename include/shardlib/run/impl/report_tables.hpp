@@ -17,8 +17,8 @@
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/progress.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/markup.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
 

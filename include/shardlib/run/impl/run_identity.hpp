@@ -18,7 +18,7 @@
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/markup.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
 

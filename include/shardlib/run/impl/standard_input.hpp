@@ -8,7 +8,7 @@
 
 #include "shardlib/device/launch.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/markup.hpp"
+#include "shardlib/support/text.hpp"
 
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/process.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/utf8.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {

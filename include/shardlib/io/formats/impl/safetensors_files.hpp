@@ -17,7 +17,7 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {

@@ -18,7 +18,7 @@
 
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 

@@ -21,7 +21,7 @@
 #include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {

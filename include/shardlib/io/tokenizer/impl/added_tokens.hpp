@@ -14,7 +14,7 @@
 
 #include "shardlib/io/tokenizer/bpe_model.hpp"
 #include "shardlib/io/tokenizer/impl/pieces.hpp"
-#include "shardlib/support/utf8.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 

@@ -20,8 +20,8 @@
 #include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
 #include "shardlib/io/tokenizer/impl/byte_alphabet.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/sha256.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {

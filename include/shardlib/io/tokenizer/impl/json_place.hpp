@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 

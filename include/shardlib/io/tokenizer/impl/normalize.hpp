@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "shardlib/support/utf8.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 

@@ -23,8 +23,8 @@
 #include "shardlib/io/tokenizer/impl/json_tokenizer.hpp"
 #include "shardlib/io/tokenizer/impl/tokenizer_json_steps.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/sha256.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {

@@ -1,4 +1,5 @@
-// UTF-8: the bounds of characters, and bytes made valid.
+// Text that came from outside: UTF-8, excerpts for messages, escapes for HTML and SVG. Only the tokenizers use utf8proc:
+// timelines and messages need UTF-8 in programs without that library, too.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,43 @@ inline std::string as_utf8(std::string_view text) {
     const std::size_t length = utf8_character(text);
     out += length > 0 ? text.substr(0, length) : std::string_view("\xef\xbf\xbd");
     text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return out;
+}
+
+/// The beginning of a text that came from outside, for a message: at most `most` bytes, cut between characters, without
+/// control characters.
+inline std::string excerpt(std::string_view text, std::size_t most = 80) {
+  std::size_t size = text.size();
+  if (size > most) {
+    size = most;
+    while (size > 0 && continues_character(text[size])) --size;
+  }
+  std::string out(text.substr(0, size));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  return size < text.size() ? out + "..." : out;
+}
+
+/// Escapes the text for HTML and SVG, in elements and in quoted attributes.
+inline std::string markup_escape(const std::string& text) {
+  std::string out;
+  for (const char c : as_utf8(text)) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else if (c == '\'') {
+      out += "&#39;";
+    } else {
+      // HTML and SVG allow no control characters, but a sampled text may contain them.
+      const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
+      out += control || c == 0x7f ? ' ' : c;
+    }
   }
   return out;
 }
