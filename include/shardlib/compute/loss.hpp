@@ -1,12 +1,12 @@
 // Kernels of the losses for a device's shards.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
-#include "shardlib/compute/cross_entropy.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/index.hpp"
 #include "shardlib/compute/reductions.hpp"
@@ -46,8 +46,19 @@ Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
   return result;
 }
 
+/// The cotangent of the logits, `spec`, from that of the loss, which can be differentiated. `rows` are the targets, the
+/// largest logits, and the sums of exp(logits - largest).
+SHARDLIB_INLINE ValuePtr record_cross_entropy_vjp(const ValuePtr& ct, const ValuePtr& logits,
+                                                  const std::array<ValuePtr, 3>& rows, const TensorSpec& spec,
+                                                  Kernel&& kernel);
+template <class D, class I>
+ValuePtr record_cross_entropy_vjp(const CrossEntropyBackward<D, I>& k, const TensorSpec& spec) {
+  return record_cross_entropy_vjp(k.ct, k.x, {k.ids, k.shift, k.sum}, spec, Kernel(k));
+}
+
 }  // namespace shardlib::detail
 
 #ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/cross_entropy.hpp"
 #include "shardlib/compute/impl/loss.hpp"
 #endif

@@ -1,8 +1,9 @@
-// Definitions of cross_entropy.hpp.
+// Definitions of loss.hpp: the backward pass of cross_entropy, as a function that can be differentiated.
 #pragma once
 
-#include "shardlib/compute/cross_entropy.hpp"
+#include "shardlib/compute/loss.hpp"
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/on_host.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
