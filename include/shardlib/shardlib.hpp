@@ -44,12 +44,10 @@
 #include "shardlib/compute/map.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/compute/ordering.hpp"
-#include "shardlib/compute/positions.hpp"
 #include "shardlib/compute/ragged.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/compute/reinterpret.hpp"
 #include "shardlib/compute/scans.hpp"
-#include "shardlib/compute/submesh.hpp"
 #include "shardlib/runtime/names.hpp"   // the sizes of names; Scope
 #include "shardlib/runtime/tensor.hpp"  // members of Tensor and Mesh
 #include "shardlib/runtime/value.hpp"   // the run-time value of a tensor
@@ -68,3 +66,9 @@
 #include "shardlib/optim/lr_schedule.hpp"        // learning-rate schedules
 #include "shardlib/optim/muon.hpp"               // Muon
 #include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion, global norm
+
+// Kernels without templates, which shardlib::compiled has.
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/positions.hpp"
+#include "shardlib/compute/impl/submesh.hpp"
+#endif

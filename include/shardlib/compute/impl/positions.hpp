@@ -1,15 +1,17 @@
-// Definitions of positions.hpp.
+// Kernels of flip and roll for a device's shard.
 #pragma once
-
-#include "shardlib/compute/positions.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/ops/positions.hpp"
+#include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 

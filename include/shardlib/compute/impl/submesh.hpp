@@ -1,7 +1,5 @@
-// Definitions of submesh.hpp.
+// The run-time part of submesh and on_submeshes.
 #pragma once
-
-#include "shardlib/compute/submesh.hpp"
 
 #include <array>
 #include <cstddef>
@@ -14,11 +12,13 @@
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/layout.hpp"
+#include "shardlib/ops/submesh.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
