@@ -13,11 +13,6 @@
 
 namespace shardlib::io {
 
-/// The pieces within which GPT-2 joins bytes, in order; together they are `text`:
-///   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-/// A byte that is not part of valid UTF-8 is a character that is not a letter, number or space.
-[[nodiscard]] std::vector<std::string_view> gpt2_pieces(std::string_view text);
-
 /// The tokens of a `.tiktoken` file, in the order of their ids: "base64 rank" lines whose ranks count up from 0.
 /// Throws Error, naming the line, where the file is damaged, and UsageError where it is known to need other pieces.
 [[nodiscard]] std::vector<std::string> read_tiktoken(const std::string& path);

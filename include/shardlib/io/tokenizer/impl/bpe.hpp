@@ -11,17 +11,6 @@
 
 namespace shardlib::io {
 
-SHARDLIB_INLINE std::vector<std::string_view> gpt2_pieces(std::string_view text) {
-  std::vector<std::string_view> pieces;
-  const char *p = text.data(), *const end = p + text.size();
-  while (p < end) {
-    const char* const next = detail::piece_end(p, end);
-    pieces.emplace_back(p, static_cast<std::size_t>(next - p));
-    p = next;
-  }
-  return pieces;
-}
-
 SHARDLIB_INLINE BpeTokenizer::BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source)
     : BpeTokenizer(tokens, source, detail::vocabulary_digest(tokens)) {}
 

@@ -89,7 +89,9 @@ inline std::size_t contraction(const char* p, const char* end) {
   return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/// The end of the piece that begins at `p`.
+/// The end of the piece that begins at `p`. GPT-2 joins bytes within pieces:
+///   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+/// A byte that is not part of valid UTF-8 is a character that is not a letter, number or space.
 inline const char* piece_end(const char* p, const char* end) {
   if (*p == '\'')
     if (const std::size_t size = contraction(p, end); size > 0) return p + size;
