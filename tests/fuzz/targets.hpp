@@ -123,10 +123,14 @@ inline void zarr(const Folder& folder, std::string_view input) {
   if (!chunk.empty()) folder.put("array/" + array.chunk_key(first), chunk);
   const io::Index& shape = array.info().shape;
   if (static_cast<std::size_t>(array.chunk_size()) > most_elements) return;
-  if (array.size() > 0) static_cast<void>(array.read_chunk(first));
-  if (static_cast<std::size_t>(array.size()) > most_elements) return;
-  std::vector<std::byte> all(static_cast<std::size_t>(array.size()) * array.item_bytes());
-  array.read_bytes(first, shape, all);
+  const auto read = [&](const io::Index& box) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(io::volume(box)) * array.item_bytes());
+    array.read_bytes(first, box, bytes);
+  };
+  io::Index chunk_of_array = array.info().chunks;
+  for (std::size_t i = 0; i < shape.size(); ++i) chunk_of_array[i] = std::min(chunk_of_array[i], shape[i]);
+  read(chunk_of_array);
+  if (static_cast<std::size_t>(array.size()) <= most_elements) read(shape);
 }
 
 /// A folder of flat tokens: attributes of the group, and behind "---" those of its array.

@@ -70,8 +70,6 @@ class ZarrArray {
     read_bytes(Index(info().shape.size(), 0), info().shape, std::as_writable_bytes(std::span(all)));
     return all;
   }
-  /// One chunk as it is stored, padded at the array's edges.
-  [[nodiscard]] Bytes read_chunk(const Index& chunk) const;
 
   /// Writes one chunk (as `write_chunk` does): its chunk_size() elements, or at an edge only those within the array.
   void write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const;

@@ -79,21 +79,6 @@ SHARDLIB_INLINE void ZarrArray::check_type(const std::string& dtype) const {
     throw Error("zarr array '" + path() + "' holds \"" + info().dtype + "\", but \"" + dtype + "\" is asked for");
 }
 
-SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
-  const Index last = grid();
-  bool inside = chunk.size() == last.size();
-  for (std::size_t i = 0; inside && i < chunk.size(); ++i) inside = chunk[i] >= 0 && chunk[i] < last[i];
-  if (!inside) throw Error(impl_->where(*this, chunk) + " is outside the grid " + detail::show_shape(last));
-  if (const auto stored = impl_->stored(*this, chunk))
-    return detail::decode_chunk(info(), stored->part.read_all(), static_cast<std::size_t>(chunk_size()),
-                                impl_->where(*this, chunk));
-  const Bytes& fill = fill_of(chunk);
-  Bytes values;
-  values.reserve(static_cast<std::size_t>(chunk_size()) * fill.size());
-  for (std::int64_t i = 0; i < chunk_size(); ++i) values.insert(values.end(), fill.begin(), fill.end());
-  return values;
-}
-
 /// The element that a chunk without a file consists of.
 SHARDLIB_INLINE const Bytes& ZarrArray::fill_of(const Index& chunk) const {
   const std::string where = impl_->where(*this, chunk) + " is missing";
