@@ -195,14 +195,10 @@ void declare(run::Options& options, Options& o) {
   options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
               run::value_name("FILE") | run::command_line_only());
 
+  // clang-format off
   const auto gpt2 = [&](const char* name, const char* layers, const char* width, const char* heads, const char* ff) {
-    options.preset(name, {{"layers", layers},
-                          {"d_model", width},
-                          {"heads", heads},
-                          {"d_ff", ff},
-                          {"context", "1024"},
-                          {"seq", "1024"},
-                          {"learning_rate", "6e-4"}});
+    options.preset(name, {{"layers", layers}, {"d_model", width}, {"heads", heads}, {"d_ff", ff},
+                          {"context", "1024"}, {"seq", "1024"}, {"learning_rate", "6e-4"}});
   };
   gpt2("gpt2-124m", "12", "768", "12", "3072");
   gpt2("gpt2-350m", "24", "1024", "16", "4096");
@@ -210,29 +206,14 @@ void declare(run::Options& options, Options& o) {
   gpt2("gpt2-1558m", "48", "1600", "25", "6400");
   // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, in the order of the data,
   // Adam at a constant rate. Its model has dropout, but its training calls the model without `training=True`, so none.
-  options.preset("minigpt", {{"layers", "4"},
-                             {"d_model", "256"},
-                             {"heads", "8"},
-                             {"d_ff", "256"},
-                             {"context", "256"},
-                             {"norm", "post"},
-                             {"activation", "relu"},
-                             {"tied", "false"},
-                             {"epsilon", "1e-6"},
-                             {"rows", "stories"},
-                             {"shuffle", "no"},
-                             {"batch", "256"},
-                             {"seq", "256"},
-                             {"learning_rate", "1e-3"},
-                             {"warmup", "0"},
-                             {"final_learning_rate", "1"},
-                             {"weight_decay", "0"},
-                             {"beta2", "0.999"},
-                             {"clip", "0"},
-                             {"sample_every", "200"},
-                             {"prompt", "Once upon a time"},
-                             {"top_k", "10"},
+  options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"},
+                             {"context", "256"}, {"norm", "post"}, {"activation", "relu"}, {"tied", "false"},
+                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"shuffle", "no"}, {"batch", "256"},
+                             {"seq", "256"}, {"learning_rate", "1e-3"}, {"warmup", "0"},
+                             {"final_learning_rate", "1"}, {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"},
+                             {"sample_every", "200"}, {"prompt", "Once upon a time"}, {"top_k", "10"},
                              {"temperature", "1"}});
+  // clang-format on
 }
 
 template <dtype C>

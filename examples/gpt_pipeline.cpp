@@ -410,25 +410,14 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.optimizer);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
               run::one_of({"gpt", "jaxpp-tutorial"}));
-  options.preset("jaxpp-tutorial",
-                 {{"model", "jaxpp-tutorial"},
-                  {"layers", "8"},
-                  {"d_model", "1024"},
-                  {"n_q_per_kv", "1"},
-                  {"n_kv", "8"},
-                  {"d_head", "16"},
-                  {"d_ff", "4096"},
-                  {"batch", "8"},
-                  {"microbatches", "4"},
-                  {"seq", "2048"},
-                  {"steps", "6"},
-                  {"learning_rate", "1e-3"},
-                  {"warmup", "0"},
-                  {"final_learning_rate", "1"},
-                  {"beta2", "0.999"},
-                  {"weight_decay", "1e-4"},
-                  {"clip", "0"}},
+  // clang-format off
+  options.preset("jaxpp-tutorial", {{"model", "jaxpp-tutorial"}, {"layers", "8"}, {"d_model", "1024"},
+                                    {"n_q_per_kv", "1"}, {"n_kv", "8"}, {"d_head", "16"}, {"d_ff", "4096"},
+                                    {"batch", "8"}, {"microbatches", "4"}, {"seq", "2048"}, {"steps", "6"},
+                                    {"learning_rate", "1e-3"}, {"warmup", "0"}, {"final_learning_rate", "1"},
+                                    {"beta2", "0.999"}, {"weight_decay", "1e-4"}, {"clip", "0"}},
                  "the model, sizes and optimizer of JaxPP's tutorial notebook");
+  // clang-format on
 }
 
 // Refuses what the tutorial's model does not have. What it makes up need not be given.

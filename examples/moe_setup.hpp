@@ -39,46 +39,23 @@ inline void declare(run::Options& options, ModelOptions& o) {
 }
 
 // The shapes of public models. --load of their folders sets the same options.
+// clang-format off
 inline void declare_presets(run::Options& options) {
-  options.preset("mixtral-8x7b", {{"layers", "32"},
-                                  {"d_model", "4096"},
-                                  {"n_q_per_kv", "4"},
-                                  {"n_kv", "8"},
-                                  {"d_head", "128"},
-                                  {"d_ff", "14336"},
-                                  {"experts", "8"},
-                                  {"experts_per_token", "2"},
-                                  {"vocabulary", "32000"},
-                                  {"norm_epsilon", "1e-5"},
+  options.preset("mixtral-8x7b", {{"layers", "32"}, {"d_model", "4096"}, {"n_q_per_kv", "4"}, {"n_kv", "8"},
+                                  {"d_head", "128"}, {"d_ff", "14336"}, {"experts", "8"},
+                                  {"experts_per_token", "2"}, {"vocabulary", "32000"}, {"norm_epsilon", "1e-5"},
                                   {"rope_base", "1e6"}});
-  options.preset("qwen1.5-moe-a2.7b", {{"layers", "24"},
-                                       {"d_model", "2048"},
-                                       {"n_q_per_kv", "1"},
-                                       {"n_kv", "16"},
-                                       {"d_head", "128"},
-                                       {"d_ff", "1408"},
-                                       {"experts", "60"},
-                                       {"experts_per_token", "4"},
-                                       {"norm_topk_prob", "false"},
-                                       {"shared", "5632"},
-                                       {"shared_gate", "true"},
-                                       {"qkv_bias", "true"},
-                                       {"vocabulary", "151936"},
-                                       {"norm_epsilon", "1e-6"},
-                                       {"rope_base", "1e6"}});
-  options.preset("qwen3-30b-a3b", {{"layers", "48"},
-                                   {"d_model", "2048"},
-                                   {"n_q_per_kv", "8"},
-                                   {"n_kv", "4"},
-                                   {"d_head", "128"},
-                                   {"d_ff", "768"},
-                                   {"experts", "128"},
-                                   {"experts_per_token", "8"},
-                                   {"qk_norm", "true"},
-                                   {"vocabulary", "151936"},
-                                   {"norm_epsilon", "1e-6"},
-                                   {"rope_base", "1e6"}});
+  options.preset("qwen1.5-moe-a2.7b", {{"layers", "24"}, {"d_model", "2048"}, {"n_q_per_kv", "1"}, {"n_kv", "16"},
+                                       {"d_head", "128"}, {"d_ff", "1408"}, {"experts", "60"},
+                                       {"experts_per_token", "4"}, {"norm_topk_prob", "false"}, {"shared", "5632"},
+                                       {"shared_gate", "true"}, {"qkv_bias", "true"}, {"vocabulary", "151936"},
+                                       {"norm_epsilon", "1e-6"}, {"rope_base", "1e6"}});
+  options.preset("qwen3-30b-a3b", {{"layers", "48"}, {"d_model", "2048"}, {"n_q_per_kv", "8"}, {"n_kv", "4"},
+                                   {"d_head", "128"}, {"d_ff", "768"}, {"experts", "128"},
+                                   {"experts_per_token", "8"}, {"qk_norm", "true"}, {"vocabulary", "151936"},
+                                   {"norm_epsilon", "1e-6"}, {"rope_base", "1e6"}});
 }
+// clang-format on
 
 // Sizes of the model's dims, padded so that the devices divide them.
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
