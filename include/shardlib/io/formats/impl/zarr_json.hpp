@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -262,17 +261,10 @@ inline V3Extension v3_extension(const Metadata& meta, const std::string& key, co
 /// numpy's name of a v3 data type without its byte order: "f4". Throws UsageError for others.
 inline std::string v3_dtype(const Metadata& meta) {
   const json& type = meta.at("data_type");
-  for (const auto& [name, code] : std::initializer_list<std::pair<const char*, const char*>>{{"bool", "b1"},
-                                                                                             {"int8", "i1"},
-                                                                                             {"int16", "i2"},
-                                                                                             {"int32", "i4"},
-                                                                                             {"int64", "i8"},
-                                                                                             {"uint8", "u1"},
-                                                                                             {"uint16", "u2"},
-                                                                                             {"uint32", "u4"},
-                                                                                             {"uint64", "u8"},
-                                                                                             {"float32", "f4"},
-                                                                                             {"float64", "f8"}})
+  static constexpr std::pair<const char*, const char*> names[] = {
+      {"bool", "b1"},   {"int8", "i1"},   {"int16", "i2"},  {"int32", "i4"},   {"int64", "i8"},  {"uint8", "u1"},
+      {"uint16", "u2"}, {"uint32", "u4"}, {"uint64", "u8"}, {"float32", "f4"}, {"float64", "f8"}};
+  for (const auto& [name, code] : names)
     if (type == name) return code;
   meta.fail("data_type", type.dump() +
                              " is not supported: bool, int8 to int64, uint8 to uint64, float32 and float64 "
