@@ -58,11 +58,9 @@ using Trained = run::Trained<moe::Model, moe::ModelOf<C, false>>;
 
 // The mean of the microbatches' numbers, and the sums of their gradients, in f32. Gradients of whole weights are
 // pending: "M H/t D +d +e +s".
-template <bool Whole>
-using Found = std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>>;
 template <dtype C, bool Whole>
-Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o,
-                         const run::Step& step) {
+auto accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step)
+    -> std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>> {
   using Sums = gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>;
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
   double load = 0, dropped = 0;
@@ -78,20 +76,13 @@ Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weig
   return {{loss, 0, {{"expert_load", load}, {"dropped", dropped}}}, std::move(sums)};
 }
 
-// --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
-template <dtype C>
-Found<false> gathered_once(const MoeMesh& mesh, const moe::ModelOf<C, false>& weights, const Options& o,
-                           const run::Step& step) {
-  using Whole = moe::ModelOf<C, true>;
-  const auto of = [&](const Whole& whole) { return accumulated(mesh, whole, o, step); };
-  return run::gathered_once<Whole, moe::Model>(weights, of);
-}
-
 template <dtype C>
 run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   const auto& weights = trained.copies;
+  const auto of = [&]<bool Whole>(const moe::ModelOf<C, Whole>& w) { return accumulated(mesh, w, o, step); };
+  // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
   auto [result, grads] =
-      o.gather.per_step ? gathered_once(mesh, weights, o, step) : accumulated(mesh, weights, o, step);
+      o.gather.per_step ? run::gathered_once<moe::ModelOf<C, true>, moe::Model>(weights, of) : of(weights);
   const run::ParameterGroups& groups = o.optimizer.groups;
   result.grad_norm = global_norm(mesh, grads, groups);
   return run::update(trained, o.optimizer, o.training, step, grads, result, groups);
