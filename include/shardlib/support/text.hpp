@@ -1,5 +1,5 @@
-// Text that came from outside: UTF-8, excerpts for messages, escapes for HTML and SVG. Only the tokenizers use utf8proc:
-// timelines and messages need UTF-8 in programs without that library, too.
+// Text that came from outside: UTF-8, excerpts for messages, escapes for HTML and SVG. Only the tokenizers use
+// utf8proc: timelines and messages need UTF-8 in programs without that library, too.
 #pragma once
 
 #include <algorithm>
