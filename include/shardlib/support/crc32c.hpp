@@ -1,6 +1,8 @@
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of checkpoint files.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -69,9 +71,7 @@ inline std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t befo
 
 /// Eight lower-case hexadecimal digits.
 inline std::string hex(std::uint32_t value) {
-  std::string text(8, '0');
-  for (std::size_t i = 0; i < 8; ++i) text[i] = "0123456789abcdef"[(value >> (28 - 4 * i)) & 0xfU];
-  return text;
+  return fmt::format("{:08x}", value);
 }
 
 }  // namespace shardlib::io

@@ -1,6 +1,8 @@
 // SHA-256 (FIPS 180-4). It identifies vocabularies and assigns documents to the splits.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -79,10 +81,7 @@ inline Sha256 sha256(std::string_view bytes) {
 /// 64 lower-case hexadecimal digits, as sha256sum prints them.
 inline std::string hex(const Sha256& digest) {
   std::string text;
-  for (const std::uint8_t byte : digest) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
+  for (const std::uint8_t byte : digest) text += fmt::format("{:02x}", byte);
   return text;
 }
 
