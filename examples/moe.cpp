@@ -83,9 +83,8 @@ run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Optio
   // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
   auto [result, grads] =
       o.gather.per_step ? run::gathered_once<moe::ModelOf<C, true>, moe::Model>(weights, of) : of(weights);
-  const run::ParameterGroups& groups = o.optimizer.groups;
-  result.grad_norm = global_norm(mesh, grads, groups);
-  return run::update(trained, o.optimizer, o.training, step, grads, result, groups);
+  result.grad_norm = global_norm(mesh, grads, o.optimizer.groups);
+  return run::update(trained, o.optimizer, o.training, step, grads, result);
 }
 
 template <dtype C>

@@ -113,8 +113,8 @@ std::vector<shardlib::detail::ValuePtr> leaf_values(const Tree& tree) {
 }  // namespace detail
 
 /// Makes the update if the step accepts the result, which is returned: the gradients are clipped by its norm, the
-/// optimizer makes a step, and the average follows. `factors(leaf name)` are a leaf's LeafFactors.
-/// `return update(trained, o.optimizer, o.training, step, grads, {loss, norm}, o.optimizer.groups);`
+/// optimizer makes a step, and the average follows. `factors(leaf name)` are a leaf's LeafFactors. Without them they
+/// are those of the options. `return update(trained, o.optimizer, o.training, step, grads, {loss, norm});`
 template <class W, class C, class Grads, class F>
 StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step,
                   const Grads& grads, StepResult result, const F& factors) {
@@ -145,6 +145,11 @@ StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Train
   }
   for (W& average : state.ema) update_average(average, state.weights, o.ema, factors);
   return result;
+}
+template <class W, class C, class Grads>
+StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step,
+                  const Grads& grads, const StepResult& result) {
+  return update(trained, o, t, step, grads, result, o.groups);
 }
 
 /// A program that trains `trained`, which must outlive it, for `step`, `validate` and the rest to be set: it has the
