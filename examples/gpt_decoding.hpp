@@ -46,7 +46,7 @@ auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const 
 template <dtype C>
 auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
                    const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
-  const auto embed = all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.embed);
+  const auto embed = gathered<"V/t M">(w.embed);
   Residual x = embedded(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
@@ -54,7 +54,7 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
     x = x + cast<f32>(attended);
     x = x + cast<f32>(feed_forward(gathered_norm(x, layer.norm2, config), layer, config));
   }
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed[0]);
+  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }
 

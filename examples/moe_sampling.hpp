@@ -58,7 +58,7 @@ auto cached_logits(const ModelOf<C, false>& w, Array<"layers", Cache<C>>& caches
     x = x + feed_forward(normalized(x, layer.norm2, config), layer, config).first;
   }
   return einsum_unreduced<"B/d/e L/s M, V/t M -> B/d/e L/s V/t", f32>(normalized(x, w.final_norm, config),
-                                                                      all_gather<"V/t M/d/e/s -> V/t M">(w.unembed));
+                                                                      gathered<"V/t M">(w.unembed));
 }
 
 // Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
