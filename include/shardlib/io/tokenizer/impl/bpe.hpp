@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
-#include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
 #include "shardlib/io/tokenizer/impl/pieces.hpp"
+#include "shardlib/io/tokenizer/impl/vocabulary.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
