@@ -60,28 +60,9 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
 // ---- writing --------------------------------------------------------------------------------------------------------
 
 inline std::string config_json(const ModelOptions& o, const std::string& kept) {
-  // The keys that the class knows.
-  const char* const attention = o.qkv_bias ? "" : "\"attention_bias\": false,\n  ";
-  const char* const feed_forward = o.qkv_bias || o.qk_norm ? "" : "\"mlp_bias\": false,\n  ";
-  return fmt::format(R"({{
-  "torch_dtype": "float32",
-  "hidden_size": {},
-  "num_hidden_layers": {},
-  "num_attention_heads": {},
-  "num_key_value_heads": {},
-  "head_dim": {},
-  "intermediate_size": {},
-  "vocab_size": {},
-  "hidden_act": "silu",
-  {}{}"rms_norm_eps": {},
-  "rope_theta": {},
-  "rope_scaling": {},
-  "tie_word_embeddings": {}{}
-}}
-)",
-                     o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, o.d_ff, o.vocabulary, attention,
-                     feed_forward, run::json_float(o.config.norm_epsilon), run::json_float(o.config.rope.base),
-                     rope_scaling_json(o.config.rope), o.tied, kept);
+  std::string of_class = o.qkv_bias ? "" : "\n  \"attention_bias\": false,";
+  if (!o.qkv_bias && !o.qk_norm) of_class += "\n  \"mlp_bias\": false,";
+  return decoder_json(o, fmt::format("\"intermediate_size\": {}", o.d_ff), of_class, o.tied, kept);
 }
 
 // --export and --logits, behind the run. With --ema the average is exported.

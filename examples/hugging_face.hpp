@@ -287,6 +287,31 @@ inline std::string kept_json(const HuggingFace& files, const Architecture& of, c
   return text;
 }
 
+// config.json of a model by its options. `feed_forward` and `of_class` are the keys that not all classes have.
+template <class ModelOptions>
+std::string decoder_json(const ModelOptions& o, const std::string& feed_forward, const std::string& of_class, bool tied,
+                         const std::string& kept) {
+  return fmt::format(R"({{
+  "torch_dtype": "float32",
+  "hidden_size": {},
+  "num_hidden_layers": {},
+  "num_attention_heads": {},
+  "num_key_value_heads": {},
+  "head_dim": {},
+  {},
+  "vocab_size": {},
+  "hidden_act": "silu",{}
+  "rms_norm_eps": {},
+  "rope_theta": {},
+  "rope_scaling": {},
+  "tie_word_embeddings": {}{}
+}}
+)",
+                     o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, feed_forward, o.vocabulary, of_class,
+                     run::json_float(o.config.norm_epsilon), run::json_float(o.config.rope.base),
+                     rope_scaling_json(o.config.rope), tied, kept);
+}
+
 // --export and --logits, behind the run. `config` makes the text of config.json.
 template <class Config>
 void write_outputs(const DevicePtr& device, const HuggingFace& files, const run::Training& training,

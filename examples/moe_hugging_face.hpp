@@ -115,26 +115,8 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
   "norm_topk_prob": {})",
                           o.experts, o.d_ff, o.config.norm_topk_prob);
   if (kind == Kind::qwen2_moe) experts += fmt::format(",\n  \"shared_expert_intermediate_size\": {}", o.shared);
-  return fmt::format(R"({{
-  "torch_dtype": "float32",
-  "hidden_size": {},
-  "num_hidden_layers": {},
-  "num_attention_heads": {},
-  "num_key_value_heads": {},
-  "head_dim": {},
-  {},
-  "num_experts_per_tok": {},
-  "vocab_size": {},
-  "hidden_act": "silu",{}
-  "rms_norm_eps": {},
-  "rope_theta": {},
-  "rope_scaling": {},
-  "tie_word_embeddings": false{}
-}}
-)",
-                     o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, experts, o.config.top_k,
-                     o.vocabulary, attention, run::json_float(o.config.norm_epsilon),
-                     run::json_float(o.config.rope.base), gpt::rope_scaling_json(o.config.rope), kept);
+  experts += fmt::format(",\n  \"num_experts_per_tok\": {}", o.config.top_k);
+  return gpt::decoder_json(o, experts, attention, false, kept);
 }
 
 // --export and --logits, behind the run. With --ema the average is exported.
