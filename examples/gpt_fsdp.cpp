@@ -35,7 +35,7 @@ int program(int argc, char** argv) {
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "r d s t", "r");
   run::batch_must_divide(mesh, o.training);
-  const run::Data data = gpt::settle(mesh, o, o.training);
+  const run::Data data = gpt::prepare(mesh, o, o.training);
   gpt::check_files(o.files, o.training, data);
   train_or_plan(options, o, mesh, [&](const DevicePtr& device, const Options& used) {
     (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());

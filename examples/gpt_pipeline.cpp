@@ -549,7 +549,7 @@ int program(int argc, char** argv) {
     run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size),
                       {{"M", "--d-model"}, {"H", "--n-kv * --n-q-per-kv"}, {"F", "--d-ff"}});
   } else {
-    data = gpt::settle(mesh, o, o.training);
+    data = gpt::prepare(mesh, o, o.training);
   }
   if (shows && world_rank() == 0) fmt::print("{}{}", chosen_shown(o)(mesh, o, schedule), stops ? "" : "\n");
   if (stops) return 0;

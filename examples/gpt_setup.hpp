@@ -58,7 +58,7 @@ inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) 
 }
 
 // Checks the options, opens the data, and sets what follows from the mesh, from --init and from the data.
-inline run::Data settle(const std::vector<AxisSize>& mesh, ModelOptions& o, run::Training& training) {
+inline run::Data prepare(const std::vector<AxisSize>& mesh, ModelOptions& o, run::Training& training) {
   o.config.order = run::sequence_order(mesh, training, "s");
   run::check_rope(o.config.rope, o.d_head);
   if (o.init == "seqax") o.config.score_scale = 1;

@@ -72,7 +72,7 @@ Options one_layer(Options o) {
   return o;
 }
 
-// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It settles --gather auto in
+// Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It decides --gather auto in
 // `o`, unless `may_gather_once` says that the program cannot gather weights once per step.
 template <class Options, class F>
 void train_or_plan(const shardlib::run::Options& options, Options& o, const std::vector<shardlib::AxisSize>& mesh,
