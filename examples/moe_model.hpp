@@ -294,16 +294,16 @@ auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& 
   return {w.shared.empty() ? out : out + shared_expert(x, w.shared[0]), routed};
 }
 
-/// The residual stream behind some layers, the router's losses, and how evenly the last of them uses its experts.
-struct State {
+/// What a layer gives to the next: the residual stream, the router's losses so far, and how evenly it uses its experts.
+struct Carry {
   Residual x;
   Loss loss;
   Balance balance;
 };
 
 template <dtype C, bool Whole>
-auto layer(const State& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
-           const Config& config) -> State {
+auto layer(const Carry& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
+           const Config& config) -> Carry {
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
   const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
   return {x + out, before.loss + routed.loss, routed.balance};
@@ -329,19 +329,19 @@ auto loss(const ModelOf<C, Whole>& w, const Batch& batch, const Config& config, 
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e s t">>(zeros<f32, "">(mesh, {}));
-  State state{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
-  Balance total = state.balance;
+  Carry carry{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
+  Balance total = carry.balance;
   for (const LayerOf<C, Whole>& weights : w.layers) {
-    state =
-        explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(state, batch.segments, weights, config);
-    total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
+    carry =
+        explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(carry, batch.segments, weights, config);
+    total = {total.load + carry.balance.load, total.dropped + carry.balance.dropped};
   }
-  const auto last = normalized(state.x, w.final_norm, config);
+  const auto last = normalized(carry.x, w.final_norm, config);
   const auto losses =
       linear_cross_entropy<"B/d/e L/s M, V/t M -> B/d/e L/s V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
   const Loss cross_entropy = sum<"B/d/e L/s +t -> +d +e +s +t">(losses * batch.weights);
   const auto layers = static_cast<double>(w.layers.size());
-  return {cross_entropy + state.loss / static_cast<double>(microbatches),
+  return {cross_entropy + carry.loss / static_cast<double>(microbatches),
           {cross_entropy, {total.load / layers, total.dropped / layers}}};
 }
 
