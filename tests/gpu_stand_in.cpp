@@ -263,6 +263,22 @@ TEST_CASE("a GPU's streams and memory are used with that GPU as the current one"
   CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaSuccess);
 }
 
+TEST_CASE("an error of a kernel whose result nobody has read is one of the launch") {
+  if (world_size() > 1) return;
+  const Machine machine({.total = 1000 * mib, .late = cudaErrorIllegalAddress});
+  const auto run = [] {
+    launch({{"d", 1}},
+           [](const DevicePtr& device) {
+             const Buffer block = device->pool()->allocate(64);
+             device->exec().zero(block.data(), block.bytes());  // as a kernel: nothing waits for it
+           },
+           {.kind = DeviceKind::gpu});
+  };
+  CHECK_THROWS_WITH(run(), Catch::Contains("cudaStreamSynchronize failed: an error"));
+  stand_in.late = cudaSuccess;
+  CHECK_NOTHROW(run());
+}
+
 TEST_CASE("an error of CUDA names the call, and what to do where kernels are for other GPUs") {
   CHECK_NOTHROW(detail::check_cuda(cudaSuccess, "a call"));
   CHECK_THROWS_WITH(

@@ -49,10 +49,9 @@ struct Exec {
   [[nodiscard]] detail::Gpu* gpu() const { return on_device() ? pool->device_memory()->gpu() : nullptr; }
   /// Whether the kernels run in memory that host code cannot access.
   [[nodiscard]] bool on_device() const { return pool != nullptr && pool->device_memory() != nullptr; }
-  /// Waits for the simulated device's stream.
+  /// Waits for the device's stream. *Throws* the error of a kernel in it. Host memory has none.
   void synchronize() const {
-    if (detail::SimulatedQueue* const queue = on_device() ? pool->device_memory()->queue() : nullptr)
-      queue->synchronize();
+    if (on_device()) pool->device_memory()->synchronize();
   }
   /// Waits for the stream, and opens the device's memory while the result lives. `for_each` does so by itself.
   [[nodiscard]] MemoryAccess access() const {

@@ -51,6 +51,7 @@ class Gpu final : public Region {
   [[nodiscard]] Gpu* gpu() override { return this; }
   /// Always throws: host code cannot access the memory.
   void open() override;
+  void synchronize() override;
   bool copy(void* to, const void* from, std::size_t bytes) override;
   bool zero(void* to, std::size_t bytes) override;
   [[nodiscard]] std::string describe() const override;

@@ -76,6 +76,8 @@ class Region {
   [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
   /// The stream of the simulated device whose memory this is. Null for all other memory.
   [[nodiscard]] virtual detail::SimulatedQueue* queue() { return nullptr; }
+  /// Waits until the device has done all that it has begun. *Throws* Error if some of it has failed.
+  virtual void synchronize() {}
   /// A stream of the device beside its own. Null for host memory.
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
   /// The hardware of device memory.

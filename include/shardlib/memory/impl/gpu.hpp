@@ -159,6 +159,11 @@ SHARDLIB_INLINE void Gpu::open() {
       "read tensors with span, item or fetch");
 }
 
+SHARDLIB_INLINE void Gpu::synchronize() {
+  use();
+  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
 SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return true;
   use();
@@ -166,7 +171,7 @@ SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   const auto* const begin = static_cast<const std::byte*>(memory_.get());
   const auto is_here = [&](const void* p) { return p >= begin && p < begin + bytes_; };
   // The host may use its side of a copy as soon as this returns.
-  if (!is_here(to) || !is_here(from)) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  if (!is_here(to) || !is_here(from)) synchronize();
   return true;
 }
 

@@ -109,6 +109,7 @@ class Simulated final : public Heap {
   }
   [[nodiscard]] bool is_device() const override { return true; }
   [[nodiscard]] SimulatedQueue* queue() override { return &queue_; }
+  void synchronize() override { queue_.synchronize(); }
   bool copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return true;  // memcpy takes no null pointers
     if (contains(to, bytes) && contains(from, bytes)) {
