@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cmath>
@@ -512,6 +513,43 @@ TEST_CASE("a device that ends after a dropped request serves the others", "[nccl
     request.wait();
     expect_equal(read<f32>(*device, sums), {0, 1});
   });
+}
+
+TEST_CASE("with several GPUs in a process none goes on before all have made a call of NCCL", "[nccl]") {
+  if (under_mpi()) return;
+  using namespace std::chrono_literals;
+  static std::atomic<int> connected, started;
+  connected = started = 0;
+  auto functions = stand_in::functions;
+  functions.CommInitRankConfig = [](ncclComm** comm, int ranks, detail::nccl::UniqueId id, int rank,
+                                    detail::nccl::Config* config) {
+    const auto result = stand_in::CommInitRankConfig(comm, ranks, id, rank, config);
+    if (rank == 1) std::this_thread::sleep_for(50ms);
+    ++connected;
+    return result;
+  };
+  functions.AllGather = [](const void* from, void* to, std::size_t count, detail::nccl::Type type, ncclComm* comm,
+                           CUstream_st* stream) {
+    if (connected < 2) stand_in::locked([] { return stand_in::fault("ncclAllGather before all have connected"); });
+    if (comm->rank == 1) std::this_thread::sleep_for(50ms);
+    const auto result = stand_in::AllGather(from, to, count, type, comm, stream);
+    ++started;
+    return result;
+  };
+  on_nccl(
+      "d=2",
+      [](const DevicePtr& device) {
+        for (int round = 1; round <= 2; ++round) {
+          const Buffer all = on_device<f32>(*device, 8);
+          Request request = device->everybody().all_gather(on_device<f32>(*device, 4), all);
+          expect(started >= 2 * round, show(started.load()) + " calls after round " + show(round));
+          request.wait();
+        }
+      },
+      GpuSums::tree, functions);
+  using Members = std::vector<detail::nccl::Member>;
+  CHECK(detail::nccl::shares_process(Members{{.process = 1}, {.process = 2}, {.process = 1}}));
+  CHECK(!detail::nccl::shares_process(Members{{.process = 1}, {.process = 2}}));
 }
 
 TEST_CASE("the stand-in for NCCL finds a call that does not follow the device's kernels", "[nccl]") {

@@ -142,11 +142,9 @@ class NcclCommunicator final : public Communicator {
     const Buffer &send = operands.send, &recv = operands.recv;
     const bool on_gpu = send.device_memory() != nullptr && recv.device_memory() != nullptr && send.bytes() > 0;
     if (!on_gpu || state_ == State::uses_host) return start_in(*staged_, call, op, operands);
-    CollectiveCall compared = call;
-    compared.elsewhere = true;
     record_wait();
-    start_in(*staged_, compared, op, {}).wait();
     const Doing doing{call, op};
+    meet(doing);
     if (state_ == State::undecided) or_abort([&] { begin_use(doing); });
     if (state_ == State::uses_host) {
       record_run();
@@ -160,6 +158,7 @@ class NcclCommunicator final : public Communicator {
       try {
         put(doing, flight, send, recv);
         flight.mark = use_.stream->mark();
+        if (shares_process_) meet(doing);
       } catch (...) {
         failed_.push_back(std::move(flight));  // a part of it may be in the stream
         throw;
@@ -171,12 +170,21 @@ class NcclCommunicator final : public Communicator {
   Request start_send(const Buffer& buffer, int to) override { return staged_->send(buffer, to); }
   Request start_recv(const Buffer& buffer, int from) override { return staged_->recv(buffer, from); }
 
+  /// Waits for the other members to come to the same place of the same call. *Throws* Error if one is in another.
+  // An operation of NCCL occupies its GPU until all members have started it. Meanwhile a call of CUDA on another thread
+  // of the process can wait for that GPU: a memory allocation, or the first start of a kernel, which loads it. So no
+  // member may go on from a call of NCCL before all that share its process have made it.
+  void meet(const Doing& doing) {
+    CollectiveCall compared = doing.call;
+    compared.elsewhere = true;
+    start_in(*staged_, compared, doing.op, {}).wait();
+  }
   /// Decides, like all members, whether the group uses NCCL. It does so with the first collective, since a
   /// communicator of NCCL takes memory of the GPU, and many groups have none.
   void begin_use(const Doing& doing) {
     UniqueId id;
     if (rank() == 0 && use_.library.functions != nullptr) check(doing, "ncclGetUniqueId", nccl().GetUniqueId(&id));
-    const std::vector<Member> all = meet(*staged_, use_.library, *use_.pool->device_memory(), id);
+    const std::vector<Member> all = nccl::meet(*staged_, use_.library, *use_.pool->device_memory(), id);
     if (const std::string why = obstacle(all); !why.empty()) {
       if (use_.sums == GpuSums::nccl)
         throw UsageError("--sums nccl: NCCL cannot be used, as " + why + "; change that, or leave --sums out");
@@ -189,6 +197,8 @@ class NcclCommunicator final : public Communicator {
     check(doing, "ncclCommInitRank",
           nccl().CommInitRankConfig == nullptr ? nccl().CommInitRank(&comm_, size(), all[0].id, rank())
                                                : nccl().CommInitRankConfig(&comm_, size(), all[0].id, rank(), &config));
+    shares_process_ = shares_process(all);
+    if (shares_process_) meet(doing);
     state_ = State::uses_nccl;
   }
 
@@ -330,6 +340,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> staged_;
   Use use_;
   State state_ = State::undecided;
+  bool shares_process_ = false;  ///< whether two members are threads of one process
   ncclComm* comm_ = nullptr;     ///< null before the first collective, and after `abort`
   std::vector<Flight> dropped_;  ///< what nobody waits for
   std::vector<Flight> failed_;   ///< keeps the buffers of what started in part

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,10 +21,20 @@ namespace shardlib::detail::nccl {
 /// What a member says about itself.
 struct Member {
   bool has_nccl = false;
+  std::uint64_t process = 0;  ///< a number of its process
   HardwareName hardware{};
   UniqueId id{};                   ///< of the group, from its first member
   std::array<char, 256> reason{};  ///< why it has no NCCL
 };
+
+/// A number that each process has for itself, on whatever machine it is.
+inline std::uint64_t process_number() {
+  static const std::uint64_t number = [] {
+    std::random_device random;
+    return (std::uint64_t{random()} << 32) | random();
+  }();
+  return number;
+}
 
 /// The members of a group, by rank. All of them call it, with their own library and memory.
 inline std::vector<Member> meet(Communicator& group, const Library& library, const Region& memory, const UniqueId& id) {
@@ -31,6 +43,7 @@ inline std::vector<Member> meet(Communicator& group, const Library& library, con
   const auto members = std::make_shared<std::vector<Member>>(ranks + 1);
   Member& mine = members->back();
   mine.has_nccl = library.functions != nullptr;
+  mine.process = process_number();
   mine.hardware = memory.hardware();
   mine.id = id;
   std::copy_n(library.reason.begin(), std::min(library.reason.size(), mine.reason.size() - 1), mine.reason.begin());
@@ -48,6 +61,14 @@ inline std::string obstacle(std::span<const Member> all) {
         return "ranks " + std::to_string(k) + " and " + std::to_string(i) +
                " of a group have the same GPU, which NCCL does not allow";
   return "";
+}
+
+/// Whether two members are threads of one process.
+inline bool shares_process(std::span<const Member> all) {
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t k = 0; k < i; ++k)
+      if (all[i].process == all[k].process) return true;
+  return false;
 }
 
 }  // namespace shardlib::detail::nccl
