@@ -375,6 +375,29 @@ TEST_CASE("collectives by NCCL have the bits of the CPU's", "[nccl]") {
     CHECK(launched(kind) == (before.contains(kind) ? before.at(kind) : 0));
 }
 
+TEST_CASE("slices of an all_reduce begin at multiples of 16 bytes", "[nccl]") {
+  for (const std::size_t element : std::vector<std::size_t>{2, 4, 8})
+    for (const std::size_t ranks : std::vector<std::size_t>{2, 3, 5, 8})
+      for (const std::size_t n : {std::size_t{1}, std::size_t{3 * 4097 + 2}, std::size_t{65536}}) {
+        const auto [slice, left] = detail::gpu_slices(n, element, ranks);
+        CHECK(slice * element % 16 == 0);
+        CHECK(slice * ranks + left == n);
+        if (n * element * ranks > detail::small_all_reduce) CHECK(left * element < 16 * ranks + ranks * element);
+      }
+  CHECK(detail::gpu_slices(65536, 4, 8).left == 0);
+  const int before = stand_in::world.unaligned;
+  check_bits("d=3", [](Device& device) {
+    std::vector<std::byte> results;
+    for (const std::size_t n : std::vector<std::size_t>{3 * 4097 + 2, 3 * 4099}) {
+      const Buffer mine = on_device(device, rough_values<bf16>(device.rank(), n)), sum = on_device<bf16>(device, n);
+      device.everybody().all_reduce(mine, sum, DType::bf16, Reduction::sum).wait();
+      append(results, device, sum);
+    }
+    return results;
+  });
+  CHECK(stand_in::world.unaligned == before);
+}
+
 TEST_CASE("operands that stay in host memory, single messages and empty operands go without NCCL", "[nccl]") {
   const auto moves = [] {
     int all = 0;

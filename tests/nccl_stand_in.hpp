@@ -100,6 +100,7 @@ struct World {
   std::map<std::uint32_t, std::shared_ptr<Clique>> cliques;  ///< by the first bytes of their id
   std::vector<std::unique_ptr<ncclComm>> comms;              ///< also those that have ended
   std::map<Kind, int> launched;                              ///< how often each function was called
+  int unaligned = 0;  ///< how often with addresses that are no multiples of 16, at which NCCL copies byte by byte
   /// The functions that fail on a rank. "asynchronous": an operation does; "stuck": none runs there; "absent": the rank
   /// does not come to where NCCL connects the members.
   std::map<std::string, int> failing;
@@ -306,6 +307,8 @@ inline Result enqueue(Kind kind, const void* from, void* to, std::size_t count, 
                       CUstream_st* handle) {
   return locked([&] {
     ++world.launched[kind];
+    const auto is_aligned = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
+    if (!is_aligned(from) || !is_aligned(to)) ++world.unaligned;
     if (comm == nullptr || comm->has_ended) return fault(name(kind) + " on a communicator that has ended");
     if (fails(name(kind), comm->rank)) return cuda_error;
     auto& stream = SimulatedStream::of(handle);

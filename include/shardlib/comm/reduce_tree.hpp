@@ -37,7 +37,8 @@ struct GpuSlices {
   std::size_t left = 0;   ///< elements that each rank sums
 };
 constexpr GpuSlices gpu_slices(std::size_t n, std::size_t element, std::size_t ranks) {
-  const std::size_t slice = n * element * ranks <= small_all_reduce ? 0 : n / ranks;
+  const std::size_t unit = 16 / element;  // what a GPU copies at once, from and to multiples of it
+  const std::size_t slice = n * element * ranks <= small_all_reduce ? 0 : n / ranks / unit * unit;
   return {slice, n - slice * ranks};
 }
 
