@@ -99,7 +99,8 @@ struct World {
   std::vector<std::string> faults;
   std::map<std::uint32_t, std::shared_ptr<Clique>> cliques;  ///< by the first bytes of their id
   std::vector<std::unique_ptr<ncclComm>> comms;              ///< also those that have ended
-  std::map<Kind, int> launched;                              ///< how often each function was called
+  Result in_group = Result::success;  ///< what a call inside of a group returns: NCCL may say in_progress, too
+  std::map<Kind, int> launched;       ///< how often each function was called
   int unaligned = 0;  ///< how often with addresses that are no multiples of 16, at which NCCL copies byte by byte
   /// The functions that fail on a rank. "asynchronous": an operation does; "stuck": none runs there; "absent": the rank
   /// does not come to where NCCL connects the members.
@@ -322,7 +323,7 @@ inline Result enqueue(Kind kind, const void* from, void* to, std::size_t count, 
                                             .region = &stream.region()});
     if (group.depth == 0) return launch(*comm, stream, {call});
     group.calls.emplace_back(comm, &stream, std::move(call));
-    return Result::success;
+    return world.in_group;
   });
 }
 

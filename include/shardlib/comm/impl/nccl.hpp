@@ -225,18 +225,21 @@ class NcclCommunicator final : public Communicator {
   /// no message waits for another one.
   void exchange(const Doing& doing, const std::byte* send, std::byte* recv, std::size_t block) const {
     check(doing, "ncclGroupStart", nccl().GroupStart());
-    Result result = Result::success;
+    Result failed = Result::success;
     const char* function = "ncclGroupEnd";
-    for (int peer = 0; peer < size() && result == Result::success; ++peer) {
+    const auto is_in = [&](const char* name, Result result) {  // in the group, of which all begins with its end
+      if (result == Result::success || result == Result::in_progress) return true;
+      failed = result;
+      function = name;
+      return false;
+    };
+    for (int peer = 0; peer < size(); ++peer) {
       const std::size_t at = static_cast<std::size_t>(peer) * block;
-      result = nccl().Send(send + at, block, Type::uint8, peer, comm_, stream());
-      if (result != Result::success) function = "ncclSend";
-      if (result != Result::success) break;
-      result = nccl().Recv(recv + at, block, Type::uint8, peer, comm_, stream());
-      if (result != Result::success) function = "ncclRecv";
+      if (!is_in("ncclSend", nccl().Send(send + at, block, Type::uint8, peer, comm_, stream()))) break;
+      if (!is_in("ncclRecv", nccl().Recv(recv + at, block, Type::uint8, peer, comm_, stream()))) break;
     }
     const Result ended = nccl().GroupEnd();  // also after an error, which would leave the group open
-    check(doing, function, result == Result::success ? ended : result);
+    check(doing, function, failed == Result::success ? ended : failed);
   }
   void reduce_scatter(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) const {
     const DType dtype = doing.call.dtype;
