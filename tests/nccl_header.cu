@@ -59,6 +59,7 @@ SAME(AllGather);
 SAME(AllReduce);
 SAME(ReduceScatter);
 SAME(CommInitRankConfig);
+SAME(CommFinalize);
 #undef SAME
 // Which tells others apart.
 static_assert(!is_same<decltype(Functions::Send), decltype(&ncclRecv)>);

@@ -90,6 +90,7 @@ struct ncclComm {
   shardlib::detail::nccl::Result state = {};
   std::function<shardlib::detail::nccl::Result()> late{};
   bool has_begun = false;  ///< the last call is done, and nobody has asked since
+  bool is_finalized = false;
 };
 
 namespace shardlib::test::stand_in {
@@ -382,6 +383,8 @@ inline Result end(ncclComm* comm, const char* function, bool aborts) {
     if (comm->has_ended) return fault(std::string(function) + " on a communicator that has ended");
     comm->has_ended = true;
     if (!aborts && comm->state == Result::in_progress) fault(std::string(function) + " while a call is in progress");
+    if (!aborts && !comm->blocks && !comm->is_finalized)
+      fault(std::string(function) + " of a communicator that does not block, without ncclCommFinalize");
     comm->late = {};
     if (group.depth > 0) fault(std::string(function) + " inside of a group");
     if (!aborts && !comm->queue.empty())
@@ -390,6 +393,22 @@ inline Result end(ncclComm* comm, const char* function, bool aborts) {
     comm->queue.clear();
     if (comm->stream != nullptr) comm->stream->remove(comm);
     return Result::success;
+  });
+}
+/// Its end, for which the state is asked, is that of all ranks.
+inline Result CommFinalize(ncclComm* comm) {
+  return locked([&] {
+    if (comm->has_ended || comm->is_finalized) return fault("ncclCommFinalize on a communicator that has ended");
+    if (comm->state == Result::in_progress) return fault("ncclCommFinalize while a call is in progress");
+    comm->is_finalized = true;
+    comm->late = [comm] {
+      const auto ends = [](const ncclComm* other) {
+        return other == nullptr || other->is_finalized || other->has_ended;
+      };
+      if (comm->clique->is_broken) return remote_error;
+      return std::ranges::all_of(comm->clique->members, ends) ? Result::success : Result::in_progress;
+    };
+    return comm->state = Result::in_progress;
   });
 }
 inline Result CommDestroy(ncclComm* comm) {
@@ -453,12 +472,13 @@ inline Result ReduceScatter(const void* from, void* to, std::size_t count, Type 
 }
 
 inline constexpr detail::nccl::Functions functions{
-    GetErrorString, GetUniqueId, CommInitRank, CommDestroy, CommAbort, CommGetAsyncError, GroupStart,
-    GroupEnd,       Send,        Recv,         AllGather,   AllReduce, ReduceScatter,     CommInitRankConfig};
+    GetErrorString, GetUniqueId, CommInitRank, CommDestroy, CommAbort,     CommGetAsyncError,  GroupStart,  GroupEnd,
+    Send,           Recv,        AllGather,    AllReduce,   ReduceScatter, CommInitRankConfig, CommFinalize};
 /// The same before NCCL 2.14, when all communicators block.
 inline constexpr detail::nccl::Functions blocking_functions = [] {
   detail::nccl::Functions older = functions;
   older.CommInitRankConfig = nullptr;
+  older.CommFinalize = nullptr;
   return older;
 }();
 

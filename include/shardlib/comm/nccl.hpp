@@ -55,13 +55,15 @@ struct Functions {
   Result (*AllGather)(const void*, void*, std::size_t count, Type, ncclComm*, CUstream_st*) = nullptr;
   Result (*AllReduce)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
   Result (*ReduceScatter)(const void*, void*, std::size_t count, Type, Operation, ncclComm*, CUstream_st*) = nullptr;
-  /// Null before NCCL 2.14.
+  // Null before NCCL 2.14.
   Result (*CommInitRankConfig)(ncclComm**, int ranks, UniqueId, int rank, Config*) = nullptr;
+  Result (*CommFinalize)(ncclComm*) = nullptr;
 };
 
-/// Calls f(name, function) for each of them that every version has, `function` being a reference.
-template <class F>
-void for_functions(Functions& all, const F& f) {
+/// Calls f(name, function), `function` being a reference, for each of them that every version has, and newer(name,
+/// function) for the others.
+template <class F, class G>
+void for_functions(Functions& all, const F& f, const G& newer) {
   f("ncclGetErrorString", all.GetErrorString);
   f("ncclGetUniqueId", all.GetUniqueId);
   f("ncclCommInitRank", all.CommInitRank);
@@ -75,6 +77,8 @@ void for_functions(Functions& all, const F& f) {
   f("ncclAllGather", all.AllGather);
   f("ncclAllReduce", all.AllReduce);
   f("ncclReduceScatter", all.ReduceScatter);
+  newer("ncclCommInitRankConfig", all.CommInitRankConfig);
+  newer("ncclCommFinalize", all.CommFinalize);
 }
 
 /// The functions of a shared library, or why it has none.

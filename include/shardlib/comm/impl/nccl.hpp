@@ -35,13 +35,15 @@ SHARDLIB_INLINE Library load(const std::string& file) {
   }
   Functions functions;
   std::string missing;
-  for_functions(functions, [&](const char* name, auto& function) {
+  const auto find = [&](const char* name, auto& function) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+  };
+  const auto require = [&](const char* name, auto& function) {
+    find(name, function);
     if (function == nullptr && missing.empty()) missing = name;
-  });
+  };
+  for_functions(functions, require, find);
   if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.10 or later"};
-  functions.CommInitRankConfig =
-      reinterpret_cast<decltype(functions.CommInitRankConfig)>(dlsym(library, "ncclCommInitRankConfig"));
   return {.functions = &loaded.emplace(file, functions).first->second};
 }
 
@@ -99,6 +101,9 @@ class NcclCommunicator final : public Communicator {
       if (std::uncaught_exceptions() > 0) abort();
       for (const Flight& flight : dropped_)
         if (comm_ != nullptr) await(*flight.mark, Doing{});
+      // It asks for errors meanwhile. ncclCommDestroy alone would wait for the others without an end.
+      if (comm_ != nullptr && nccl().CommFinalize != nullptr)
+        check(Doing{}, "ncclCommFinalize", nccl().CommFinalize(comm_));
     } catch (...) {
       abort();
     }

@@ -221,8 +221,9 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result result;
     try {
-      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind), sums), threads,
-                 body);
+      // It lives until the others know that it has ended: its groups may wait for them at their end.
+      const auto device = DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind), sums);
+      run_device(device, threads, body);
       world->finish(i);
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
