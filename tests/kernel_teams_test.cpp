@@ -289,6 +289,30 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
   });
 }
 
+TEST_CASE("kernel teams: argmax takes the first of equals, and of NaNs, for any number of lanes", "[simulated]") {
+  for_types<f32, bf16, f64, i32>([]<class T>(T) {
+    for (const std::int64_t n : {1, 2, 3, 9, 127, 128, 129, 1000})
+      for (const std::int64_t inner : {1, 3}) {
+        const std::int64_t rows = 12, padding = n % 2;  // which holds the largest numbers
+        std::vector<T> x(at(rows * (n + padding) * inner), static_cast<T>(9));
+        for (std::int64_t row = 0; row < rows; ++row)
+          for (std::int64_t i = 0; i < n * inner; ++i) {
+            const auto h = static_cast<std::uint32_t>(row * 7919 + i) * 2654435761U >> 8;
+            const std::uint32_t most = row % 3 == 0 ? 1 : 4;  // all equal in each third row
+            T value = static_cast<T>(static_cast<float>(h % most) - 2);
+            if constexpr (!std::is_same_v<T, i32>)
+              if (row % 3 == 1 && h % 50 < 3) value = static_cast<T>(std::numeric_limits<float>::quiet_NaN());
+            x[at(row * (n + padding) * inner + i)] = value;
+          }
+        same_everywhere(
+            [=](const Exec& exec, const T* from, i32* places) {
+              kernels::argmax(exec, dtype_v<T>, from, rows, n + padding, inner, places, padding);
+            },
+            x, std::vector<i32>(at(rows * inner)));
+      }
+  });
+}
+
 TEST_CASE("kernel teams: sums of products have the same bits for any number of lanes", "[simulated]") {
   const auto check = []<class T>(T, double tolerance) {
     struct Sizes {

@@ -243,29 +243,54 @@ struct SumOfPieces {
   }
 };
 
-/// The place of the first maximum, or of the first NaN, of `counted` elements with a stride of `inner`.
+/// The place of the first maximum, or of the first NaN, of `counted` elements with a stride of `inner`. An item is such
+/// a row. Several lanes share its elements.
 template <class T>
 struct Argmax {
+  using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
+  struct Best {
+    Acc value;
+    std::int64_t at;
+
+    SHARDLIB_FUNCTION void meet(const Best& other) {
+      const bool nan = value != value, other_nan = other.value != other.value;
+      const bool ties = value == other.value || (nan && other_nan);
+      if (ties ? other.at < at : other_nan || (!nan && other.value > value)) *this = other;
+    }
+  };
+  static constexpr std::int64_t columns = 128;
   const T* in;
   i32* out;
   std::int64_t n, inner, counted;
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
-    team.one([=, this] {
-      using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
-      const T* const x = in + item / inner * n * inner + item % inner;
-      auto best = static_cast<Acc>(x[0]);
-      std::int64_t at = 0;
+    const T* const x = in + item / inner * n * inner + item % inner;
+    i32* const to = out + item;
+    if constexpr (Team::single) {
+      Best best{static_cast<Acc>(x[0]), 0};
       for (std::int64_t i = 1; i < counted; ++i) {
         const auto v = static_cast<Acc>(x[i * inner]);
-        if (v > best || (v != v && best == best)) {
-          best = v;
-          at = i;
-        }
+        if (v > best.value || (v != v && best.value == best.value)) best = {v, i};
       }
-      out[item] = static_cast<i32>(at);
-    });
+      *to = static_cast<i32>(best.at);
+    } else {
+      constexpr std::int64_t most = columns;
+      Best* const tile = team.template tile<Best, most>();
+      std::int64_t width = most;  // of the tree; short rows take a short one
+      while (width / 2 >= counted) width /= 2;
+      team.lanes(width, [=, stride = inner, count = counted](std::int64_t column) {
+        Best best{static_cast<Acc>(x[0]), 0};
+        for (std::int64_t i = column; i < count; i += width) best.meet({static_cast<Acc>(x[i * stride]), i});
+        tile[column] = best;
+      });
+      for (std::int64_t half = width / 2; half > 0; half /= 2) {
+        team.barrier();
+        team.lanes(half, [=](std::int64_t column) { tile[column].meet(tile[column + half]); });
+      }
+      team.barrier();
+      team.one([=] { *to = static_cast<i32>(tile[0].at); });
+    }
   }
 };
 
