@@ -3,7 +3,8 @@
 
 Builds nothing: scripts/gpu.sh does, and runs this. MFU counts the model FLOPs of gpt2_step.py against the GPU's dense
 bf16 peak, which is known for the GPUs in PEAKS, or given by --peak. A figure is the median of the steps after the first
---warmup ones. With --times, a run whose kernels wait for each other gives the time of each op.
+--warmup ones. With --times, a run whose kernels wait for each other gives the time of each op. Where there are two GPUs,
+the losses on both, which communicate by NCCL, are compared with those on one.
 
   benchmarks/gpt2_gpu.py --build build/gpu
 """
@@ -13,6 +14,7 @@ import collections
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,12 +35,19 @@ def started(command, remedy, **more):
         return subprocess.run(command, capture_output=True, text=True, check=False, **more)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}; {remedy}")
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr or b""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        sys.exit(f"{' '.join(command)}: no end after {error.timeout:.0f} s\n{text[-2000:]}")
 
 
 def run(command, remedy, **more):
     ran = started(command, remedy, **more)
     if ran.returncode != 0:
         sys.exit(f"{' '.join(command)}: status {ran.returncode}\n{(ran.stderr or ran.stdout)[-2000:]}")
+    for line in ran.stderr.splitlines():
+        if line.startswith("note: "):  # such as that GPUs communicate without NCCL
+            print(line)
     return ran.stdout
 
 
@@ -71,19 +80,50 @@ def steps_of(lines, count, program):
     return steps
 
 
-def ours(options, preset, batch, length, steps, scratch, *more, device="gpu", env=None):
+def ours(options, preset, batch, length, steps, scratch, *more, device="gpu", env=None, start=(), timeout=None):
     metrics = os.path.join(scratch, "metrics.jsonl")
     if os.path.exists(metrics):
         os.remove(metrics)
-    run([os.path.join(options.build, "examples/gpt2"), f"--preset={preset}", f"--vocabulary={VOCABULARY}",
+    run([*start, os.path.join(options.build, "examples/gpt2"), f"--preset={preset}", f"--vocabulary={VOCABULARY}",
          f"--data={scratch}/tokens.bin", f"--batch={batch}", f"--seq={length}", f"--steps={steps}", "--warmup=0",
          "--learning-rate=1e-4", "--final-learning-rate=1", "--max-tokens=0", f"--device={device}",
          f"--metrics={metrics}", *more],
-        "scripts/gpu.sh builds it, and --build names another folder", env={**os.environ, **(env or {})})  # fmt: skip
+        "scripts/gpu.sh builds it, and --build names another folder", env={**os.environ, **(env or {})},
+        timeout=timeout)  # fmt: skip
     if not os.path.exists(metrics):
         sys.exit(f"{options.build}/examples/gpt2: no {metrics}, which it was to write")
     with open(metrics) as lines:
         return steps_of(lines, steps, "examples/gpt2")
+
+
+def compare(what, names, steps, limit):
+    for one, other in zip(*steps):  # steps_of has counted them
+        apart = abs(one["loss"] - other["loss"])
+        print(f"{what} step {one['step']}: loss {one['loss']:.5f} on {names[0]}, {other['loss']:.5f} on {names[1]}, apart {apart:.1e}")
+        if not apart < limit:
+            sys.exit("the losses differ by more than rounding")
+
+
+def visible(gpus):
+    """How many of them programs see."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(gpus) if chosen is None else len([name for name in chosen.split(",") if name])
+
+
+def ways_to_start(build):
+    """Of two devices: as threads, and as ranks if the program is built with MPI."""
+    version = run([os.path.join(build, "examples/gpt2"), "--version"], "scripts/gpu.sh builds it")
+    return {"threads": ()} | ({"ranks": ("mpirun", "-n", "2")} if "MPI" in version and shutil.which("mpirun") else {})
+
+
+def on_two(options, scratch, ways, *more, device="gpu"):
+    """Compares the losses of two devices with those of one."""
+    write_tokens(scratch, 4, 64)
+    work = (options.preset, 4, 64, 4, scratch, "--dtype=f32", *more)
+    one = ours(options, *work, "--mesh=d=1,t=1", device=device)
+    for name, start in ways.items():
+        both = ours(options, *work, "--mesh=d=2,t=1", "--collective-timeout=60", device=device, start=start, timeout=900)
+        compare("f32", ("one device", f"two {name}"), (one, both), 1e-3)
 
 
 def torch_steps(options, batch, length, steps, scratch, *more):
@@ -132,7 +172,7 @@ def main():
     parser.add_argument("--peak", type=float, default=0, help="the GPU's dense bf16 FLOP/s")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
     parser.add_argument("--no-torch", action="store_true")
-    parser.add_argument("--no-losses", action="store_true", help="no comparison with the CPU's losses")
+    parser.add_argument("--no-losses", action="store_true", help="no comparisons of losses, with the CPU's and those of two GPUs")
     parser.add_argument("--largest", action="store_true", help="a row for the largest preset that fits the GPU's memory, too")
     parser.add_argument("--times", action="store_true", help="the time of each op")
     parser.add_argument("--check-options", action="store_true", help="end after the options")
@@ -153,11 +193,11 @@ def main():
             write_tokens(scratch, 4, 64)
             for dtype in ("f32", "bf16"):
                 both = [ours(options, options.preset, 4, 64, 4, scratch, f"--dtype={dtype}", device=d) for d in ("cpu", "gpu")]
-                for cpu, there in zip(*both):  # steps_of has counted them
-                    apart = abs(cpu["loss"] - there["loss"])
-                    print(f"{dtype} step {cpu['step']}: loss {cpu['loss']:.5f} on the CPU, {there['loss']:.5f} on the GPU, apart {apart:.1e}")
-                    if not apart < (1e-3 if dtype == "f32" else 3e-2):
-                        sys.exit("the losses differ by more than rounding")
+                compare(dtype, ("the CPU", "the GPU"), both, 1e-3 if dtype == "f32" else 3e-2)
+            if visible(gpus) > 1:
+                on_two(options, scratch, ways_to_start(options.build))
+            else:
+                print("two GPUs: left out, as programs see one")
         write_tokens(scratch, options.batch, options.length)
         print(f"\n{options.preset}, bf16, on one {gpu}, peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown: give --peak for the MFU'}\n")
         print("| program | batch | ms a step | tokens/s | MFU | loss |\n|---|---|---|---|---|---|")

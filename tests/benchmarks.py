@@ -1,5 +1,8 @@
 """The benchmarks' scripts start, and read what the programs print now: a run of all of them takes too long to find out there."""
+import argparse
+import contextlib
 import glob
+import io
 import os
 import sys
 import tempfile
@@ -76,6 +79,13 @@ def main():
     fits = [gpt2_gpu.largest(os.path.dirname(examples), size, 1024) for size in (1e9, 40e9, 1e12)]
     check(fits[0] is None and fits[1] not in (None, fits[2]) and fits[2] == ("gpt2-1558m", 32),
           f"gpt2_gpu.py finds that {fits} fit 1 GB, 40 GB and 1 TB")
+
+    with tempfile.TemporaryDirectory() as folder:  # on CPUs in place of GPUs
+        small = ["--layers=1", "--d-model=16", "--heads=2", "--d-ff=16"]
+        options = argparse.Namespace(build=os.path.dirname(examples), preset="gpt2-124m")
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpt2_gpu.on_two(options, folder, {"threads": gpt2_gpu.ways_to_start(options.build)["threads"]}, *small, device="cpu")
+    check(said.getvalue().count(" on two threads, apart ") == 4, "gpt2_gpu.py compares two devices with one", said.getvalue())
 
     layers, width, ff, vocabulary = 2, 64, 96, 512
     fsdp = [os.path.join(examples, "gpt_fsdp"), "--batch=2", "--seq=16", f"--layers={layers}", f"--d-model={width}", "--n-kv=1",
