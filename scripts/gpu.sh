@@ -74,11 +74,18 @@ if [ $tests = yes ]; then
   tail -n 3 build/log/gpu-tests.log
   sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$nvcc")")/compute-sanitizer")
   if [ -x "$sanitizer" ]; then
-    SHARDLIB_TEST_DEVICE=gpu quietly build/log/gpu-sanitizer.log "compute-sanitizer" \
-      "$sanitizer" --error-exitcode 9 build/gpu/tests/shardlib_tests "causal_attention*"
-    grep -E '[1-9][0-9]* assertion' build/log/gpu-sanitizer.log ||
-      die "compute-sanitizer: build/log/gpu-sanitizer.log shows no assertion of the tests of attention"
-    echo "compute-sanitizer: no errors in the tests of attention"
+    # All tensors lie in one block of CUDA, so memcheck sees accesses outside of the pool alone. Races for the memory that a
+    # block's threads share, and barriers that some of them miss, are those of any pool.
+    declare -A looks=([memcheck]="causal_attention*"
+      [racecheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*"
+      [synccheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*")
+    for tool in memcheck racecheck synccheck; do
+      log=build/log/gpu-$tool.log
+      SHARDLIB_TEST_DEVICE=gpu quietly "$log" "compute-sanitizer --tool $tool" \
+        "$sanitizer" --tool $tool --error-exitcode 9 build/gpu/tests/shardlib_tests "${looks[$tool]}"
+      grep -E '[1-9][0-9]* assertion' "$log" || die "compute-sanitizer: $log shows no assertion of the tests ${looks[$tool]}"
+      echo "compute-sanitizer --tool $tool: no errors in the tests ${looks[$tool]}"
+    done
   else
     echo "compute-sanitizer: left out, as it is neither in PATH nor beside nvcc"
   fi
