@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compiles with nvcc: the headers, the kernels, tests of ops and the trainers, for sm_80 and sm_90, without warnings.
-# Trains with one of them on the CPU; a GPU is not needed (scripts/gpu.sh is for machines that have one). Where nvcc is
-# missing, it says so and ends with status 0.
+# Trains with one of them on the CPU. Links two trainers with the launcher for GPUs, as a GPU build does: both train on the
+# CPU, and end with an error where they ask for a GPU that is not there. A GPU is not needed (scripts/gpu.sh is for machines
+# that have one). Where nvcc is missing, it says so and ends with status 0.
 #   scripts/test-cuda.sh           all of it
 #   scripts/test-cuda.sh --quick   headers, kernels and the two-layer FSDP example, for sm_90; a part of scripts/test.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -27,5 +28,26 @@ quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset rele
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_EXAMPLES=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
 quietly build/log/cuda-build.log "compiling with nvcc" cmake --build build/cuda -j "$jobs" --target $target
 quietly build/log/cuda-run.log "mlp_fsdp compiled by nvcc" build/cuda/mlp_fsdp_cuda --mesh d=2
+
+# A build for GPUs. What only its linker finds, as a kernel that no source makes, would else show on a machine with a GPU.
+if [ $target = check_cuda ]; then
+  quietly build/log/cuda-launcher-configure.log "configuring a GPU build" cmake --preset release -B build/cuda-launcher \
+    -DSHARDLIB_LAUNCHER=cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90 \
+    -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
+  quietly build/log/cuda-launcher-build.log "linking a GPU build" \
+    cmake --build build/cuda-launcher -j "$jobs" --target gpt2 gpt_fsdp
+  small=(--data=README.md "--mesh=d=1,t=1" --layers=1 --d-model=16 --d-ff=16 --batch=2 --seq=16 --steps=2 --warmup=1 --max-tokens=0)
+  for program in "gpt2 --heads=2" "gpt_fsdp --n-kv=2 --d-head=4"; do
+    read -ra command <<<"build/cuda-launcher/examples/$program"
+    log=build/log/cuda-launcher-run.log
+    quietly $log "$program on the CPU" "${command[@]}" "${small[@]}" --device=cpu
+    if nvidia-smi -L >/dev/null 2>&1; then continue; fi # scripts/gpu.sh trains there
+    status=0
+    "${command[@]}" "${small[@]}" --device=gpu >$log 2>&1 || status=$?
+    if [ $status != 2 ] || ! grep -q -E -e '--device gpu: this machine (has no driver|shows no GPU)' $log; then
+      die "$program --device=gpu, where there is no GPU: status $status in place of 2; $log: $(tail -n 5 $log)"
+    fi
+  done
+fi
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 echo "test-cuda.sh: $target passed with nvcc $version for $architectures"
