@@ -18,6 +18,7 @@
 #include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/device/launch.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/faults.hpp"
 #include "shardlib/memory/gpu.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/run/accelerators.hpp"
@@ -261,6 +262,30 @@ TEST_CASE("a GPU's streams and memory are used with that GPU as the current one"
   CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaErrorInvalidResourceHandle);
   CHECK(cudaSetDevice(0) == cudaSuccess);
   CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaSuccess);
+}
+
+TEST_CASE("what a kernel finds wrong is an error when the host next waits for the GPU") {
+  if (world_size() > 1) return;
+  const Machine machine({.total = 1000 * mib});
+  const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
+  const Buffer here = host->allocate(64), there = pool->allocate(64);
+  Region& gpu = *pool->device_memory();
+  const auto check = [&](std::int64_t place, std::int64_t value) {  // as its kernel
+    detail::FaultWord* const words = gpu.faults()->next(gpu);
+    REQUIRE(gpu.contains(words, detail::Faults::teams * sizeof(detail::FaultWord)));
+    std::fill_n(words, detail::Faults::teams, detail::FaultWord{detail::FaultWord::none, 0});
+    words[3] = {place, value};
+    gpu.faults()->add(std::string("id \0 is wrong", 13));
+  };
+  check(detail::FaultWord::none, 0);
+  check(100, 5);
+  check(50, 6);
+  CHECK_NOTHROW(Exec{.pool = pool.get()}.zero(there.data(), 64));  // the host does not wait
+  CHECK_THROWS_WITH(copy(here, there), Catch::Matchers::Equals("id 5 is wrong"));
+  CHECK_NOTHROW(copy(here, there));
+  check(1, -7);
+  CHECK_THROWS_WITH(gpu.synchronize(), Catch::Matchers::Equals("id -7 is wrong"));
+  CHECK_NOTHROW(gpu.synchronize());
 }
 
 TEST_CASE("an error of a kernel whose result nobody has read is one of the launch") {

@@ -9,6 +9,7 @@
 #include "shardlib/device/cuda_launcher.hpp"
 #include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/kernels/body/attention.hpp"
+#include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/body/fused_attention.hpp"
@@ -172,6 +173,10 @@ KERNEL(body::ListHeads)
 KERNEL(body::StoreHeads<f32, bf16>)
 KERNEL(body::ListAttentionTerms)
 KERNEL(body::ZeroRows)
+KERNEL(body::FindFault<body::IdOutside<i32>>)
+KERNEL(body::FindFault<body::IdOutside<u32>>)
+KERNEL(body::FindFault<body::ZeroInteger<std::uint8_t>>)
+KERNEL(body::FindFault<body::ZeroInteger<std::uint32_t>>)
 KERNEL(body::JoinIds<i32>)
 KERNEL(body::JoinIds<u32>)
 KERNEL(body::ListAdditions<i32>)

@@ -319,8 +319,9 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         "index_unreduced<`[V] M, B -> B M`>: gather: index 5 is outside dim `V` of size 5; check the data against that "
         "size" +
             here,
-        index_unreduced<"[V] M, B -> B M">(zeros<f32, "V M">(mesh, {{"V", 5, 6}, {"M", 2}}),
-                                           place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}})));
+        wait_for(index_unreduced<"[V] M, B -> B M">(
+            zeros<f32, "V M">(mesh, {{"V", 5, 6}, {"M", 2}}),
+            place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}}))));
     ERROR_IS("argmax<`V -> `>: the dim has size 0; it needs at least one element" + here,
              argmax<"V -> ">(zeros<f32, "V">(mesh, {{"V", 0, 6}})));
   });

@@ -95,6 +95,12 @@ void expect_error(const F& f, std::string_view text, std::source_location where 
 /// expect_error of one expression.
 #define ERROR_IS(text, ...) ::shardlib::test::expect_error([&] { static_cast<void>(__VA_ARGS__); }, text)
 
+/// Waits for the device of a result. Wrong ids, which the CPU finds in the op, are an error here on other devices.
+template <class T>
+void wait_for(const T& x) {
+  x.value()->device->exec().synchronize();
+}
+
 /// The most memory that f takes at once, beyond what is there.
 template <class F>
 std::size_t peak(const DevicePtr& device, const F& f) {

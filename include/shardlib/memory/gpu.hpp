@@ -16,6 +16,7 @@
 #include <string>
 #include <type_traits>
 
+#include "shardlib/memory/faults.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -52,6 +53,7 @@ class Gpu final : public Region {
   /// Always throws: host code cannot access the memory.
   void open() override;
   void synchronize() override;
+  [[nodiscard]] Faults* faults() override { return &faults_; }
   bool copy(void* to, const void* from, std::size_t bytes) override;
   bool zero(void* to, std::size_t bytes) override;
   [[nodiscard]] std::string describe() const override;
@@ -95,6 +97,7 @@ class Gpu final : public Region {
   Owned<cublasHandle_t, &cublasDestroy> cublas_;
   Memory memory_;
   std::size_t bytes_ = 0;
+  Faults faults_;
 };
 
 }  // namespace shardlib::detail

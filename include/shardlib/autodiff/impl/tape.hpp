@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "shardlib/autodiff/overlap.hpp"
+#include "shardlib/memory/faults.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/observe.hpp"
@@ -140,21 +141,30 @@ class ReadsOf {
   std::optional<WithTransposing> here_;
 };
 
-/// Calls f, and adds the op's name and the device to its errors.
+/// An error's reason with the op's name, its line and the device.
+inline std::string with_op(const Value& out, std::string_view reason) {
+  // A collective's communicator has added the name already.
+  const std::string named = std::string(out.made_by.name) + ": ";
+  if (reason.starts_with(named)) reason.remove_prefix(named.size());
+  return out.made_by.describe() + ": " + std::string(reason) + " (" + out.device->describe() + ")";
+}
+
+/// Calls f, and adds the op's name and the device to its errors, also to those that its kernels find later.
 template <class F>
 Buffer with_op_in_errors(const Value& out, const F& f) {
   const ReadsOf reads(out);
+  Region* const memory = out.device->pool()->device_memory();
+  Faults* const faults = memory == nullptr ? nullptr : memory->faults();
+  const std::size_t before = faults == nullptr ? 0 : faults->count();
   try {
-    return f();
+    Buffer result = f();
+    if (faults != nullptr) faults->name(before, [&](const std::string& reason) { return with_op(out, reason); });
+    return result;
   } catch (const Error& error) {
-    const std::string where = " (" + out.device->describe() + ")";
     // In a replay, the operands' ops run inside this one and have already added their names.
-    if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(where)) throw;
-    // A collective's communicator has added the name already.
-    const std::string named = std::string(out.made_by.name) + ": ";
-    std::string_view reason = error.what();
-    if (reason.starts_with(named)) reason.remove_prefix(named.size());
-    throw Error(out.made_by.describe() + ": " + std::string(reason) + where);
+    if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(" (" + out.device->describe() + ")"))
+      throw;
+    throw Error(with_op(out, error.what()));
   }
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "shardlib/kernels/body/check.hpp"
+#include "shardlib/kernels/check.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
@@ -34,17 +36,26 @@ SHARDLIB_INLINE void check_divisor(const Value& divisor) {
   const auto strides = kernels::row_major(view(divisor.local));
   kernels::Nest<1> nest;
   for (int i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
-  kernels::Walk<1> walk(nest, 0);
+  const auto text = [&] {
+    return "the divisor `" + std::string(to_string(*divisor.spec).view()) +
+           "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`";
+  };
+  const Exec exec = divisor.device->exec();
   const std::size_t element = size_of(divisor.dtype);
+  if (exec.on_device()) {
+    const auto check = [&]<class U>(U) {
+      kernels::check_late(exec, nest.count(), kernels::body::ZeroInteger<U>{nest, divisor.as<const U>()}, text());
+    };
+    return element == 1 ? check(std::uint8_t{}) : check(std::uint32_t{});
+  }
+  kernels::Walk<1> walk(nest, 0);
   const auto bytes = static_cast<std::int64_t>(divisor.bytes());
-  divisor.device->exec().read(divisor.as<const std::byte>(), bytes, [&](const std::byte* data) {
+  exec.read(divisor.as<const std::byte>(), bytes, [&](const std::byte* data) {
     for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
       bool zero = true;
       for (std::size_t k = 0; k < element; ++k)
         zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
-      if (zero)
-        throw Error("the divisor `" + std::string(to_string(*divisor.spec).view()) +
-                    "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`");
+      if (zero) throw Error(text());
     }
   });
 }

@@ -11,7 +11,9 @@
 #include <type_traits>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/index.hpp"
+#include "shardlib/kernels/check.hpp"
 #include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -31,15 +33,21 @@ inline Nest<3> lookup_nest(const Lookup& l) {
   return nest;
 }
 
-/// *Throws* Error if an id is outside the table.
+/// *Throws* Error if an id is outside the table, on a device when the host next waits for it.
 template <class I>
 void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* op) {
+  const auto text = [&](const std::string& id) {
+    return std::string(op) + ": index " + id + " is outside dim `" + std::string(l.dim) + "` of size " +
+           std::to_string(l.global_rows) + "; check the data against that size";
+  };
   Nest<1> nest;  // each index once: skips the dims that the indices lack
   std::int64_t last = 0;
   for (std::size_t d = 0; d < l.shape.size(); ++d) {
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
     last += (l.shape[d] - 1) * l.index_strides[d];
   }
+  if (exec.on_device())
+    return check_late(exec, nest.count(), body::IdOutside<I>{nest, indices, l.global_rows}, text(std::string(1, '\0')));
   const auto inner = nest.pop();
   const std::int64_t rows = nest.count();
   exec.read(indices, last + 1, [&](const I* ids) {
@@ -48,8 +56,7 @@ void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* 
       for (std::int64_t i = 0; i < inner.extent; ++i) {
         const auto id = static_cast<std::int64_t>(ids[walk.offsets[0] + i * inner.strides[0]]);
         if (id >= 0 && id < l.global_rows) continue;
-        throw Error(std::string(op) + ": index " + std::to_string(id) + " is outside dim `" + std::string(l.dim) +
-                    "` of size " + std::to_string(l.global_rows) + "; check the data against that size");
+        throw Error(text(std::to_string(id)));
       }
     }
   });

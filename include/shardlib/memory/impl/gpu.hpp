@@ -161,7 +161,10 @@ SHARDLIB_INLINE void Gpu::open() {
 
 SHARDLIB_INLINE void Gpu::synchronize() {
   use();
-  check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  faults_.close([this](void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  });
 }
 
 SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {

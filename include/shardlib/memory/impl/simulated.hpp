@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/memory/faults.hpp"
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/memory/simulated_queue.hpp"
@@ -109,14 +110,21 @@ class Simulated final : public Heap {
   }
   [[nodiscard]] bool is_device() const override { return true; }
   [[nodiscard]] SimulatedQueue* queue() override { return &queue_; }
-  void synchronize() override { queue_.synchronize(); }
+  [[nodiscard]] Faults* faults() override { return &faults_; }
+  void synchronize() override {
+    faults_.close([this](void* to, const void* from, std::size_t bytes) {
+      queue_.synchronize();
+      const MemoryAccess access(this);
+      if (bytes > 0) std::memcpy(to, from, bytes);
+    });
+  }
   bool copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return true;  // memcpy takes no null pointers
     if (contains(to, bytes) && contains(from, bytes)) {
       queue_.launch([to, from, bytes] { std::memcpy(to, from, bytes); });
       return true;
     }
-    queue_.synchronize();
+    synchronize();
     const MemoryAccess access(this);
     std::memcpy(to, from, bytes);
     return true;
@@ -201,6 +209,7 @@ class Simulated final : public Heap {
   std::mutex mutex_;
   std::vector<Addresses> ranges_;
   int openings_ = 0;  ///< without a key
+  Faults faults_;
   SimulatedQueue queue_;
 };
 
