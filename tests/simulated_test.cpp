@@ -374,6 +374,85 @@ TEST_CASE("spans of the simulated device are copies that stay where they are", "
           {.kind = DeviceKind::simulated});
 }
 
+TEST_CASE("wrong ids of the simulated device are errors when the host next waits for it", "[simulated]") {
+  const auto ids = [](const Mesh<"d">& mesh, const std::vector<i32>& values) {
+    return place<Tensor<i32, "B">>(mesh, HostArray<i32>({static_cast<std::int64_t>(values.size())}, values));
+  };
+  const auto look_up = [](const Mesh<"d">& mesh, const Tensor<i32, "B">& rows) {
+    return index_unreduced<"[V] M, B -> B M">(full<f32, "V M">(mesh, {{"V", 8}, {"M", 2}}, 1), rows);
+  };
+  const auto text = [](int id) {
+    return "index_unreduced<`[V] M, B -> B M`>: gather: index " + show(id) +
+           " is outside dim `V` of size 8; check the data against that size (device 0 (d=0) of mesh d=1)";
+  };
+  const LaunchOptions on_device{.kind = DeviceKind::simulated};
+  on_mesh(
+      "d=1",
+      [&](const Mesh<"d">& mesh) {
+        // Both come from the host, which waits for this.
+        const auto rows = ids(mesh, {1, 9, 8}), others = ids(mesh, {-1, 2, 3});
+        const auto numerator = ids(mesh, {4, 4}), divisor = ids(mesh, {2, 0});
+        const auto first = look_up(mesh, rows);  // no error here
+        const auto second = look_up(mesh, others);
+        ERROR_IS(text(9), (first + second).span());
+        // It has been said, and what reads on is whole: zeros in place of the rows that are not there.
+        expect_equal(fetch(first).data, {1, 1, 0, 0, 0, 0});
+        // The divisor's zero, of each width, and in the order of ops.
+        const auto quotient = numerator / divisor;
+        const auto zero = [](const std::string& divisor) {
+          return "/: the divisor `" + divisor +
+                 "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where` "
+                 "(device 0 (d=0) of mesh d=1)";
+        };
+        ERROR_IS(zero("B"), wait_for(quotient));
+        const auto bytes = full<u8, "A">(mesh, {{"A", 5}}, 6) / full<u8, "A">(mesh, {{"A", 5}}, 0);
+        ERROR_IS(zero("A"), wait_for(bytes));
+        // Many checks without a wait, of many elements.
+        std::vector<i32> many(10'000);
+        many[7000] = 700;
+        many[9999] = 800;
+        const auto wrong = ids(mesh, many), right = ids(mesh, {0, 7});
+        int looked = 0;
+        expect_error(
+            [&] {
+              static_cast<void>(look_up(mesh, wrong));
+              for (; looked < 200; ++looked) static_cast<void>(look_up(mesh, right));
+            },
+            text(700));
+        expect(looked > 20 && looked < 200, show(looked) + " lookups after the wrong one");
+        wait_for(look_up(mesh, right));
+      },
+      on_device);
+  // What nobody reads is an error of the launch.
+  const auto unread = [&] {
+    on_mesh(
+        "d=1", [&](const Mesh<"d">& mesh) { static_cast<void>(look_up(mesh, ids(mesh, {8}))); }, on_device);
+  };
+  ERROR_IS(text(8), unread());
+}
+
+TEST_CASE("checks of ids, targets and divisors do not wait for the device", "[simulated]") {
+  on_mesh(
+      "d=1",
+      [&](const Mesh<"d">& mesh) {
+        int calls = 0;
+        const Sizes sizes{{"B", 8}, {"M", 16}, {"V", 32}};
+        const auto x = random_normal<f32, "V M">(mesh, sizes, RandomKey{1, 0});
+        const auto w = random_normal<f32, "V M">(mesh, sizes, RandomKey{2, 0});
+        const auto ids = place<Tensor<i32, "B/d">>(mesh, HostArray<i32>({8}, {1, 2, 3, 4, 5, 6, 7, 31}));
+        const auto loss_of = [&](const Tensor<f32, "V M">& table, const Tensor<f32, "V M">& head) {
+          const auto rows = index_unreduced<"[V] M, B/d -> B/d M">(table, ids / full<i32, "B/d">(mesh, {{"B", 8}}, 1));
+          return sum(linear_cross_entropy<"B/d M, V M -> B/d V">(rows, head, ids));
+        };
+        mesh.device()->exec().for_items(1, 0, Count{&calls});
+        const auto [loss, gradients] = value_and_grad(mesh, loss_of, x, w);
+        expect(calls == 0, "the host has waited");
+        expect(item(all_reduce<"+d -> ">(loss)) > 0);
+        expect(calls == 1);
+      },
+      {.kind = DeviceKind::simulated});
+}
+
 TEST_CASE("a step on the simulated device has the CPU's bits", "[simulated]") {
   const auto step = [](DeviceKind kind, std::uint64_t seed = 0) {
     std::vector<f32> result;

@@ -17,6 +17,8 @@ namespace shardlib::detail {
 
 /// Copies a shard and converts it, between bf16 and the f32 in which bf16 accumulates.
 SHARDLIB_INLINE void convert(const Value& from, const Value& to);
+/// Sets a number to 1.
+SHARDLIB_INLINE void set_to_one(const Value& out, const Buffer& number);
 /// Adds a cotangent to `sum`, elements of its dtype's accumulator.
 SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum);
 

@@ -25,6 +25,15 @@ SHARDLIB_INLINE void convert(const Value& from, const Value& to) {
                         to.storage->buffer.as<bf16>());
 }
 
+SHARDLIB_INLINE void set_to_one(const Value& out, const Buffer& number) {
+  visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
+    if constexpr (floating<D>) {
+      const auto one = static_cast<D>(static_cast<scalar_of<D>>(1));
+      kernels::apply_flat(out.device->exec(), 1, kernels::body::ConstantElement<D>{one}, number.as<D>());
+    }
+  });
+}
+
 SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum) {
   visit_dtype(ct.dtype, [&]<class T>(T /*zero*/) {
     if constexpr (floating<T>)

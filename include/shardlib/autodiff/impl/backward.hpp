@@ -216,11 +216,7 @@ SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype)
   static constexpr TensorSpec scalar;
   const Kernel fill = [](const Value& out) {
     Buffer result = allocate(out);
-    visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-      if constexpr (!floating<D>) return;
-      const auto one = static_cast<D>(static_cast<scalar_of<D>>(1));
-      out.device->exec().copy(result.data(), &one, sizeof one);
-    });
+    set_to_one(out, result);  // by a kernel: a copy from the host would wait for the forward pass
     return result;
   };
   return record_erased({"full", {}, {}}, device, dtype, scalar, {}, Kernel(fill), {});

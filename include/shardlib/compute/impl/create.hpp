@@ -37,15 +37,11 @@ ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const Te
                        {});
 }
 
-template <class D>
-struct ConstantElement {
-  D value;
-  SHARDLIB_FUNCTION void operator()(D& y) const { y = value; }
-};
 SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {
   visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
     kernels::apply_flat(out.device->exec(), out.count(),
-                        ConstantElement<D>{static_cast<D>(static_cast<scalar_of<D>>(value))}, shard.as<D>());
+                        kernels::body::ConstantElement<D>{static_cast<D>(static_cast<scalar_of<D>>(value))},
+                        shard.as<D>());
   });
 }
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,

@@ -18,6 +18,13 @@ namespace shardlib::kernels::body {
 
 inline constexpr std::size_t max_operands = 10;
 
+/// Sets an element.
+template <class D>
+struct ConstantElement {
+  D value;
+  SHARDLIB_FUNCTION void operator()(D& y) const { y = value; }
+};
+
 /// Converts an element, over its accumulator's type.
 struct ConvertElement {
   template <class From, class To>
