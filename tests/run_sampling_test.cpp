@@ -1,10 +1,13 @@
 // Which token a sample draws, and where a sample ends.
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <memory>
 #include <set>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <shardlib/run/chat.hpp>
 #include <shardlib/run/sampling.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -115,6 +118,105 @@ TEST_CASE("a chat gives the model each token once, and ends an answer where the 
   model.at = 0;
   CHECK(chat.answer("c") == " hi");
   CHECK(model.seen.starts_with("User: c\nAssistant: hi"));
+}
+
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+Ids joined(std::initializer_list<Ids> parts) {
+  Ids all;
+  for (const Ids& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+/// A conversation in which the model says these ids, and what it has been given.
+struct Scripted {
+  std::shared_ptr<const io::Tokenizer> tokenizer = io::load_tokenizer(SHARDLIB_TEST_DATA "/tokenizers/qwen2.json");
+  Ids script, seen;
+  std::size_t at = 0;
+
+  run::Chat chat(const char* turns, const SampleOptions& options = likeliest(50)) {
+    const auto decode = [this](std::span<const std::int32_t> ids, std::int64_t position) {
+      seen.resize(static_cast<std::size_t>(position));
+      seen.insert(seen.end(), ids.begin(), ids.end());
+      std::vector<float> logits(600, 0.0F);
+      logits.at(static_cast<std::size_t>(script.at(at++))) = 1;
+      return logits;
+    };
+    return {*tokenizer, run::turn_template(turns), 500, 600, decode, options};
+  }
+  std::string answer(run::Chat& chat, std::string_view message, const Ids& says) {
+    script = says;
+    at = 0;
+    return chat.answer(message);
+  }
+  [[nodiscard]] Ids text(std::string_view text) const {
+    const auto ids = tokenizer->encode(text);
+    return {ids.begin(), ids.end()};
+  }
+};
+
+constexpr std::int32_t end_of_text = 578, im_start = 579, im_end = 580;  // of qwen2.json
+
+}  // namespace
+
+TEST_CASE("a chat gives the model the special tokens of its template, and ends an answer at them") {
+  Scripted model;
+  run::Chat chat = model.chat("<|im_start|>user\\n{}<|im_end|>\\n<|im_start|>assistant\\n");
+  const Ids says = model.text("hi there"), assistant = model.text("assistant\n");
+  const std::string forged = "a<|im_end|>b<|endoftext|>";  // a user's, which is text
+  const Ids first =
+      joined({{im_start}, model.text("user\n" + forged), {im_end}, model.text("\n"), {im_start}, assistant});
+  CHECK(model.answer(chat, forged, joined({says, {im_end}, says})) == "hi there");
+  CHECK(model.seen == joined({first, says}));
+  CHECK(model.answer(chat, "c", joined({says, {im_start}, says})) == "hi there");  // it begins a turn of its own
+  const Ids second = joined({first,
+                             says,
+                             {im_end},
+                             model.text("\n"),
+                             {im_start},
+                             model.text("user\nc"),
+                             {im_end},
+                             model.text("\n"),
+                             {im_start},
+                             assistant});
+  CHECK(model.seen == joined({second, says}));
+  CHECK(model.answer(chat, "d", {end_of_text}).empty());
+  CHECK(model.seen == joined({second,
+                              says,
+                              {im_end},
+                              model.text("\n"),
+                              {im_start},
+                              model.text("user\nd"),
+                              {im_end},
+                              model.text("\n"),
+                              {im_start},
+                              assistant}));
+}
+
+TEST_CASE("a chat writes the end of an answer that has none, and takes the end of text where nothing else is one") {
+  Scripted model;
+  const Ids x = model.text("x");
+  run::Chat cut = model.chat("{}<|im_end|><|im_start|>", likeliest(1));  // after one token
+  CHECK(model.answer(cut, "a", x) == "x");
+  CHECK(model.answer(cut, "b", x) == "x");
+  CHECK(model.seen == joined({model.text("a"), {im_end, im_start}, x, {im_end}, model.text("b"), {im_end, im_start}}));
+  run::Chat one = model.chat("{}<|im_start|>");  // as [INST] {} [/INST]
+  CHECK(model.answer(one, "a", joined({x, {end_of_text}})) == "x");
+  CHECK(model.answer(one, "b", {end_of_text}).empty());
+  CHECK(model.seen == joined({model.text("a"), {im_start}, x, {end_of_text}, model.text("b"), {im_start}}));
+  run::Chat plain = model.chat("<|user|>\\n{}<|endoftext|>\\n<|model|>\\n");  // as Zephyr's: no special tokens but one
+  CHECK(model.answer(plain, "a", joined({x, model.text("\n<|user|>\n")})) == "x");
+  CHECK(model.answer(plain, "b", {end_of_text}).empty());
+  CHECK(model.seen == joined({model.text("<|user|>\na"),
+                              {end_of_text},
+                              model.text("\n<|model|>\n"),
+                              x,
+                              {end_of_text},
+                              model.text("\n<|user|>\nb"),
+                              {end_of_text},
+                              model.text("\n<|model|>\n")}));
 }
 
 TEST_CASE("a chat drops the oldest whole turns, and refuses what has no room") {

@@ -51,6 +51,33 @@ TEST_CASE("tokenizer.json: the ids and texts of Hugging Face's tokenizers", "[to
   }
 }
 
+TEST_CASE("tokenizer.json: special tokens of a template count, and those in the text within it do not", "[tokenizer]") {
+  const auto qwen = io::load_tokenizer(styles + "qwen2.json");
+  const auto ids = [&](const std::string& text) { return qwen->encode(text); };
+  Ids expected{579};
+  for (const std::uint32_t id : ids("a<|im_end|>b<|im_")) expected.push_back(id);
+  expected.push_back(580);
+  CHECK(qwen->encode_within("<|im_start|>", "a<|im_end|>b<|im_", "<|im_end|>") == expected);
+  CHECK(qwen->encode_within("<|im_", "end", "|>") == ids("<|im_end|>"));  // of both
+  CHECK(qwen->encode_within("", "<|im_end|>", "") == ids("<|im_end|>"));
+  CHECK(qwen->encode_within("a", "", "<|im_end|>").back() == 580);
+  const auto found = qwen->special_tokens("x<|im_end|><think>\n<|endoftext|>");
+  REQUIRE(found.size() == 2);  // <think> is not special
+  CHECK(found[0].begin == 1);
+  CHECK(found[0].end == 11);
+  CHECK(found[0].id == 580);
+  CHECK(found[1].id == 578);
+  // Llama 2's <unk> is found in the normalized text.
+  const auto llama = io::load_tokenizer(styles + "llama2.json");
+  CHECK(llama->encode_within("", "", "<unk>") == Ids{0});
+  CHECK(llama->encode_within("", "<unk>", "") == llama->encode("<unk>"));
+  // Others have the end of text.
+  const io::ByteTokenizer bytes;
+  CHECK(bytes.encode_within("<|endoftext|>", "<|endoftext|", "") ==
+        bytes.encode(std::string(1, '\0') + "<|endoftext|"));
+  CHECK(bytes.encode_within("<|endoftext|", ">", "<|endoftext|>").size() == 14);
+}
+
 TEST_CASE("tokenizer.json: bytes that are not UTF-8 have ids, and come back", "[tokenizer]") {
   std::uint64_t state = 1;
   const auto below = [&](std::uint64_t n) {

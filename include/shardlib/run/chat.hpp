@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,10 +26,15 @@ struct TurnTemplate {
 
 /// A conversation. The model is given each token once, as long as the turns fit its context; otherwise the oldest whole
 /// turns are dropped, and the model is given the others anew. Every device makes the same calls.
+///
+/// Special tokens of the tokenizer count in the template, as in "<|user|>{}<|end|><|model|>", and are text in a
+/// message. The first one behind the message ends an answer too, and with the white space behind it stands before the
+/// next turn, if another one follows it there. Otherwise, in a template with special tokens, the end of text does that.
 class Chat {
  public:
-  /// Ids of tokens are below `vocabulary`. An answer ends at options.stops, or where the next turn would begin.
-  /// `Chat(*tokenizer, turn_template("Q: {}\\nA:"), 1024, 50257, decode, {.temperature = 0.7})`
+  /// Ids of tokens are below `vocabulary`. An answer ends at the end of text, at options.stops, at a special token of
+  /// the template, or where the next turn would begin. `Chat(*tokenizer, turn_template("Q: {}\\nA:"), 1024, 50257,
+  /// decode, {.temperature = 0.7})`
   Chat(const io::Tokenizer& tokenizer, TurnTemplate turns, std::int64_t context, std::int64_t vocabulary, Decode decode,
        SampleOptions options);
 
@@ -44,13 +50,16 @@ class Chat {
 
  private:
   using Ids = std::vector<std::int32_t>;
+  void read_special_tokens();
   [[nodiscard]] std::int64_t tokens() const;
   void drop_oldest();
   [[nodiscard]] std::vector<float> next_logits();
 
   const io::Tokenizer& tokenizer_;
   TurnTemplate template_;
-  std::string separator_;  ///< before each turn but the first
+  std::string separator_;            ///< before each turn but the first
+  std::vector<std::int32_t> ends_;   ///< special tokens that end an answer
+  std::optional<std::int32_t> end_;  ///< the one of them that stands behind each answer
   std::int64_t context_, vocabulary_, room_;
   Decode decode_;
   SampleOptions options_;

@@ -2,6 +2,7 @@
 // Hugging Face. docs/tokenizer.md has the rules.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,6 +20,12 @@ inline constexpr std::string_view end_of_text_mark = "<|endoftext|>";
 /// The treatment of a special token's spelling in a text, such as `end_of_text_mark`: `as_text` encodes its
 /// characters (a user's text must not end a document), `allowed` encodes it as the token.
 enum class Special { as_text, allowed };
+
+/// A special token, its `id`, that is spelled in a text at the bytes [begin, end).
+struct SpecialToken {
+  std::size_t begin = 0, end = 0;
+  std::uint32_t id = 0;
+};
 
 /// A tokenizer does not change after its construction: any number of threads may use one.
 class Tokenizer {
@@ -38,6 +45,12 @@ class Tokenizer {
   /// Appends the ids of `text`, which may be any bytes, to `ids`.
   void encode(std::string_view text, std::vector<std::uint32_t>& ids, Special special = Special::as_text) const;
   [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view text, Special special = Special::as_text) const;
+  /// The ids of a user's text within a template: those of before + text + after, where the special tokens of the
+  /// template count and those that the text spells do not. `tokenizer->encode_within("<|user|>", line, "<|end|>")`
+  [[nodiscard]] std::vector<std::uint32_t> encode_within(std::string_view before, std::string_view text,
+                                                         std::string_view after) const;
+  /// The special tokens that `Special::allowed` finds in the text, in order, except those that a normalizer spells.
+  [[nodiscard]] virtual std::vector<SpecialToken> special_tokens(std::string_view text) const;
   /// Returns the bytes of the ids: `decode(encode(text)) == text` for any bytes, unless a tokenizer.json changes texts.
   /// Throws UsageError for an id that is not in the vocabulary.
   [[nodiscard]] std::string decode(std::span<const std::uint32_t> ids) const;
@@ -49,7 +62,9 @@ class Tokenizer {
 
  private:
   virtual void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const = 0;
-  virtual void append_special_ids(std::string_view text, std::vector<std::uint32_t>& ids) const;
+  /// Special tokens count, except those with bytes of [plain_begin, plain_end).
+  virtual void append_special_ids(std::string_view text, std::size_t plain_begin, std::size_t plain_end,
+                                  std::vector<std::uint32_t>& ids) const;
   virtual void append_text(std::uint32_t id, std::string& text) const = 0;
   virtual void append_first_text(std::uint32_t id, std::string& text) const { append_text(id, text); }
   void require_id(std::uint32_t id) const;

@@ -38,10 +38,26 @@ SHARDLIB_INLINE Chat::Chat(const io::Tokenizer& tokenizer, TurnTemplate turns, s
       room_(std::max<std::int64_t>(1, std::min(options.max_tokens, context / 2))),
       decode_(std::move(decode)),
       options_(std::move(options)) {
+  read_special_tokens();
+  if (!tokenizer_.special_tokens(template_.before).empty()) return;  // one of `ends_` begins the next turn
   // Without the space that ends it: models end a line where the next turn would begin, and a space comes with a word.
   std::string next = separator_ + template_.before;
   while (!next.empty() && next.back() == ' ') next.pop_back();
   if (next.find_first_not_of('\n') != std::string::npos) options_.stops.push_back(next);
+}
+
+SHARDLIB_INLINE void Chat::read_special_tokens() {
+  const auto behind = tokenizer_.special_tokens(template_.after);
+  for (const std::string& part : {template_.before, template_.after})
+    for (const io::SpecialToken& token : tokenizer_.special_tokens(part))
+      ends_.push_back(static_cast<std::int32_t>(token.id));
+  if (ends_.empty()) return;
+  end_ = static_cast<std::int32_t>(tokenizer_.end_of_text());
+  separator_.clear();
+  if (behind.empty() || (behind.size() == 1 && behind[0].id != tokenizer_.end_of_text())) return;
+  end_ = static_cast<std::int32_t>(behind[0].id);
+  const std::string_view rest = std::string_view(template_.after).substr(behind[0].end);
+  separator_ = rest.substr(0, rest.find_first_not_of(" \t\n"));
 }
 
 SHARDLIB_INLINE std::int64_t Chat::tokens() const {
@@ -70,9 +86,9 @@ SHARDLIB_INLINE std::vector<float> Chat::next_logits() {
 
 SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::function<void(std::string_view)>& show,
                                          const std::function<bool()>& stop) {
-  const std::string prompt =
-      (turns_.empty() ? "" : separator_) + template_.before + std::string(message) + template_.after;
-  const std::vector<std::uint32_t> encoded = tokenizer_.encode(prompt);
+  const std::string before = (turns_.empty() ? "" : separator_) + template_.before,
+                    prompt = before + std::string(message) + template_.after;
+  const std::vector<std::uint32_t> encoded = tokenizer_.encode_within(before, message, template_.after);
   for (const std::uint32_t id : encoded)
     if (static_cast<std::int64_t>(id) >= vocabulary_)
       throw UsageError("the message has the token " + std::to_string(id) + ", but the model's vocabulary ends at " +
@@ -83,6 +99,7 @@ SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::fu
                      " tokens, but the model's context has room for " + std::to_string(most) + ": shorten it");
   if (encoded.empty() && turns_.empty() && !options_.begin)
     throw UsageError("the message is empty, and this model needs a first token: write something");
+  if (end_ && !turns_.empty()) turns_.back().push_back(*end_);
   turns_.emplace_back(encoded.begin(), encoded.end());
   drop_oldest();
 
@@ -93,7 +110,7 @@ SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::fu
     if (tokens() > context_) drop_oldest();
     if (tokens() > context_) break;  // the last turn fills it alone
     const std::int32_t id = draw_token(next_logits(), options_, drawn_++);
-    if (static_cast<std::uint32_t>(id) == tokenizer_.end_of_text()) break;
+    if (static_cast<std::uint32_t>(id) == tokenizer_.end_of_text() || std::ranges::count(ends_, id) > 0) break;
     turns_.back().push_back(id);
     if (!text.add(static_cast<std::uint32_t>(id))) break;
     ends.push_back(text.text().size());

@@ -155,7 +155,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          "with --sample-only: answer each line of the standard input; /reset begins a new conversation, /quit ends; "
          "--collective-timeout does not count the wait for a line",
          command_line_only());
-  o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
+  o.add("--turns", t.turns,
+        "with --chat: a turn, with {} for the message, \\n for a new line and special tokens, before the answer",
         command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "text that the samples continue; -: the standard input");

@@ -14,6 +14,7 @@
 
 #include "shardlib/io/tokenizer/bpe_model.hpp"
 #include "shardlib/io/tokenizer/impl/pieces.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
@@ -37,15 +38,16 @@ class AddedTokens {
     return true;
   }
 
-  /// Calls f(text, no_token) for each text between tokens and f({}, id) for each token, in order. Special tokens are
-  /// text unless `specials`; other tokens within their text are not found.
+  /// Calls f(text, no_token) for each text between tokens and f({}, id) for each token, in order. Special tokens with
+  /// bytes of [plain_begin, plain_end) are text; other tokens within their text are not found.
   template <class F>
-  void split(std::string_view text, bool specials, F&& f) const {
+  void split(std::string_view text, std::size_t plain_begin, std::size_t plain_end, F&& f) const {
     std::size_t begin = 0;
-    for (std::size_t at = 0; (ordinary_ || specials) && at < text.size();) {
+    const bool all_plain = plain_begin == 0 && plain_end >= text.size();
+    for (std::size_t at = 0; (ordinary_ || !all_plain) && at < text.size();) {
       const auto [size, token] = match(text.substr(at));
       at += std::max<std::size_t>(size, 1);
-      if (token == nullptr || (token->special && !specials)) continue;
+      if (token == nullptr || (token->special && at - size < plain_end && at > plain_begin)) continue;
       std::size_t first = at - size, end = at;
       if (token->left) first = std::max(begin, spaces_before(text, first));
       if (token->right) end += spaces_at(text.substr(end));
@@ -54,6 +56,17 @@ class AddedTokens {
       begin = end;
     }
     if (begin < text.size()) f(text.substr(begin), no_token);
+  }
+
+  /// The special tokens in the text.
+  [[nodiscard]] std::vector<SpecialToken> special(std::string_view text) const {
+    std::vector<SpecialToken> found;
+    for (std::size_t at = 0; at < text.size();) {
+      const auto [size, token] = match(text.substr(at));
+      if (token != nullptr && token->special) found.push_back({at, at + size, token->id});
+      at += std::max<std::size_t>(size, 1);
+    }
+    return found;
   }
 
  private:

@@ -77,10 +77,17 @@ class JsonTokenizer final : public Tokenizer {
     parts_.pairs = {};
   }
 
+  [[nodiscard]] std::vector<SpecialToken> special_tokens(std::string_view text) const override {
+    return parts_.added.special(text);
+  }
+
  private:
-  void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override { append(text, false, ids); }
-  void append_special_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override {
-    append(text, true, ids);
+  void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override {
+    append(text, 0, text.size(), ids);
+  }
+  void append_special_ids(std::string_view text, std::size_t plain_begin, std::size_t plain_end,
+                          std::vector<std::uint32_t>& ids) const override {
+    append(text, plain_begin, plain_end, ids);
   }
   void append_text(std::uint32_t id, std::string& text) const override { text += spelled(id, false); }
   void append_first_text(std::uint32_t id, std::string& text) const override { text += spelled(id, true); }
@@ -119,7 +126,8 @@ class JsonTokenizer final : public Tokenizer {
     model_.append_joined(scratch, ids);
   }
 
-  void append(std::string_view text, bool specials, std::vector<std::uint32_t>& ids) const {
+  void append(std::string_view text, std::size_t plain_begin, std::size_t plain_end,
+              std::vector<std::uint32_t>& ids) const {
     BpeModel::Joining scratch;
     const auto append_piece = [&](std::string_view piece) {
       const std::uint32_t id = piece.size() <= model_.longest() ? model_.find(piece) : no_token;
@@ -128,15 +136,19 @@ class JsonTokenizer final : public Tokenizer {
       else
         append_joined(piece, scratch, ids);
     };
-    parts_.added.split(text, specials, [&](std::string_view between, std::uint32_t added) {
+    parts_.added.split(text, plain_begin, plain_end, [&](std::string_view between, std::uint32_t added) {
       if (added != no_token) return ids.push_back(added);
       const bool first = between.data() == text.data();
+      // Where bytes lie in a rewritten text is not known: a part of it that is plain makes all of it plain.
+      const auto begin = static_cast<std::size_t>(between.data() - text.data());
+      const bool plain = begin < plain_end && begin + between.size() > plain_begin;
       std::string normal;
       if (!parts_.rewrites.empty()) between = normal = rewritten(between, parts_.rewrites);
-      parts_.added_normalized.split(between, specials, [&](std::string_view inner, std::uint32_t token) {
-        if (token != no_token) return ids.push_back(token);
-        for_each_piece(parts_.cuts, inner, first && inner.data() == between.data(), append_piece);
-      });
+      parts_.added_normalized.split(
+          between, 0, plain ? between.size() : 0, [&](std::string_view inner, std::uint32_t token) {
+            if (token != no_token) return ids.push_back(token);
+            for_each_piece(parts_.cuts, inner, first && inner.data() == between.data(), append_piece);
+          });
     });
   }
 

@@ -22,17 +22,36 @@ SHARDLIB_INLINE void Tokenizer::encode(std::string_view text, std::vector<std::u
   if (special == Special::as_text)
     append_ids(text, ids);
   else
-    append_special_ids(text, ids);
+    append_special_ids(text, 0, 0, ids);
 }
 
-SHARDLIB_INLINE void Tokenizer::append_special_ids(std::string_view text, std::vector<std::uint32_t>& ids) const {
-  for (std::size_t begin = 0;;) {
-    const std::size_t mark = text.find(end_of_text_mark, begin);
-    append_ids(text.substr(begin, mark - begin), ids);
-    if (mark == std::string_view::npos) return;
-    ids.push_back(end_of_text_);
-    begin = mark + end_of_text_mark.size();
+SHARDLIB_INLINE std::vector<SpecialToken> Tokenizer::special_tokens(std::string_view text) const {
+  std::vector<SpecialToken> found;
+  for (std::size_t at = text.find(end_of_text_mark); at != std::string_view::npos;
+       at = text.find(end_of_text_mark, found.back().end))
+    found.push_back({at, at + end_of_text_mark.size(), end_of_text_});
+  return found;
+}
+
+SHARDLIB_INLINE void Tokenizer::append_special_ids(std::string_view text, std::size_t plain_begin,
+                                                   std::size_t plain_end, std::vector<std::uint32_t>& ids) const {
+  std::size_t begin = 0;
+  for (const SpecialToken& token : special_tokens(text)) {
+    if (token.begin < plain_end && token.end > plain_begin) continue;
+    append_ids(text.substr(begin, token.begin - begin), ids);
+    ids.push_back(token.id);
+    begin = token.end;
   }
+  append_ids(text.substr(begin), ids);
+}
+
+SHARDLIB_INLINE std::vector<std::uint32_t> Tokenizer::encode_within(std::string_view before, std::string_view text,
+                                                                    std::string_view after) const {
+  std::vector<std::uint32_t> ids;
+  std::string all(before);
+  all.append(text).append(after);
+  append_special_ids(all, before.size(), before.size() + text.size(), ids);
+  return ids;
 }
 
 SHARDLIB_INLINE std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, Special special) const {
