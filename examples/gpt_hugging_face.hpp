@@ -73,7 +73,7 @@ inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const 
   write_outputs(device, files, training, data, program, table, [&] {
     const Architecture& of = *std::ranges::find_if(
         architectures, [&](const Architecture& one) { return one.qkv_bias == o.qkv_bias && one.qk_norm == o.qk_norm; });
-    return config_json(o, kept_json(files, of, training, data));
+    return config_json(o, kept_json(files, of, o.config.rope, training, data));
   });
 }
 

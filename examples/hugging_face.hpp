@@ -24,6 +24,8 @@
 #include <system_error>
 #include <utility>
 
+#include "hugging_face_rope.hpp"
+
 namespace gpt {
 
 using namespace shardlib;
@@ -107,31 +109,6 @@ inline std::optional<run::HuggingFaceConfig> loaded_config(const HuggingFace& fi
   return naming_option("--load", [&] { return run::HuggingFaceConfig(files.load); });
 }
 
-// Rotary positions: `rope_theta` and the object `rope_scaling`, or, as transformers 5 writes them, both in
-// `rope_parameters`. A file may have both forms.
-inline void imply_rope(run::Options& options, run::HuggingFaceConfig& config, const Architecture& of,
-                       const RopeAngles& rope) {
-  config.imply(options, "--rope-base",
-               config.first_of({"rope_theta", "rope_parameters.rope_theta", "rope_scaling.rope_theta"}), of.rope_base);
-  const auto key = [&](const std::string& name) {
-    return config.first_of({"rope_scaling." + name, "rope_parameters." + name});
-  };
-  // Older versions say `type`; those in between both.
-  const std::string type = config.first_of(
-      {"rope_scaling.rope_type", "rope_scaling.type", "rope_parameters.rope_type", "rope_parameters.type"});
-  config.require(type, {"\"default\"", "\"linear\"", "\"llama3\""});
-  const std::string kind = config.has(type) ? config.value(type) : "\"default\"";
-  const auto imply = [&](const char* option, const char* name) { config.imply(options, option, key(name)); };
-  if (kind == "\"default\"") return options.imply("--rope-factor", "1", fmt::format("'{}': {}", config.path(), type));
-  imply("--rope-factor", "factor");
-  if (kind == "\"linear\"") return options.imply("--rope-context", "0", fmt::format("'{}': {}", config.path(), type));
-  imply("--rope-low", "low_freq_factor");
-  imply("--rope-high", "high_freq_factor");
-  imply("--rope-context", "original_max_position_embeddings");
-  if (rope.low_freq_factor >= rope.high_freq_factor)
-    config.refuse(key("low_freq_factor"), fmt::format("below the {} of 'high_freq_factor'", rope.high_freq_factor));
-}
-
 // Heads and their width.
 inline void imply_heads(run::Options& options, run::HuggingFaceConfig& config, const Architecture& of) {
   const std::int64_t heads = config.integer("num_attention_heads"), width = config.integer("hidden_size");
@@ -201,14 +178,15 @@ inline void imply_decoder(run::Options& options, run::HuggingFaceConfig& config,
   config.imply(options, "--norm-epsilon", "rms_norm_eps", of.norm_epsilon);
   imply_heads(options, config, of);
   check_window(config, of, training.seq, layers);
-  imply_rope(options, config, of, rope);
+  files.positions = config.integer("max_position_embeddings", of.positions);
+  const std::string rope_scaling = RopeConfig(options, config, rope, files.positions).imply(of.rope_base, training.seq);
   imply_tokens(options, config, of);
   files.kept = {{"architectures", config.json("architectures", "[" + quoted_json(of.name) + "]")},
                 {"model_type", config.value("model_type")},
                 {"bos_token_id", config.json("bos_token_id", of.begin)},
                 {"eos_token_id", config.json("eos_token_id", of.end)},
+                {"rope_scaling", rope_scaling},
                 {"pad_token_id", config.json("pad_token_id", "null")}};
-  files.positions = config.integer("max_position_embeddings", of.positions);
   for (const char* key : {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
     if (const std::string text = config.json(key, ""); !text.empty()) files.kept[key] = text;
 }
@@ -262,25 +240,16 @@ void load_weights(const Mesh<A>& mesh, const HuggingFace& files, const io::Store
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 
-// The value of `rope_scaling`.
-inline std::string rope_scaling_json(const RopeAngles& rope) {
-  if (rope.factor == 1) return "null";
-  if (rope.context <= 0) return fmt::format(R"({{"rope_type": "linear", "factor": {}}})", run::json_float(rope.factor));
-  return fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
-                   "original_max_position_embeddings": {}}})",
-                     run::json_float(rope.factor), run::json_float(rope.low_freq_factor),
-                     run::json_float(rope.high_freq_factor), rope.context);
-}
-
 // The keys of config.json that an export repeats from the loaded one, or of a new model of this architecture.
-inline std::string kept_json(const HuggingFace& files, const Architecture& of, const run::Training& training,
-                             const run::Data& data) {
+inline std::string kept_json(const HuggingFace& files, const Architecture& of, const RopeAngles& rope,
+                             const run::Training& training, const run::Data& data) {
   auto kept = files.kept;
   kept.try_emplace("architectures", "[" + quoted_json(of.name) + "]");
   kept.try_emplace("model_type", quoted_json(of.type));
   const auto begin = run::sample_options(training).begin;
   kept.try_emplace("bos_token_id", begin ? std::to_string(*begin) : "null");
   kept.try_emplace("eos_token_id", std::to_string(data.tokenizer->end_of_text()));
+  kept.try_emplace("rope_scaling", rope_scaling_json(rope));
   kept["max_position_embeddings"] = std::to_string(std::max(training.seq, files.positions));
   std::string text;
   for (const auto& [key, value] : kept) text += fmt::format(",\n  \"{}\": {}", key, value);
@@ -303,13 +272,11 @@ std::string decoder_json(const ModelOptions& o, const std::string& feed_forward,
   "hidden_act": "silu",{}
   "rms_norm_eps": {},
   "rope_theta": {},
-  "rope_scaling": {},
   "tie_word_embeddings": {}{}
 }}
 )",
                      o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, feed_forward, o.vocabulary, of_class,
-                     run::json_float(o.config.norm_epsilon), run::json_float(o.config.rope.base),
-                     rope_scaling_json(o.config.rope), tied, kept);
+                     run::json_float(o.config.norm_epsilon), run::json_float(o.config.rope.base), tied, kept);
 }
 
 // --export and --logits, behind the run. `config` makes the text of config.json.

@@ -126,7 +126,8 @@ inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const 
   const Kind kind = kind_of(o);
   const io::StoredTable table = run::table_of_state(optimizer, stored_table(kind));
   gpt::write_outputs(device, files, training, data, program, table, [&] {
-    return config_json(o, gpt::kept_json(files, architectures[static_cast<int>(kind)], training, data));
+    const gpt::Architecture& of = architectures[static_cast<int>(kind)];
+    return config_json(o, gpt::kept_json(files, of, o.config.rope, training, data));
   });
 }
 

@@ -27,7 +27,8 @@ inline void declare_others(shardlib::run::Options& options) {
                               "--prefetch", "--lora", "--lora-alpha"});
   options.known_by({"gpt_fsdp", "gpt_pipeline", "moe"},
                    {"--n-q-per-kv", "--n-kv", "--d-head", "--norm-epsilon", "--rope-base", "--rope-factor",
-                    "--rope-context", "--rope-low", "--rope-high", "--qkv-bias", "--qk-norm"});
+                    "--rope-context", "--rope-low", "--rope-high", "--rope-yarn", "--rope-beta-fast",
+                    "--rope-beta-slow", "--rope-truncate", "--rope-amplitude", "--qkv-bias", "--qk-norm"});
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
   options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});

@@ -205,14 +205,16 @@ TEST_CASE("kernel teams: the logits of targets are the same for any number of la
 TEST_CASE("kernel teams: tables of positions have the same bits for any number of lanes", "[simulated]") {
   for_types<f32, f64>([]<class T>(T) {
     for (const std::int64_t half : {1, 3, 32}) {
-      const RopeAngles angles{.base = 500000, .factor = 8, .context = 8192};
-      constexpr std::int64_t positions = 17, first = 5;
-      same_everywhere(
-          [&](const Exec& exec, T* cosine, T* sine) {
-            exec.for_items(positions, 0,
-                           k::body::RotaryTable<T, RopeAngles>{angles, first, half, 2 * half, -1.0, cosine, sine});
-          },
-          std::vector<T>(at(positions * half)), std::vector<T>(at(positions * half)));
+      for (const bool yarn : {false, true}) {
+        const RopeAngles angles{.base = 500000, .factor = 8, .context = 8192, .yarn = yarn};
+        constexpr std::int64_t positions = 17, first = 5;
+        same_everywhere(
+            [&](const Exec& exec, T* cosine, T* sine) {
+              exec.for_items(positions, 0,
+                             k::body::RotaryTable<T, RopeAngles>{angles, first, half, 2 * half, -1.0, cosine, sine});
+            },
+            std::vector<T>(at(positions * half)), std::vector<T>(at(positions * half)));
+      }
     }
   });
   for (const bool simulated : {false, true}) {

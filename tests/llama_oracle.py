@@ -30,6 +30,8 @@ BASE = {
 # A pair of each kind: kept, in between, divided.
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 300}  # fmt: skip
+# As Qwen's model cards ask for longer texts: here, too, there is a pair of each kind.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 3000}
 # As Qwen's own: no keys for biases, windows that are shut, ids of beginning and end that no text begins with.
 QWEN = {**{k: v for k, v in BASE.items() if not k.endswith("_bias")}, "use_sliding_window": False, "sliding_window": 16,
         "max_window_layers": 28, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "bos_token_id": 299, "eos_token_id": 300}
@@ -43,7 +45,8 @@ MODELS = {
                     "eos_token_id": None, "max_position_embeddings": 10, "is_llama_config": True, "rope_interleaved": False,
                     "_attn_implementation_autoset": True,
                     "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}}},
-    "qwen2": {**QWEN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2": {**QWEN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True,
+              "rope_scaling": YARN},
     # Heads of 8 are wider than 24 / 4. Devices that do not divide 8 pad the scales of heads' norms.
     "qwen3": {**QWEN, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 8, "attention_bias": False,
               "sliding_window": None, "layer_types": ["full_attention"] * 2, "bos_token_id": None},
@@ -100,24 +103,41 @@ def widened(tensors):
     }  # fmt: skip
 
 
-def frequencies(c, head):
-    """Of each pair of a head, by the reference code of Llama 3.1 (apply_scaling) and by linear scaling."""
-    parameters = c.get("rope_parameters") or {}
-    theta, scaling = parameters.get("rope_theta", c.get("rope_theta")), c.get("rope_scaling") or {}
-    plain, found = [theta ** (-2 * i / head) for i in range(head // 2)], []
-    for frequency in plain:
-        wavelength = 2 * math.pi / frequency
-        if scaling.get("rope_type") == "llama3":
-            old, low, high = (scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
-            if wavelength > old / low:
-                frequency /= scaling["factor"]
-            elif wavelength >= old / high:
-                smooth = (old / wavelength - low) / (high - low)
-                frequency = (1 - smooth) * frequency / scaling["factor"] + smooth * frequency
-        elif scaling:
-            frequency /= scaling["factor"]
-        found.append(frequency)
-    return found
+def rope(c, head):
+    """The frequency of each pair of a head, and the factor of cosines and sines: by the reference code of Llama 3.1
+    (apply_scaling), by the paper on YaRN with the keys of transformers 5, and by linear scaling."""
+    scaling = {**(c.get("rope_scaling") or {}), **(c.get("rope_parameters") or {})}
+    theta, kind = scaling.get("rope_theta", c.get("rope_theta")), scaling.get("rope_type", scaling.get("type"))
+    plain = [theta ** (-2 * i / head) for i in range(head // 2)]
+    if kind in (None, "default", "dynamic"):  # which is another one for longer texts only
+        return plain, 1
+    old = scaling.get("original_max_position_embeddings") or c["max_position_embeddings"]
+    factor = scaling.get("factor") or c["max_position_embeddings"] / old
+
+    def stretched(i):  # a share of 1 is whole
+        if kind == "yarn":
+            low, high = (
+                head * math.log(old / (2 * math.pi * (scaling.get(name) or usual))) / (2 * math.log(theta))
+                for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+            )
+            if scaling.get("truncate", True):
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, head - 1)
+            return min(max((i - low) / (high - low), 0), 1)
+        if kind == "llama3":
+            turns, low, high = (plain[i] * old / (2 * math.pi), scaling["low_freq_factor"], scaling["high_freq_factor"])
+            return 1 - min(max((turns - low) / (high - low), 0), 1)
+        return 1
+
+    def amplitude(scale=1):
+        return 0.1 * scale * math.log(factor) + 1
+
+    scale = 1
+    if kind == "yarn":
+        both = scaling.get("mscale") and scaling.get("mscale_all_dim")
+        usual = amplitude(scaling["mscale"]) / amplitude(scaling["mscale_all_dim"]) if both else amplitude()
+        scale = scaling.get("attention_factor") or usual
+    return [f * (1 - stretched(i) + stretched(i) / factor) for i, f in enumerate(plain)], scale
 
 
 def rows(values, shape):
@@ -150,7 +170,7 @@ def dense(c, w, at, x):
 def logits_of(c, w, tokens, feed_forward=dense):
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     head = c.get("head_dim") or c["hidden_size"] // heads
-    turns = frequencies(c, head)
+    turns, scale = rope(c, head)
 
     def linear(x, name):
         return [dot(row, x) for row in w[name]]
@@ -169,7 +189,7 @@ def logits_of(c, w, tokens, feed_forward=dense):
     def rotated(x, position):  # the halves are the pairs
         half, out = head // 2, list(x)
         for i in range(half):
-            cosine, sine = math.cos(position * turns[i]), math.sin(position * turns[i])
+            cosine, sine = (scale * f(position * turns[i]) for f in (math.cos, math.sin))
             out[i], out[i + half] = x[i] * cosine - x[i + half] * sine, x[i + half] * cosine + x[i] * sine
         return out
 
@@ -338,6 +358,38 @@ def compare(program):
             gpt("--steps=0", f"--load={scratch}/rope", f"--logits={out}-rope")
             expected = logits({**one, "rope_theta": form.get("rope_theta", 10000.0), "rope_parameters": {}}, w)
             check(distance(out + "-rope", expected) < 1e-5, f"the base of {form}")
+        fast = {"rope_type": "yarn", "rope_theta": 500.0, "beta_fast": 4.0, "beta_slow": 0.5, "factor": 8.0}
+        for positions, key, form in [
+            (2048, "rope_parameters", {**fast, "original_max_position_embeddings": 40, "truncate": False}),
+            (320, "rope_scaling", {**fast, "original_max_position_embeddings": 40, "mscale": 0.7, "mscale_all_dim": 1.5}),
+            (80, "rope_scaling", {**fast, "original_max_position_embeddings": 20, "factor": None, "attention_factor": 0.75}),
+            (19, "rope_scaling", {"type": "yarn", "factor": 2.5, "mscale": 0.7, "beta_slow": None}),
+            (20, "rope_scaling", {"type": "dynamic", "factor": 2.5})]:  # fmt: skip
+            other = {**one, "rope_theta": 500.0, "max_position_embeddings": positions, key: form}
+            write_folder(scratch + "/rope", other, w)
+            gpt("--steps=0", f"--load={scratch}/rope", f"--logits={out}-rope", f"--run={scratch}/rope-{positions}",
+                f"--export={scratch}/rope-again")  # fmt: skip
+            apart = distance(out + "-rope", logits(other, w))
+            check(apart < 1e-5, f"rotary positions of {form} ({apart:.1e} apart)")
+            back = json_of(scratch + "/rope-again/config.json")
+            given = {k: v for k, v in form.items() if k not in ("type", "rope_theta") and v is not None}
+            written = back["rope_scaling"]
+            check(back["rope_theta"] == 500 and {k: written.get(k) for k in given} == given
+                  and written["rope_type"] == form.get("rope_type", form.get("type")), f"{form} is exported as {written}")  # fmt: skip
+            gpt("--steps=0", f"--load={scratch}/rope-again", f"--logits={out}-again")
+            check(read(out + "-again") == read(out + "-rope"), f"what {form} is exported as has the same logits")
+        # A run without --load has the same angles, and exports them.
+        at = scratch + "/new-yarn"
+        gpt("--steps=0", f"--run={at}", f"--export={at}-export", f"--logits={out}-new", "--rope-yarn", "--rope-context=40",
+            "--rope-factor=8", "--rope-beta-fast=4", "--rope-beta-slow=0.5", "--no-rope-truncate", "--rope-base=500",
+            "--layers=1", "--d-model=24", "--n-kv=2", "--n-q-per-kv=2", "--d-head=6", "--d-ff=40")  # fmt: skip
+        new = json_of(at + "-export/config.json")
+        check(distance(out + "-new", logits(new, read(at + "-export/model.safetensors"))) < 1e-5, "a new model with YaRN is exported")
+        check(new["rope_scaling"]["rope_type"] == "yarn" and new["rope_scaling"]["truncate"] is False, "with its keys")
+        gpt("--steps=0", f"--config={at}/config.toml", f"--run={at}", f"--logits={out}-new-again")
+        check(read(out + "-new-again") == read(out + "-new"), "config.toml has the rotary positions too")
+        said = gpt("--steps=1", f"--config={at}/config.toml", f"--run={at}", "--rope-beta-slow=1", f"--data={text}", status=2).stderr
+        check("rope_beta_slow" in said, f"a run does not go on with other ones: {said.strip()}")
 
         def refused(what, *words, base=config, change=None, remove=(), options=(), weights=None):
             other = {k: v for k, v in {**base, **(change or {})}.items() if k not in remove}
@@ -349,7 +401,8 @@ def compare(program):
                            "head_dim": 5, "rope_interleaved": True}.items():  # fmt: skip
             shown = "bits" if isinstance(value, dict) else json.dumps(value)
             refused(f"{key} {value}", "config.json", key, shown, change={key: value})
-        for key, scaling in [("rope_type", {"rope_type": "yarn", "factor": 4.0}), ("factor", {"factor": 2.0}),
+        for key, scaling in [("factor", {"factor": 2.0}), ("beta_slow", {**YARN, "beta_slow": 32}),
+                             ("attention_factor", {**YARN, "attention_factor": 0.0}), ("mscale", {**YARN, "mscale": True}),
                              ("type", {"type": "longrope", "short_factor": [1.0]}),
                              ("type", {"rope_type": "linear", "type": "llama3", "factor": 4.0})]:  # fmt: skip
             refused(f"scaling {scaling}", "config.json", f"'rope_scaling.{key}'", change={"rope_scaling": scaling})
@@ -363,7 +416,8 @@ def compare(program):
             ("qwen2", {"num_experts": 60}, "'num_experts' (60)"),
             ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "'rope_scaling.type'", "mrope"),
             ("qwen3", {"attention_bias": True}, "'attention_bias' is true"),
-            ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'rope_scaling.rope_type'", "yarn"),
+            ("qwen3", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 19}, "'rope_scaling.rope_type'",
+             "--seq", "which is 20", "'max_position_embeddings'", "which is 19"),
             ("qwen3", {"head_dim": None}, "self_attn.q_proj.weight", "[512, 24]"),
             ("qwen3", {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "layer_types": None,
                        "use_sliding_window": None, "max_window_layers": None}, "q_norm.weight"),

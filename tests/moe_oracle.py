@@ -12,7 +12,7 @@ import tempfile
 
 from checks import arguments, check, finish, put
 from gpt2_oracle import read
-from llama_oracle import (BASE, QWEN, ROW, TOKENS, check_loss, check_refused, dot, logits_of, loss, model_of, swiglu,
+from llama_oracle import (BASE, QWEN, ROW, TOKENS, YARN, check_loss, check_refused, dot, logits_of, loss, model_of, swiglu,
                           there_and_back, w_of, weights)  # fmt: skip
 
 QWEN_MOE = {**QWEN, "num_experts": 4, "moe_intermediate_size": 10, "decoder_sparse_step": 1, "output_router_logits": False,
@@ -25,7 +25,8 @@ MODELS = {
     "qwen2_moe": {**QWEN_MOE, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts_per_tok": 2,
                   "shared_expert_intermediate_size": 14, "norm_topk_prob": False, "intermediate_size": 77},
     "qwen3_moe": {**QWEN_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts_per_tok": 3,
-                  "norm_topk_prob": True, "head_dim": 8, "mlp_only_layers": [], "bos_token_id": None, "sliding_window": None},
+                  "norm_topk_prob": True, "head_dim": 8, "mlp_only_layers": [], "bos_token_id": None, "sliding_window": None,
+                  "rope_scaling": YARN},
 }  # fmt: skip
 MESHES = ["d=1", "d=2,e=2", "e=2,t=3", "e=2,s=2"]
 

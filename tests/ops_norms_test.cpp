@@ -1,4 +1,5 @@
 // Sums, means, maxima, softmax, norms and rotary embedding, with their VJPs.
+#include <algorithm>
 #include <cmath>
 
 #include "op_case.hpp"
@@ -68,7 +69,11 @@ TEST_CASE("softmax and norms", "[ops]") {
 #undef ROWS
 }
 
-/// Turns pairs (i, i + n/2) of dim D by position along L, at base 100.
+constexpr RopeAngles yarn{
+    .base = 100, .factor = 8, .context = 40, .yarn = true, .beta_fast = 3, .beta_slow = 0.5, .truncate = false};
+
+/// Turns pairs (i, i + n/2) of dim D by position along L, at base 100: plainly, or as `yarn`.
+template <bool by_yarn = false>
 void rotate(const std::vector<Global>& x, Global& y) {
   const Global& in = x[0];
   const auto at = [&](const char* name) {
@@ -79,26 +84,38 @@ void rotate(const std::vector<Global>& x, Global& y) {
   const std::int64_t half = in.shape[k] / 2;
   for_each_index(in.shape, [&](const Shape& i) {
     const std::int64_t pair = i[k] % half;
-    const double angle =
-        static_cast<double>(i[l]) * std::pow(100.0, -static_cast<double>(pair) / static_cast<double>(half));
+    double angle = static_cast<double>(i[l]) * std::pow(100.0, -static_cast<double>(pair) / static_cast<double>(half)),
+           scale = 1;
+    if (by_yarn) {
+      // Pair 0 stays. Pair 1 lies between those that would turn 3 and 0.5 times in 40 positions.
+      const double first = 0.3267588682501849, last = 1.1049101186338284,
+                   share = pair == 0 ? 0 : (1 - first) / (last - first);
+      angle *= 1 - share + share / 8;
+      scale = 1.2079441541679836;  // 0.1 ln 8 + 1
+    }
     Shape other = i;
     other[k] = i[k] < half ? i[k] + half : i[k] - half;
     const double own = in.data[offset(strides, i)], its = in.data[offset(strides, other)];
-    y.data[offset(strides, i)] = std::cos(angle) * own + (i[k] < half ? -1 : 1) * std::sin(angle) * its;
+    y.data[offset(strides, i)] = scale * (std::cos(angle) * own + (i[k] < half ? -1 : 1) * std::sin(angle) * its);
   });
 }
 
 TEST_CASE("rope", "[ops]") {
 #define ROPE(dtype, from, tolerance_) \
-  ONE(dtype, from, (rope<"L", "K">(x, {100})), rotate, .law = Law::each, .tolerance = tolerance_)
+  ONE(dtype, from, (rope<"L", "K">(x, {100})), rotate<>, .law = Law::each, .tolerance = tolerance_)
+#define YARN(dtype, from, tolerance_) \
+  ONE(dtype, from, (rope<"L", "K">(x, yarn)), rotate<true>, .law = Law::each, .tolerance = tolerance_)
   check_cases({
       ROPE(f32, "B/d L H/t K", 1e-6),
       ROPE(f32, "L/t K B", 1e-6),
       ROPE(f32, "K L/d +t", 2e-6),
       ROPE(f64, "L/t K", 1e-12),
       ROPE(bf16, "B/d L K", 0.02),
+      YARN(f32, "B/d L H/t K", 1e-5),
+      YARN(f64, "K L/t", 1e-12),
   });
 #undef ROPE
+#undef YARN
 }
 
 /// Llama 3.1's apply_scaling, by wavelengths.
@@ -129,6 +146,32 @@ TEST_CASE("rope: angles, plain, linear and as Llama 3.1 stretches them", "[ops]"
   CHECK(kept > 20);  // all three cases are met
   CHECK(divided > 20);
   CHECK(kept + divided < 64);
+}
+
+TEST_CASE("rope: angles and factor of YaRN", "[ops]") {
+  // As Qwen's model cards stretch texts from 32768 tokens. The pairs 23.6 and 39.7 turn 32 times and once in them.
+  const RopeAngles whole{.base = 1e6, .factor = 4, .context = 32768, .yarn = true};
+  RopeAngles exact = whole, bounded = whole, equal = whole;
+  exact.truncate = false;
+  bounded.beta_fast = 1e6;  // before pair 0
+  bounded.beta_slow = 1e-9;
+  equal.context = 6;  // before pair 0, both: only that one stays
+  for (std::int64_t pair = 0; pair < 64; ++pair) {
+    const auto number = static_cast<double>(pair);
+    const double frequency = std::pow(1e6, -number / 64);
+    const auto turns = [&](double first, double last) {
+      const double share = std::clamp((number - first) / (last - first), 0.0, 1.0);
+      return frequency * (1 - share + share / 4);
+    };
+    CAPTURE(pair);
+    CHECK(std::abs(whole(1000, pair, 128) - 1000 * turns(23, 40)) <= 1e-12 * frequency * 1000);
+    CHECK(std::abs(exact(1, pair, 128) - turns(23.5959476083381, 39.6508807104171)) <= 1e-12 * frequency);
+    CHECK(std::abs(bounded(1, pair, 128) - turns(0, 127)) <= 1e-12 * frequency);
+    CHECK(std::abs(equal(1, pair, 128) - (pair == 0 ? frequency : frequency / 4)) <= 1e-12 * frequency);
+  }
+  CHECK(std::abs(whole.scale() - (0.1 * std::log(4.0) + 1)) <= 1e-15);
+  CHECK(RopeAngles{.factor = 4, .context = 9}.scale() == 1);
+  CHECK(RopeAngles{.factor = 4, .context = 9, .yarn = true, .amplitude = 0.75}.scale() == 0.75);
 }
 
 }  // namespace

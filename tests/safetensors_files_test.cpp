@@ -366,6 +366,10 @@ TEST_CASE("options take what config.json implies, unless another value was given
                            file + "much: '1e+99' is not a whole number from 1 to 16777216");
   expect_error<UsageError>([&] { run::check_rope(rope, 64); },
                            "--rope-low 4 is not below --rope-high 4: choose a smaller one");
+  expect_error<UsageError>([&] { run::check_rope({.factor = 4, .context = 9, .beta_slow = 32}, 64); },
+                           "--rope-beta-slow 32 is not below --rope-beta-fast 32: choose a smaller one");
+  expect_error<UsageError>([&] { run::check_rope({.factor = 4, .yarn = true}, 64); },
+                           "--rope-yarn needs the length of texts before stretching: give --rope-context N too");
   expect_error<UsageError>([&] { run::check_rope({}, 63); },
                            "--d-head 63: rotary positions rotate pairs; choose a multiple of 2");
 }

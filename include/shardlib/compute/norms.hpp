@@ -24,15 +24,31 @@ namespace shardlib {
 SHARDLIB_FUNCTION inline double RopeAngles::operator()(std::int64_t position, std::int64_t pair,
                                                        std::int64_t width) const {
   const double frequency = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(width));
-  // The share of the frequency that stays undivided: by Llama 3.1's reference code, apply_scaling.
-  double kept = 0;
-  if (context > 0) {
+  double kept = 0;  // the share of the frequency that stays undivided
+  if (context > 0 && yarn) {
+    const double pairs = static_cast<double>(width) / (2 * std::log(base));  // for a wavelength that is e times as long
+    const double turns = static_cast<double>(context) / (2 * std::numbers::pi);
+    double first = pairs * std::log(turns / beta_fast), last = pairs * std::log(turns / beta_slow);
+    if (truncate) {
+      first = std::floor(first);
+      last = std::ceil(last);
+    }
+    // Bounds and step are those of transformers, so that loaded models have the same angles.
+    first = std::fmax(first, 0.0);
+    last = std::fmin(last, static_cast<double>(width - 1));
+    if (first == last) last += 0.001;
+    kept = 1 - std::fmin(std::fmax((static_cast<double>(pair) - first) / (last - first), 0.0), 1.0);
+  } else if (context > 0) {  // by Llama 3.1's reference code, apply_scaling
     const double fits = static_cast<double>(context) * frequency / (2 * std::numbers::pi);
     kept = fits < low_freq_factor    ? 0
            : fits > high_freq_factor ? 1
                                      : (fits - low_freq_factor) / (high_freq_factor - low_freq_factor);
   }
   return static_cast<double>(position) * ((1 - kept) * frequency / factor + kept * frequency);
+}
+
+SHARDLIB_FUNCTION inline double RopeAngles::scale() const {
+  return !yarn ? 1 : amplitude != 0 ? amplitude : 0.1 * std::log(factor) + 1;
 }
 
 namespace detail {
@@ -110,7 +126,8 @@ struct RotateElement {
   }
 };
 
-/// Fills two tables, of the cosines and of the sines times `sign`: a row of n / 2 for each of the positions.
+/// Fills two tables, of the cosines and of the sines times `sign`, both times angles.scale(): a row of n / 2 for each
+/// of the positions.
 SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
                                         std::int64_t n, double sign, f32* cosine, f32* sine);
 SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,

@@ -106,21 +106,30 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
 /// stretches them to longer texts: with a `context` of 0 each angle is divided by it (Chen et al. 2023), otherwise as
 /// Llama 3.1 does: those whose wavelength is more than context / low_freq_factor are divided, those of less than
-/// context / high_freq_factor stay, and between the two the frequency is interpolated. `RopeAngles{.base = 500000}`
+/// context / high_freq_factor stay, and between the two the frequency is interpolated. With `yarn` (Peng et al. 2023)
+/// the pairs up to the one that turns beta_fast times in `context` stay, those from the one that turns beta_slow times
+/// on are divided, the frequencies of those between are interpolated by the pair's number, and rotated pairs are longer
+/// by scale(). `RopeAngles{.base = 500000}`
 struct RopeAngles {
   double base = 10000;
   double factor = 1;                                 ///< by how much texts become longer; 1: not
   double low_freq_factor = 1, high_freq_factor = 4;  ///< wavelengths that fit so often into `context`
   std::int64_t context = 0;                          ///< the texts' length before they were made longer; 0: linear
+  bool yarn = false;                                 ///< with `context`: as YaRN does
+  double beta_fast = 32, beta_slow = 1;              ///< with `yarn`: turns in `context`
+  bool truncate = true;                              ///< with `yarn`: count these in whole pairs
+  double amplitude = 0;                              ///< with `yarn`: scale(); 0: 0.1 log(factor) + 1
 
   /// How far the pair of a dim of `width` elements turns at a position. `angles(3, 0, 64)`
   [[nodiscard]] SHARDLIB_FUNCTION double operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const;
+  /// The factor of cosines and sines, 1 without `yarn`. `angles.scale()`
+  [[nodiscard]] SHARDLIB_FUNCTION double scale() const;
   friend bool operator==(const RopeAngles&, const RopeAngles&) = default;
 };
 
 namespace detail {
-/// Rotates each pair (i, i + n/2) of the dim by its angle, or by its negative (`sign` -1). The map is orthogonal, so
-/// its transpose is the rotation back.
+/// Rotates each pair (i, i + n/2) of the dim by its angle, or by its negative (`sign` -1), and multiplies it by
+/// angles.scale(). A rotation is orthogonal, so the map's transpose is the rotation back with the same factor.
 template <class D>
 struct Rotate {
   int length, dim;
@@ -144,8 +153,9 @@ void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 }  // namespace detail
 
 /// Rotary position embedding (Su et al. 2021): rotates the pair of element i in the first half of `Dim` and element i
-/// in the second half by the angle of `angles`. `positions` are those along `Length`: the global index, from a number
-/// on, or in a SequenceOrder. `Dim` may not be padded. `rope<"L", "D">(q)`, `rope<"L", "D">(q, {}, 512)`
+/// in the second half by the angle of `angles`, and multiplies it by angles.scale(). `positions` are those along
+/// `Length`: the global index, from a number on, or in a SequenceOrder. `Dim` may not be padded. `rope<"L", "D">(q)`,
+/// `rope<"L", "D">(q, {}, 512)`
 template <DimName Length, DimName Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, Positions positions = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {

@@ -11,7 +11,7 @@
 namespace shardlib::kernels::body {
 
 /// The cosines and sines of the angles of `half` pairs at a position, which is an item. angles(position, pair, width)
-/// is an angle; `sign` is a factor of the sines.
+/// is an angle, angles.scale() a factor of both, and `sign` one of the sines.
 template <class T, class Angles>
 struct RotaryTable {
   Angles angles;
@@ -22,11 +22,12 @@ struct RotaryTable {
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
-    team.lanes(half, [of = angles, position = first + item, pairs = width, factor = sign,
-                      to_cosine = cosine + item * half, to_sine = sine + item * half](std::int64_t i) {
+    team.lanes(half, [of = angles, position = first + item, pairs = width, scale = angles.scale(),
+                      signed_scale = sign * angles.scale(), to_cosine = cosine + item * half,
+                      to_sine = sine + item * half](std::int64_t i) {
       const double angle = of(position, i, pairs);
-      to_cosine[i] = static_cast<T>(std::cos(angle));
-      to_sine[i] = static_cast<T>(factor * std::sin(angle));
+      to_cosine[i] = static_cast<T>(scale * std::cos(angle));
+      to_sine[i] = static_cast<T>(signed_scale * std::sin(angle));
     });
   }
 };

@@ -40,8 +40,11 @@ inline constexpr std::string_view free_settings[] = {
 // clang-format on
 
 /// Settings of `declare` that decide the numbers of a model but no shape.
-inline constexpr std::string_view number_settings[] = {"norm_epsilon", "rope_base", "rope_factor",
-                                                       "rope_context", "rope_low",  "rope_high"};
+// clang-format off
+inline constexpr std::string_view number_settings[] = {
+    "norm_epsilon", "rope_base", "rope_factor", "rope_context", "rope_low", "rope_high",
+    "rope_yarn", "rope_beta_fast", "rope_beta_slow", "rope_truncate", "rope_amplitude"};
+// clang-format on
 
 /// The settings that decide the curve, by their names without sections, those of the program included.
 inline std::map<std::string, std::string> curve_settings(const Training& training, const std::string& configuration) {
@@ -129,6 +132,7 @@ inline std::string value_if_absent(const Training& training, const std::string& 
   if (name == "shuffle") return "\"yes\"";
   if (name == "optimizer") return "\"adamw\"";
   if (name == "ema") return "0.0";
+  if (name == "rope_yarn") return "false";
   if (name == "lr_mult" || name == "decay_mult" || name == "freeze") return "[]";
   const auto at = training.model_settings.find(name);
   return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';
