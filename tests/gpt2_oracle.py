@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""GPT-2 weights in Hugging Face's layout: examples/gpt2 gives the logits of an independent GPT-2, and the weights back.
+"""GPT-2 weights in Hugging Face's layout: examples/gpt2 gives the logits of an independent GPT-2, its loss and gradients, and
+the weights back.
 
-gpt2_oracle.py --gpt2 PROGRAM      compares with tests/data/gpt2_{weights,logits}.safetensors; standard library only
-gpt2_oracle.py --update            makes these two files with a GPT-2 written in PyTorch (python3-torch), random weights
+gpt2_oracle.py --gpt2 PROGRAM      compares with tests/data/gpt2_{weights,logits,gradients}.safetensors; standard library only
+gpt2_oracle.py --update            makes these files with a GPT-2 written in PyTorch (python3-torch), random weights
 """
 import json
 import math
@@ -10,13 +11,15 @@ import os
 import struct
 import tempfile
 
-from checks import arguments, check, contents, finish, json_of, put, ran
+from checks import arguments, check, contents, finish, json_of, put, ran, records
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
-WEIGHTS, LOGITS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits"))
+WEIGHTS, LOGITS, GRADIENTS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits", "gradients"))
 # 301 tokens: no mesh divides them, and 4x4 neither width nor heads. Bytes are tokens; the prompt has multi-byte characters.
 SIZES = {"layers": 2, "d_model": 24, "heads": 4, "d_ff": 96, "context": 20, "vocabulary": 301}
 PROMPT = "In the begínning"
+ROW = list((PROMPT + " wa").encode())  # of training, 20 tokens; id 0 is the input before the first
+MESHES = ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=4"]
 
 
 def write(path, tensors, metadata=None):
@@ -72,31 +75,40 @@ def update():
     shapes |= {"ln_f.weight": [m], "ln_f.bias": [m]}
     w = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
-    def norm(x, name):
-        return torch.nn.functional.layer_norm(x, [m], w[name + ".weight"], w[name + ".bias"], 1e-5)
+    def logits_of(tokens, w):
+        def norm(x, name):
+            return torch.nn.functional.layer_norm(x, [m], w[name + ".weight"], w[name + ".bias"], 1e-5)
 
-    def linear(x, name):
-        return x @ w[name + ".weight"] + w[name + ".bias"]
+        def linear(x, name):
+            return x @ w[name + ".weight"] + w[name + ".bias"]
 
-    tokens = torch.tensor(list(PROMPT.encode()))
-    length = len(tokens)
-    x = w["wte.weight"][tokens] + w["wpe.weight"][:length]
-    mask = torch.tril(torch.ones(length, length, dtype=torch.bool))
-    for i in range(s["layers"]):
-        q, k, v = (
-            part.reshape(length, s["heads"], -1).transpose(0, 1)
-            for part in linear(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").split(m, dim=-1)
-        )
-        scores = (q @ k.transpose(1, 2) / math.sqrt(m // s["heads"])).masked_fill(~mask, float("-inf"))
-        heads = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, m)
-        x = x + linear(heads, f"h.{i}.attn.c_proj")
-        up = linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
-        gelu = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
-        x = x + linear(gelu, f"h.{i}.mlp.c_proj")
-    logits = norm(x, "ln_f") @ w["wte.weight"].T
+        length = len(tokens)
+        x = w["wte.weight"][tokens] + w["wpe.weight"][:length]
+        mask = torch.tril(torch.ones(length, length, dtype=torch.bool))
+        for i in range(s["layers"]):
+            q, k, v = (
+                part.reshape(length, s["heads"], -1).transpose(0, 1)
+                for part in linear(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").split(m, dim=-1)
+            )
+            scores = (q @ k.transpose(1, 2) / math.sqrt(m // s["heads"])).masked_fill(~mask, float("-inf"))
+            heads = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, m)
+            x = x + linear(heads, f"h.{i}.attn.c_proj")
+            up = linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+            gelu = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+            x = x + linear(gelu, f"h.{i}.mlp.c_proj")
+        return norm(x, "ln_f") @ w["wte.weight"].T
+
+    def stored(t):
+        return "F32", list(t.shape), t.detach().float().contiguous().numpy().tobytes()
+
+    logits = logits_of(torch.tensor(list(PROMPT.encode())), w)
+    exact = {name: t.double().requires_grad_() for name, t in w.items()}
+    loss = torch.nn.functional.cross_entropy(logits_of(torch.tensor([0, *ROW[:-1]]), exact), torch.tensor(ROW))
+    loss.backward()
     os.makedirs(DATA, exist_ok=True)
-    write(WEIGHTS, {name: ("F32", list(t.shape), t.contiguous().numpy().tobytes()) for name, t in w.items()})
-    write(LOGITS, {"logits": ("F32", list(logits.shape), logits.contiguous().numpy().tobytes())})
+    write(WEIGHTS, {name: stored(t) for name, t in w.items()})
+    write(LOGITS, {"logits": stored(logits)})
+    write(GRADIENTS, {name: stored(t.grad) for name, t in exact.items()}, {"loss": repr(loss.item())})
 
 
 def refused(what, words, *command):
@@ -111,7 +123,7 @@ def compare(program):
         text = os.path.join(folder, "text.txt")
         put(text, "In the beginning " * 20)
         common = [program, *sizes, f"--data={text}", "--seq=20", "--steps=0", "--max-tokens=0", f"--prompt={PROMPT}"]
-        for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=4"]:
+        for mesh in MESHES:
             out, run = os.path.join(folder, "logits"), os.path.join(folder, "run-" + mesh)
             again = os.path.join(folder, "weights")
             ran(0, *common, "--batch=12", f"--mesh={mesh}", f"--load={WEIGHTS}", f"--logits={out}", f"--run={run}", f"--export={again}")
@@ -120,6 +132,22 @@ def compare(program):
             apart = max(abs(a - b) for a, b in zip(floats(got["logits"]), expected))
             check(apart < 1e-4, f"{mesh}: logits as PyTorch's ({apart:.1e} apart, the largest is {max(expected):.1f})")
             check(read(again + "/model.safetensors") == read(WEIGHTS), f"{mesh}: the exported weights are the same bits")
+        # A step of AdamW whose epsilon is 1, with a rate of 1 and no decay, takes g / (|g| + 1) from each weight.
+        about, due = read_all(GRADIENTS)
+        put(text, bytes(ROW) * 100)
+        for mesh in MESHES:
+            run, after = os.path.join(folder, "step-" + mesh), os.path.join(folder, "stepped")
+            ran(0, *(option for option in common if option != "--steps=0"), "--steps=1", "--batch=12", f"--mesh={mesh}", f"--load={WEIGHTS}", f"--run={run}", f"--export={after}",
+                "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0", "--weight-decay=0", "--clip=0")  # fmt: skip
+            loss = next(step["loss"] for step in records(run, "metrics.jsonl") if "loss" in step)
+            check(abs(loss - float(about["loss"])) < 1e-6 * loss, f"{mesh}: the loss {loss} is PyTorch's, {about['loss']}")
+            moved = read(after + "/model.safetensors")
+            for name, before in read(WEIGHTS).items():
+                steps = [a - b for a, b in zip(floats(before), floats(moved[name]))]
+                pairs = [(x / (1 - abs(x)), y) for x, y in zip(steps, floats(due[name]))]
+                apart, largest = max(abs(x - y) for x, y in pairs), max(abs(y) for _, y in pairs)
+                check(apart < 1e-6 and largest > 1e-3, f"{mesh}, {name}: the gradient ({apart:.1e} apart, the largest is {largest:.1e})")
+        put(text, "In the beginning " * 20)
         # The folder gives the sizes too.
         bare = [option for option in common if option not in sizes]
         ran(0, *bare, f"--load={again}", f"--logits={out}")
