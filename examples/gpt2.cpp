@@ -270,7 +270,7 @@ int program(int argc, char** argv) {
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
   read_config(options, o);
-  run::imply_tokenizer(options, o.load);
+  run::imply_tokenizer(options, o.load, true);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   if (o.d_model % o.heads != 0)

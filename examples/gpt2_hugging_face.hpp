@@ -87,13 +87,10 @@ inline void read_config(run::Options& options, Options& o) {
     const std::int64_t begin = config.integer("bos_token_id", 50256);
     if (begin < config.integer("vocab_size")) config.imply(options, "--row-begin", "bos_token_id", "50256");
   }
-  // clang-format off
-  config.finish({"_name_or_path", "_num_labels", "attn_pdrop", "dtype", "embd_pdrop", "id2label",
-                 "initializer_range", "label2id", "n_ctx", "n_special", "output_past", "pad_token_id",
-                 "predict_special_tokens", "reorder_and_upcast_attn", "resid_pdrop", "summary_activation",
-                 "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-                 "task_specific_params.text-generation", "torch_dtype", "transformers_version", "use_cache"});
-  // clang-format on
+  config.finish({"_num_labels", "attn_pdrop", "embd_pdrop", "id2label", "label2id", "n_ctx", "n_special", "output_past",
+                 "pad_token_id", "predict_special_tokens", "reorder_and_upcast_attn", "resid_pdrop",
+                 "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+                 "summary_use_proj", "task_specific_params.text-generation"});
 }
 
 inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
@@ -164,6 +161,6 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
   };
   remove();  // of an export that was interrupted
   io::save(s.mesh, partial + "/checkpoints", 0, weights);
-  run::export_folder(device, partial, s.o.save, stored_table(""), config);
+  run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config, partial + "/checkpoints");
   remove();
 }

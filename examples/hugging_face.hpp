@@ -194,17 +194,7 @@ inline void imply_decoder(run::Options& options, run::HuggingFaceConfig& config,
 // Reads the rest of config.json, and the tokenizer. `harmless` are keys that change nothing in this model.
 inline void finish_config(run::Options& options, const run::HuggingFaceConfig& config, const HuggingFace& files,
                           run::Training& training, const std::set<std::string>& harmless = {}) {
-  std::set<std::string> all{"_attn_implementation_autoset",
-                            "_name_or_path",
-                            "attention_dropout",
-                            "dtype",
-                            "initializer_range",
-                            "is_llama_config",
-                            "pretraining_tp",
-                            "torch_dtype",
-                            "transformers.js_config",
-                            "transformers_version",
-                            "use_cache"};
+  std::set<std::string> all{"attention_dropout", "is_llama_config", "pretraining_tp"};
   all.insert(harmless.begin(), harmless.end());
   config.finish(all);
   run::imply_tokenizer(options, files.load);

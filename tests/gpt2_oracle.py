@@ -157,6 +157,7 @@ def compare(program):
         check((config["n_layer"], config["n_head"], config["n_inner"]) == (2, 4, 96), "config.json has the sizes")
         check(all(isinstance(config[key], float) for key in ("resid_pdrop", "embd_pdrop", "layer_norm_epsilon")), "and floats")
         kept, unchanged = {"bos_token_id": 7, "eos_token_id": None}, {"n_special": 0, "predict_special_tokens": True}
+        unchanged |= {"_attn_implementation_autoset": True, "transformers.js_config": {"dtype": "q4"}, "use_cache": True}
         unchanged |= {"output_past": True, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         put(again + "/config.json", json.dumps({**config, **kept, **unchanged}))
         run = ran(0, *bare, f"--load={again}", f"--run={folder}/kept-run", f"--export={folder}/kept")

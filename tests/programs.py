@@ -20,7 +20,7 @@ import time
 
 import event_files
 import gpt2_oracle
-from checks import arguments, check, failures, put, records, text_of, tree, wait_until
+from checks import arguments, check, contents, failures, put, records, text_of, tree, wait_until
 
 TIMEOUT = 60  # seconds for one program, against hangs
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -758,7 +758,8 @@ def sampling_from_a_run(p):
     by_tokens = os.path.join(p.folder, "tokens-to-sample")
     tokenizers = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers")
     p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={by_tokens}", "--vocabulary=4000", "--max-tokens=0",
-                       f"--tokenizer={tokenizers}/gpt2.json"]).succeeds()
+                       f"--tokenizer={tokenizers}/gpt2.json", f"--export={by_tokens}-export"]).succeeds()
+    check(contents(by_tokens + "-export/tokenizer.json") == contents(tokenizers, "gpt2.json"), "an export has the run's tokenizer")
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3"]).succeeds()
     # The folder of a run is enough: also after a move, and without the files that it has read.
     away, moved = [os.path.join(p.folder, name) for name in ["away", "moved"]]
@@ -792,6 +793,25 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [folder, "--d-model=32"]).fails(2, "checkpoint")
     p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")
     p.gpt("--sample-only", "--max-tokens=5", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
+
+
+def tokenizers_of_exports(p):
+    """--export writes GPT-2's own files under Hugging Face's names, and --load of gpt2 takes them."""
+    files, out = [os.path.join(p.folder, name) for name in ["gpt2-files", "gpt2-export"]]
+    os.mkdir(files)
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    bytes_ = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    put(f"{files}/encoder.json", json.dumps({token: i for i, token in enumerate([*bytes_, "th", "<|endoftext|>"])}))
+    put(f"{files}/vocab.bpe", "#version: 0.2\nt h\n")
+    for option in ["--ema=0.5", "--ema=0"]:  # the weights of a checkpoint, and others
+        shutil.rmtree(out, ignore_errors=True)
+        p.run("gpt2", [*GPT2_SMALL, "--context=32", "--steps=1", f"--data={p.text}", f"--tokenizer={files}", option, "--max-tokens=0",
+                       f"--run={out}-run{option}", f"--export={out}"]).succeeds()  # fmt: skip
+        check(contents(out, "vocab.json") == contents(files, "encoder.json"), f"{option}: the ids are exported")
+        check(contents(out, "merges.txt") == contents(files, "vocab.bpe"), f"{option}: and the merges")
+    run = p.run("gpt2", [f"--load={out}", "--steps=0", "--seq=16", "--prompt=the", f"--run={out}-again", "--max-tokens=2"]).succeeded()
+    run.check(f'"{out}"  (the folder of --load)' in run.out, "they are the tokenizer of a loaded model")
+    run.check("note: --tokenizer" not in run.out, "which has its number of ids")
 
 
 def averaged(p):
@@ -1483,4 +1503,4 @@ def main(parts):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes]))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, tokenizers_of_exports, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes]))

@@ -382,16 +382,22 @@ TEST_CASE("training: .bin files remember their tokenizer too", "[run][training]"
 
 TEST_CASE("training: a loaded folder gives its tokenizer, unless another is given", "[run][training]") {
   const Scratch folder;
-  const auto tokenizer_of = [&](const std::vector<const char*>& arguments) {
+  const auto tokenizer_of = [&](const std::vector<const char*>& arguments, bool gpt2 = false) {
     run::Training training;
     run::Options options("test", "Tests.");
     run::declare(options, training);
     CHECK(options.parse(static_cast<int>(arguments.size()), arguments.data()));
-    run::imply_tokenizer(options, folder.path());
+    run::imply_tokenizer(options, folder.path(), gpt2);
     CHECK(options.given("--tokenizer") == (training.tokenizer != "bytes" || arguments.size() > 1));
     return training.tokenizer;
   };
   CHECK(tokenizer_of({"test"}) == "bytes");  // the folder has none
+  put(folder / "merges.txt", "");
+  CHECK(tokenizer_of({"test"}, true) == "bytes");
+  put(folder / "vocab.json", "{}");
+  CHECK(tokenizer_of({"test"}, true) == folder.path());
+  CHECK(tokenizer_of({"test"}) == "bytes");
+  CHECK(tokenizer_of({"test", "--tokenizer", "bytes"}, true) == "bytes");
   put(folder / "tokenizer.json", "{}");
   CHECK(tokenizer_of({"test"}) == folder / "tokenizer.json");
   CHECK(tokenizer_of({"test", "--tokenizer", "bytes"}) == "bytes");

@@ -50,7 +50,8 @@ class HuggingFaceConfig {
   void imply(Options& options, const std::string& option, const std::string& key,
              const std::optional<std::string>& otherwise = {});
   /// Throws UsageError for keys that were not used and are not among `harmless`, and lists them. A harmless key does
-  /// not change what the model computes. The name of an object there stands for all its keys.
+  /// not change what the model computes. The name of an object there stands for all its keys. Keys that mean this in
+  /// every model, such as `transformers_version`, are harmless anyway.
   void finish(const std::set<std::string>& harmless) const;
 
  private:
@@ -60,8 +61,9 @@ class HuggingFaceConfig {
 };
 
 /// Gives --tokenizer the tokenizer.json of the folder `loaded`, if it has one and the user has not given the option.
-/// `imply_tokenizer(options, "models/llama")`
-SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded);
+/// For a GPT-2 it may also be the folder itself, with `merges.txt` and `vocab.json`: they do not say how texts are cut,
+/// which is known of GPT-2 alone. `imply_tokenizer(options, "models/llama")`
+SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded, bool gpt2 = false);
 
 /// Throws UsageError if the tensor `output` exists and differs from `embedding`, because the model ties them.
 /// `require_tied(files, "lm_head.weight", "model.embed_tokens.weight")`
@@ -80,11 +82,13 @@ SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::
 /// weights, and that the tokenizer of bytes is not the model's. `note_loaded(training, data, "models/llama")`
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded);
 
-/// Does --export: writes the weights of the run's newest whole checkpoint into a folder, and then config.json with this
-/// text. An old config.json is removed first, so an incomplete folder is not a model. The first device writes, and
-/// every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
+/// Does --export: writes the weights of the run's newest whole checkpoint into a folder, the files of the run's
+/// tokenizer, under Hugging Face's names, and then config.json with this text. An old config.json is removed first, so
+/// an incomplete folder is not a model. `checkpoints` are in another folder than the run's if it is not empty. The
+/// first device writes, and every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
 SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
-                                   const io::StoredTable& table, const std::string& config);
+                                   const io::StoredTable& table, const std::string& config,
+                                   const std::string& checkpoints = "");
 
 /// A number with a point or an exponent, as transformers expects floats. `json_float(2) == "2.0"`
 [[nodiscard]] SHARDLIB_INLINE std::string json_float(double x);

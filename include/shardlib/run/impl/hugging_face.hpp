@@ -109,8 +109,12 @@ SHARDLIB_INLINE void HuggingFaceConfig::imply(Options& options, const std::strin
 SHARDLIB_INLINE void HuggingFaceConfig::finish(const std::set<std::string>& harmless) const {
   std::vector<std::string> left;
   constexpr std::size_t most = 8;
+  std::set<std::string> all{
+      "_attn_implementation_autoset", "_name_or_path",        "dtype",    "initializer_range", "torch_dtype",
+      "transformers.js_config",       "transformers_version", "use_cache"};
+  all.insert(harmless.begin(), harmless.end());
   const auto is_harmless = [&](const std::string& key) {
-    return std::ranges::any_of(harmless, [&](const std::string& h) { return key == h || key.starts_with(h + "."); });
+    return std::ranges::any_of(all, [&](const std::string& h) { return key == h || key.starts_with(h + "."); });
   };
   for (const auto& [key, text] : values_)
     if (!used_.contains(key) && !is_harmless(key) && left.size() < most)
@@ -164,10 +168,14 @@ SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::
         fmt::format("--export '{}' would replace the weights of --load '{}': choose another folder", folder, loaded));
 }
 
-SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded) {
-  const std::string path = loaded + "/tokenizer.json";
-  if (!loaded.empty() && !options.given("--tokenizer") && io::file_exists(path))
-    options.imply("--tokenizer", path, "the folder of --load");
+SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded, bool gpt2) {
+  if (loaded.empty() || options.given("--tokenizer")) return;
+  const auto has = [&](const char* name) { return io::file_exists(loaded + "/" + name); };
+  const char* const origin = "the folder of --load";
+  if (has("tokenizer.json"))
+    options.imply("--tokenizer", loaded + "/tokenizer.json", origin);
+  else if (gpt2 && has("merges.txt") && has("vocab.json"))
+    options.imply("--tokenizer", loaded, origin);
 }
 
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded) {
@@ -186,16 +194,23 @@ SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, con
 }
 
 SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
-                                   const io::StoredTable& table, const std::string& config) {
+                                   const io::StoredTable& table, const std::string& config,
+                                   const std::string& checkpoints) {
   io::together(device, "--export", [&] {
     if (device.rank() != 0) return;
-    const auto newest = io::newest_whole(run + "/checkpoints");
+    const auto newest = io::newest_whole(checkpoints.empty() ? run + "/checkpoints" : checkpoints);
     if (!newest) throw UsageError("the run has no checkpoint yet");
     const std::string path = folder + "/config.json";
     std::error_code error;
     std::filesystem::remove(path, error);
     if (error) throw Error("cannot remove '" + path + "' of an earlier model: " + error.message());
     io::export_safetensors_folder(io::Checkpoint::open(*newest), folder, table);
+    // The run's copy is what the model was trained with.
+    for (const auto& file : std::filesystem::directory_iterator(run + "/tokenizer", error)) {
+      const std::string name = file.path().filename().string();
+      const std::string known = name == "vocab.bpe" ? "merges.txt" : name == "encoder.json" ? "vocab.json" : name;
+      io::replace_file(folder + "/" + known, io::read_file(file.path().string()), true);
+    }
     io::replace_file(path, io::as_bytes(config), true);
   });
 }
