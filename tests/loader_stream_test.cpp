@@ -206,6 +206,10 @@ TEST_CASE("stream: errors", "[stream]") {
   expect_error<UsageError>(
       open(binary, {.batch = 1, .length = 500}),
       "'" + binary + "' is not a text file: it has a zero byte at 70; keep other files out of the folder of --stream");
+  const std::string compressed = folder.put("compressed/a", "\x28\xb5\x2f\xfd" + std::string(500, 'x'));
+  expect_error<UsageError>(open(compressed, one), "'" + compressed +
+                                                      "' is compressed by zstd, which training does not read: "
+                                                      "`tokenize` makes a data set of it");
   TextStreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
   expect_error<UsageError>(open(small, narrow),
                            "a text near byte 127 of '" + small +

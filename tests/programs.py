@@ -737,6 +737,12 @@ def sampling_from_a_run(p):
             run = p.run("shardlib-sample", [folder, "--prompt=In the", f"--mesh={mesh}"])
             run.check("In the" in run.out and run.succeeds(), "another prompt on another mesh")
         check(tree(folder) == before, f"{program}: the folder is as before")
+        p.run(program, [f"--run={folder}", "--prompt=And"]).fails(2, "no data to train on", f"; shardlib-sample {folder} prints samples")
+    plain = p.run("gpt2", [f"--run={folder}-not-there"])
+    plain.check("no data to train on" in plain.err and "shardlib-sample" not in plain.err, "nothing to sample from")
+    for tool in ["shardlib-sample", "shardlib-checkpoint"]:
+        run = p.run(tool, ["--version"]).succeeded()
+        run.check(run.out.startswith(f"{tool}: shardlib ") and "runs the kernels" in run.out, "--version")
     for option, value in [("epsilon", "0.1"), ("activation", "relu")]:  # the same shapes, another model
         p.run("shardlib-sample", [folder, f"--{option}={value}"]).fails(2, f"{option} is", f"--allow-change {option}")
     questions = os.path.join(p.folder, "questions.jsonl")

@@ -260,6 +260,18 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
   fails(here + "/binary.txt", "'" + here +
                                   "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: "
                                   "rename it to .bin if it holds bare 2-byte ids (nanoGPT)");
+  for (const auto& [bytes, by] :
+       {std::pair{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd.", "zstd"}, {"\x53\x2a\x4d\x18.", "zstd"}}) {
+    put(here + "/text.txt.gz", bytes);
+    fails(here + "/text.txt.gz", "'" + here + "/text.txt.gz' is compressed by " + by +
+                                     ", which training does not read: `tokenize` makes a data set of it");
+  }
+  put(here + "/ids.bin", std::string("\x1f\x8b\x01\x00", 4));
+  CHECK(io::open_tokens(here + "/ids.bin", Split::train, {})->tokens() == 2);  // ids may be any numbers
+  put(here + "/text.jsonl.zst", "a");
+  fails(here + "/text.jsonl.zst", "'" + here +
+                                      "/text.jsonl.zst' holds JSON lines by its name, and training would read their "
+                                      "keys and escapes as text: `tokenize --field text` makes a data set of them");
   put(here + "/blank.txt", " \n");
   fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
   put(here + "/empty.bin", "");

@@ -6,6 +6,7 @@
 #if defined(TOKENIZE_WITH_ZSTD)
 #include <zstd.h>
 #endif
+#include <shardlib/io/data/token_source.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/support/error.hpp>
 
@@ -155,13 +156,9 @@ class Zstd final : public Decompressor {
 /// What decompresses the file; null for a file that is not compressed. The file must outlive it.
 inline std::unique_ptr<Decompressor> decompressor_of(const io::InputFile& file, const std::string& path,
                                                      std::uint64_t size) {
-  std::array<char, 4> head{};
-  file.read(0, std::as_writable_bytes(std::span(head).first(std::min<std::size_t>(head.size(), size))));
-  const std::string_view begin(head.data(), head.size());
-  if (begin.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(file, path, size);
-  // A frame, or one to be skipped, with which parallel compressors begin.
-  const bool skipped = (head[0] & 0xf0) == 0x50 && begin.substr(1) == "\x2a\x4d\x18";
-  if (begin != "\x28\xb5\x2f\xfd" && !skipped) return nullptr;
+  const std::string_view by = io::detail::compression(file);
+  if (by == "gzip") return std::make_unique<Gzip>(file, path, size);
+  if (by.empty()) return nullptr;
 #if defined(TOKENIZE_WITH_ZSTD)
   return std::make_unique<Zstd>(file, path, size);
 #else

@@ -261,6 +261,10 @@ int tool(int argc, char** argv) {
         "Exit status: 0 for success, 1 for a damaged checkpoint or file, 2 for a wrong request.\n");
     return 0;
   }
+  if (word == "--version") {
+    fmt::print("{}", run::Options("shardlib-checkpoint", "").version());
+    return 0;
+  }
   std::vector<std::string> names;
   for (const Command& command : commands) {
     names.emplace_back(command.name);

@@ -125,6 +125,10 @@ int program(int argc, char** argv) {
     fmt::print("{}", usage);
     return 0;
   }
+  if (!given.empty() && given[0] == "--version") {
+    fmt::print("{}", run::Options("shardlib-sample", "").version());
+    return 0;
+  }
   if (given.empty() || given[0].starts_with("-"))
     throw UsageError("give the folder of a run first: shardlib-sample RUN [OPTION...] (see --help)");
   const std::string run = given[0], config = run + "/config.toml";

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "shardlib/io/data/token_batch.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -118,6 +119,10 @@ namespace detail {
 }
 /// Throws UsageError for the name of a file of JSON lines, whose keys and escapes are no text to train on.
 void refuse_json_lines(const std::string& path);
+/// What has compressed a file, by its first bytes: "gzip", "zstd", or nothing.
+[[nodiscard]] std::string_view compression(const InputFile& file);
+/// Throws UsageError for a compressed file, which is no text to train on either.
+void refuse_compressed(const InputFile& file);
 }  // namespace detail
 
 }  // namespace shardlib::io

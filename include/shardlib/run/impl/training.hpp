@@ -295,7 +295,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   const bool dry = t.plan || !t.graph.empty();
   const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
   if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
-    throw UsageError(none ? "no data to train on: give --data PATH or --stream DIR (see --help)"
+    throw UsageError(none ? detail::no_data(t)
                           : "--data and --stream are two sources of training data: give one of them");
   detail::check_settings(t);
   if (t.prompt == "-" && !dry) t.prompt = detail::read_prompt();

@@ -13,7 +13,9 @@
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/launch.hpp"
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/data/token_files.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/run/chat.hpp"
 #include "shardlib/run/console.hpp"
@@ -50,6 +52,14 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
         [&t] { return !t.directory.empty(); });
+}
+
+/// The error of a training without data.
+inline std::string no_data(const Training& t) {
+  const bool has_run = !t.directory.empty() && io::file_exists(t.directory) &&
+                       !io::list_checkpoints(t.directory + "/checkpoints").empty();
+  return "no data to train on: give --data PATH or --stream DIR (see --help)" +
+         (has_run ? fmt::format("; shardlib-sample {} prints samples of the run", t.directory) : std::string());
 }
 
 /// Notes that the devices are threads, where they are far more than the cores: such a run looks as if it hangs.

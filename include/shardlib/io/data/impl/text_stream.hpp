@@ -79,7 +79,9 @@ SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
   for (std::int64_t i = 0; i < std::ssize(paths); ++i) {
     const std::string& name = paths[static_cast<std::size_t>(order(i))];
     detail::refuse_json_lines(name);
-    const auto size = static_cast<std::int64_t>(InputFile(name).size());
+    const InputFile file(name);
+    detail::refuse_compressed(file);
+    const auto size = static_cast<std::int64_t>(file.size());
     if (size > 0) files_.push_back({name, bytes_, bytes_ + size});
     bytes_ += size;
   }

@@ -287,6 +287,7 @@ inline std::shared_ptr<const TokenSource> open_file(const std::string& path, con
                      "' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, " +
                      "any zero byte in its first 64 KiB: rename it to .txt if it is a text");
   if (named) return open_bins({path});
+  refuse_compressed(file);
   if (zeros)
     throw UsageError("'" + path +
                      "' is not a text file (it has zero bytes), and not a token file of llm.c: rename it to .bin if " +

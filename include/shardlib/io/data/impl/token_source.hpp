@@ -4,9 +4,9 @@
 #include "shardlib/io/data/token_source.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
-#include "shardlib/io/file.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
@@ -105,9 +105,25 @@ SHARDLIB_INLINE void for_each_document(std::string_view text, const std::functio
 
 namespace detail {
 SHARDLIB_INLINE void refuse_json_lines(const std::string& path) {
-  if (path.ends_with(".jsonl") || path.ends_with(".jsonl.gz"))
+  if (path.ends_with(".jsonl") || path.ends_with(".jsonl.gz") || path.ends_with(".jsonl.zst"))
     throw UsageError("'" + path + "' holds JSON lines by its name, and training would read their keys and escapes as " +
                      "text: `tokenize --field text` makes a data set of them");
+}
+
+SHARDLIB_INLINE std::string_view compression(const InputFile& file) {
+  std::array<char, 4> head{};
+  file.read(0, std::as_writable_bytes(std::span(head).first(std::min<std::size_t>(head.size(), file.size()))));
+  const std::string_view begin(head.data(), head.size());
+  if (begin.starts_with("\x1f\x8b")) return "gzip";
+  // A frame of zstd, or one to be skipped, with which parallel compressors begin.
+  const bool skipped = (head[0] & 0xf0) == 0x50 && begin.substr(1) == "\x2a\x4d\x18";
+  return skipped || begin == "\x28\xb5\x2f\xfd" ? "zstd" : std::string_view();
+}
+
+SHARDLIB_INLINE void refuse_compressed(const InputFile& file) {
+  if (const std::string_view by = compression(file); !by.empty())
+    throw UsageError("'" + file.path() + "' is compressed by " + std::string(by) +
+                     ", which training does not read: `tokenize` makes a data set of it");
 }
 }  // namespace detail
 
