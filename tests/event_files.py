@@ -70,12 +70,20 @@ def events(path):
         yield dict(fields(body))
 
 
-def histograms(folder):
-    """The histograms in a folder of event files: the fields of each HistogramProto, by tag and step."""
-    found = {}
+def values(folder):
+    """The values in a folder of event files: tag, step, and the fields of its message."""
     for path in sorted(glob.glob(f"{folder}/events.out.tfevents.*")):
         for event in events(path):
-            value = dict(fields(dict(fields(event[5]))[1])) if 5 in event else {}
-            if 5 in value:
-                found[value[1].decode(), event[2]] = dict(fields(value[5]))
-    return found
+            if 5 in event:
+                value = dict(fields(dict(fields(event[5]))[1]))
+                yield value[1].decode(), event[2], value
+
+
+def histograms(folder):
+    """The fields of each HistogramProto, by tag and step."""
+    return {(tag, step): dict(fields(value[5])) for tag, step, value in values(folder) if 5 in value}
+
+
+def texts(folder):
+    """The texts, by tag and step."""
+    return {(tag, step): dict(fields(value[8]))[8].decode() for tag, step, value in values(folder) if 8 in value}

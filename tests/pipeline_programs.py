@@ -15,7 +15,7 @@ import xml.etree.ElementTree as xml
 
 import programs
 from checks import check, contents, records, text_of, tree, wait_until
-from programs import apart, floats, numbers, shown_histograms
+from programs import apart, floats, numbers, shortened_samples, shown_histograms
 
 # Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
 CLOSE = 1e-5
@@ -213,6 +213,7 @@ def checkpoints(p):
         done.check([s["step"] for s in drawn] == [-1, 1, 3], f"samples before and after each two steps ({drawn})")
         again = p.run("shardlib-sample", [folder, "--max-tokens=8"]).succeeded()
         again.check(drawn[-1]["text"] in again.out, f"gpt_fsdp draws the last one, too: {drawn[-1]['text']!r}")
+    shortened_samples(p, folder)
 
     run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()
     run(p, f"--run={p.folder}/validated_alone", "--mesh=d=1", f"--validation-data={p.text}", "--validate-every=4",

@@ -472,6 +472,16 @@ def other_options(p):
             for word in words.split():
                 run.check(len(re.findall(rf"^ +--(?:\[no-\])?{word[2:]} ", run.out, re.M)) == 1, f"--help explains {word} once")
 
+    # The presets of gpt_fsdp have a test of their own (tests/run_options_test.cpp).
+    folder = os.path.join(p.folder, "minigpt")
+    p.run("gpt2", ["--preset=minigpt", "--steps=0", "--max-tokens=0", f"--run={folder}"]).succeeds()
+    stored = text_of(f"{folder}/config.toml")
+    for line in ["layers = 4", "d_model = 256", "heads = 8", "d_ff = 256", "context = 256", 'norm = "post"', 'activation = "relu"', "tied = false",
+                 "epsilon = 1e-06", 'rows = "stories"', 'shuffle = "no"', "batch = 256", "seq = 256", "learning_rate = 0.001", "warmup = 0",
+                 "final_learning_rate = 1.0", "weight_decay = 0.0", "beta2 = 0.999", "clip = 0.0", "sample_every = 200", "dropout = 0.0",
+                 'prompt = "Once upon a time"', "top_k = 10", "temperature = 1.0"]:  # fmt: skip
+        check(f"\n{line}\n" in stored, f"--preset minigpt has {line}", stored)
+
     # What is sampled: one character per byte, since bytes that are not UTF-8 are replaced one by one or in runs.
     for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
         for mesh in ["d=1,t=1", "d=2,t=2"]:
@@ -649,6 +659,25 @@ def histograms(p):
             names.append(shown_histograms(p.run(program, words), folder, [1, 3]))
         check(len(names[0]) > 4 and names.count(names[0]) == len(names), f"{program}: the same names on every mesh {names}")
     p.gpt("--histogram-every=1", "--tensorboard").fails(2, "--tensorboard", "--run DIR")
+    folder = os.path.join(p.folder, "shown-texts")
+    run = p.gpt("--tensorboard", f"--run={folder}", "--steps=4", "--sample-every=2", "--max-tokens=3", "--samples=2", "--prompt=And").succeeded()
+    texts = event_files.texts(f"{folder}/tensorboard")
+    run.check("    d_model = 16\n" in texts.pop(("configuration", 0), ""), "TensorBoard has the configuration")
+    due = {(tag, step) for tag in ("sample", "sample/2") for step in (0, 1, 3)}
+    run.check(set(texts) == due, f"and each sample {sorted(texts)}")
+    run.check(all(text.startswith("    And") for text in texts.values()), f"which begins with the prompt {texts}")
+
+
+def traced(p):
+    """--trace-from and --trace-steps choose the steps of a trace."""
+    for more, due in [([], [1, 2, 3, 4, 5]), (["--trace-from=2", "--trace-steps=3"], [2, 3, 4]), (["--trace-from=5"], [5, 6])]:
+        folder = os.path.join(p.folder, "traced")
+        shutil.rmtree(folder, ignore_errors=True)
+        run = p.gpt("--trace", "--steps=7", f"--run={folder}", "--mesh=d=2", *more).succeeded()
+        with open(f"{folder}/trace.json", encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        steps = [(event["pid"], event["name"]) for event in events if event.get("cat") == "steps"]
+        run.check(sorted(steps) == [(rank, f"step {i}") for rank in (0, 1) for i in due], f"the traced steps are {steps}")
 
 
 def data_and_runs(p):
@@ -705,6 +734,26 @@ def data_and_runs(p):
     p.gpt(*prepared, "--steps=4", *named).succeeds()
 
 
+def shortened_samples(p, folder):
+    """--stop ends a sample of a run, and --top-k 1 and a tiny --top-p leave the likeliest token, whatever the temperature."""
+    def sample(*options):
+        run = p.run("shardlib-sample", [folder, "--prompt=In the", "--max-tokens=24", *options]).succeeded()
+        return run, run.out.split("):\n\n", 1)[-1].removesuffix("\n\n")
+
+    likeliest = sample("--temperature=0")[1]
+    drawn = likeliest[len("In the"):]
+    stop = re.search("[ -~]{1,2}", drawn[2:])
+    if not check(stop, f"{folder}: a sample has letters {likeliest!r}"):
+        return
+    run, text = sample("--temperature=0", f"--stop={stop[0]}", "--stop=never there")
+    run.check(text == "In the" + drawn[: drawn.find(stop[0])], f"{text!r} ends before {stop[0]!r}")
+    run, text = sample("--temperature=9")
+    run.check(text != likeliest, "a high temperature draws other tokens")
+    for option in ["--top-k=1", "--top-p=0.0001"]:
+        run, text = sample("--temperature=9", option)
+        run.check(text == likeliest, f"{text!r} is the likeliest, {likeliest!r}")
+
+
 def sampling_from_a_run(p):
     """shardlib-sample needs the folder alone, on one device, and writes nothing."""
     folder = os.path.join(p.folder, "to-sample")
@@ -720,6 +769,7 @@ def sampling_from_a_run(p):
         run = p.run("shardlib-sample", [folder, "--samples=2"]).succeeded()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
         run.check(run.out.count("A sample after 3 steps") == 2, "two samples")
+        shortened_samples(p, folder)
         launchers = [[]] + ([[*p.mpiexec, "-n", "2"]] if p.mpiexec and program == "gpt2" else [])
         for launcher in launchers:
             mesh = ["--mesh=d=2,t=1"] if launcher else []
@@ -865,6 +915,15 @@ def leaf_groups(p):
     train += [f"--run={folder}1", "--steps=4"]
     p.run("gpt2", [*train, *groups[:2]]).fails(2, 'freeze is ["layers/0/*", "embed"] in the checkpoint', "--allow-change freeze")
     p.run("gpt2", [*train, *groups, "--lr-mult=*=0.5"]).fails(2, 'lr_mult is [] in the checkpoint, but ["*=0.5"] now')
+    def losses(*options):
+        run, steps = p.measured("gpt2", [*GPT2_SMALL, "--steps=5", f"--data={p.text}", "--mesh=d=2,t=1", "--learning-rate=0.02", *options])
+        return [step["loss"] for step in steps]
+
+    for groups, same in [(["--lr-mult=*=0.5"], ["--learning-rate=0.01"]), (["--lr-mult=*=9", "--lr-mult=*=1"], []),
+                         (["--decay-mult=*=0", "--weight-decay=9"], ["--weight-decay=0"])]:
+        one, other, plain = losses(*groups), losses(*same), losses()
+        close = all(abs(a - b) < 1e-5 * b for a, b in zip(one, other))
+        check(len(one) == 5 and close and (plain == one) == (not same), f"{groups} is {same}: {one} {other}, without {plain}")
     for group, words in [("--freeze=blocks.0.*", ["--freeze 'blocks.0.*' is the name of no leaf", "embed", "layers/*/w_up"]),
                          ("--lr-mult=embed", ["--lr-mult 'embed' has no factor", "'embed=0.1'"]),
                          ("--decay-mult=embed=-1", ["--decay-mult 'embed=-1' has no factor of at least 0"]),
@@ -1217,6 +1276,7 @@ def moe(p):
         again = p.run("shardlib-sample", [folder, f"--mesh={mesh}"])
         texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
         again.check(texts[0] == texts[1], f"the same sample, by {mesh}")
+    shortened_samples(p, folder)
     p.run("shardlib-sample", [folder, "--experts-per-token=1"]).fails(2, "experts_per_token is", "--allow-change experts_per_token")
     resumed = [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--steps=14"]
     p.run("moe", [*resumed, "--microbatches=2"]).fails(2, "microbatches is", "--allow-change")
@@ -1509,4 +1569,4 @@ def main(parts):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, tokenizers_of_exports, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes]))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, histograms, traced, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, tokenizers_of_exports, mlp, tutorial, context_parallel, patch_embedding, moe, full_disk, options_of_others, mistakes]))

@@ -1,11 +1,15 @@
 // run::Options: every type from every source, precedence, presets, exact errors, --help, the stored configuration.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <shardlib/run/options.hpp>
+#include <shardlib/run/parameter_groups.hpp>
 #include <shardlib/support/version.hpp>
 #include <string>
 #include <vector>
 
+#include "../examples/gpt_presets.hpp"
 #include "scratch.hpp"
 #include "support.hpp"
 
@@ -484,4 +488,72 @@ TEST_CASE("options: the nearest name", "[run]") {
   CHECK(run::nearest("x", names).empty());
   CHECK(run::nearest("", names).empty());
   CHECK(run::nearest("banana", names).empty());
+}
+
+TEST_CASE("options: the presets of gpt_fsdp are seqax's configurations", "[run]") {
+  struct Model {
+    const char *name, *mesh, *batch, *d_model, *n_kv, *layers, *d_ff, *learning_rate, *steps, *warmup, *save_every;
+  };
+  for (const Model& m : std::vector<Model>{
+           {"84m", "d=8,t=1", "64", "512", "8", "8", "4096", "3e-3", "26000", "2600", "2600"},
+           {"270m", "d=8,t=1", "64", "1024", "16", "8", "8192", "3e-4", "92000", "9200", "9200"},
+           {"540m", "d=8,t=1", "64", "2048", "16", "8", "8192", "3e-4", "185000", "18500", "4000"},
+           {"1b", "d=8,t=1", "64", "2048", "16", "8", "16384", "1e-5", "370000", "37000", "10000"},
+           {"2b", "d=8,t=1", "64", "4096", "16", "8", "16384", "1e-5", "740000", "74000", "10000"},
+           {"540m-x4", "d=32,t=1", "256", "2048", "16", "16", "8192", "3e-4", "46250", "4625", "2500"},
+           {"1b-x4", "d=32,t=1", "256", "2048", "16", "8", "16384", "1e-5", "92500", "9250", "2500"},
+           {"2b-x4", "d=32,t=1", "256", "4096", "16", "8", "16384", "1e-5", "185000", "18500", "2500"}}) {
+    std::map<std::string, std::string> expected{{"mesh", m.mesh},
+                                                {"batch", m.batch},
+                                                {"d_model", m.d_model},
+                                                {"n_kv", m.n_kv},
+                                                {"layers", m.layers},
+                                                {"d_ff", m.d_ff},
+                                                {"learning_rate", m.learning_rate},
+                                                {"steps", m.steps},
+                                                {"warmup", m.warmup},
+                                                {"save_every", m.save_every},
+                                                {"n_q_per_kv", "1"},
+                                                {"d_head", "128"},
+                                                {"vocabulary", "32768"},
+                                                {"seq", "1024"},
+                                                {"init", "seqax"},
+                                                {"warmup_from", "0"}};
+    std::map<std::string, std::string> values = expected;
+    for (const char* other : {"decay_steps", "rope_base", "max_tokens"}) values[other] = expected[other] = "";
+    Options o("test", "Tests.");
+    for (auto& [key, value] : values) {
+      value.clear();
+      std::string name = "--" + key;
+      std::replace(name.begin(), name.end(), '_', '-');
+      o.add(name, value, "a setting");
+    }
+    declare_presets(o);
+    CAPTURE(m.name);
+    const std::string preset = std::string("--preset=") + m.name;
+    CHECK(parse(o, {preset.c_str()}));
+    CHECK(values == expected);
+  }
+}
+
+TEST_CASE("options: the last pattern of a leaf counts, and a frozen one has no rate", "[run]") {
+  run::ParameterGroups groups;
+  Options o("test", "Tests.");
+  run::declare(o, groups);
+  CHECK(parse(o, {"--lr-mult=layers/*=0.5", "--lr-mult=layers/1/*=2", "--decay-mult=*/b=0", "--decay-mult=embed=3",
+                  "--freeze=layers/2/*", "--lr-mult=layers/2/w=4"}));
+  const auto is = [&](const char* leaf, double rate, double decay, bool decays = true) {
+    const LeafFactors found = groups(leaf, decays);
+    CAPTURE(leaf);
+    CHECK(found.rate == rate);
+    CHECK(found.decay == decay);
+  };
+  is("layers/0/w", 0.5, 1);
+  is("layers/1/w", 2, 1);
+  is("layers/1/b", 2, 0);
+  is("layers/2/w", 0, 1);  // frozen, whatever its factor
+  is("embed", 1, 3);
+  is("norm", 1, 1);
+  is("norm", 1, 0, false);   // the program's own rule
+  is("embed", 1, 3, false);  // which an option overrides
 }
