@@ -1,9 +1,11 @@
 // Ops of a user's own: values, gradients by operands and by the result, padding, recompute, and dry runs.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <vector>
 
 #include "shardlib/comm/dry.hpp"
 #include "support.hpp"
@@ -43,6 +45,18 @@ auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Si
   return custom::record<"hypotenuse", Tensor<f64, S>>({{}, site}, kernel, custom::operands(a, b),
                                                       custom::vjp_of_result(a, custom::save(a), f),
                                                       custom::vjp_of_result(b, custom::save(b), f));
+}
+
+using Rows = Tensor<f64, "B/d M">;
+using Scale = Tensor<f64, "M">;
+constexpr auto multiply = [](custom::Shard<f64> y, custom::Shard<const f64> x, custom::Shard<const f64> scale) {
+  for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = x.data[i] * scale.data[i % scale.size()];
+};
+/// x * scale, with a VJP of x alone.
+auto scaled(const Rows& x, const Scale& scale, Site site = Site::current()) {
+  return custom::record<"scaled", Rows>(
+      {{}, site}, multiply, custom::operands(x, scale),
+      custom::vjp(x, custom::save(scale), [](const auto& ct, const auto& s) { return ct * s; }));
 }
 
 }  // namespace
@@ -103,5 +117,77 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
     const auto a = full<f64, "A/d">(one, {{"A", 4}}, 3.0), b = full<f64, "A/d">(one, {{"A", 5}}, 3.0);
     REQUIRE_THROWS_WITH(hypotenuse(a, b),
                         Catch::Contains("hypotenuse") && Catch::Contains("dim `A` is 5, but 4 in another operand"));
+  });
+}
+
+TEST_CASE("an op of one's own: an operand that is differentiated has a VJP", "[custom]") {
+  on_mesh("d=2", [](const Mesh<"d">& mesh) {
+    struct Weights {
+      Scale gain, scale;
+    };
+    const Sizes sizes{{"B", 4}, {"M", 3}};
+    const Weights w{full<f64, "M">(mesh, sizes, 2.0), full<f64, "M">(mesh, sizes, 3.0)};
+    const auto x = ones<f64, "B/d M">(mesh, sizes);
+    const auto gradient = [&](const auto& f) {
+      const auto loss = [&](const Weights& v) -> Tensor<f64, "+d"> {
+        return sum(f(v));
+      };
+      return value_and_grad(mesh, loss, w).second;
+    };
+    const auto missing = [&](const auto& f) { return error_of([&] { gradient(f); }); };
+    // Both weights have other uses, so that the loss depends on them.
+    const auto forgotten = missing([&](const Weights& v) { return scaled(x * v.gain, v.scale) * v.scale; });
+    expect(
+        forgotten.starts_with("scaled at ") &&
+            forgotten.find(": operand 2, `M`, is differentiated, but the op has no VJP for it, so its gradient would "
+                           "miss this use; give the op a `custom::vjp` of this operand, or take `stop_gradient` of "
+                           "it before (device ") != std::string::npos,
+        forgotten);
+    const auto recomputed = missing([&](const Weights& v) {
+      return explicit_activation_checkpointing([](const Rows& y, const Scale& s) { return scaled(y, s); })(x * v.gain,
+                                                                                                           v.scale) *
+             v.scale;
+    });
+    expect(recomputed.find("operand 2, `M`, is differentiated") != std::string::npos, recomputed);
+    // One tensor as two operands needs two VJPs, also where its first use has one.
+    const auto squared = [](const Scale& a, const Scale& b, const auto&... vjps) {
+      return custom::record<"squared", Scale>({{}, Site::current()}, multiply, custom::operands(a, b), vjps...);
+    };
+    const auto times = [](const Scale& a, const Scale& b) {
+      return custom::vjp(a, custom::save(b), [](const auto& ct, const auto& other) { return ct * other; });
+    };
+    const auto once =
+        missing([&](const Weights& v) { return x * squared(v.scale, v.scale, times(v.scale, v.scale)) * v.gain; });
+    expect(once.find("operand 2, `M`, is differentiated") != std::string::npos, once);
+    const auto twice = gradient([&](const Weights& v) {
+      return x * squared(v.scale, v.scale, times(v.scale, v.scale), times(v.scale, v.scale)) * v.gain;
+    });
+    expect_equal(fetch(twice.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2 * 3.0 * 2.0));
+    // No gradient is wanted, or there is none: a stopped operand, a constant, an integer result.
+    const auto stopped = gradient([&](const Weights& v) {
+      return scaled(x * v.gain, stop_gradient(v.scale)) * v.scale + scaled(x * v.gain, zeros<f64, "M">(mesh, sizes));
+    });
+    expect_equal(fetch(stopped.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2.0 * 3.0));
+    const auto sign_of = gradient([&](const Weights& v) {
+      const auto kernel = [](custom::Shard<i32> y, custom::Shard<const f64> in) {
+        for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = in.data[i] > 0 ? 1 : -1;
+      };
+      const auto signs =
+          custom::record<"signs", Tensor<i32, "M">>({{}, Site::current()}, kernel, custom::operands(v.scale));
+      return x * cast<f64>(signs) * v.scale * v.gain;
+    });
+    expect_equal(fetch(sign_of.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2.0));
+    // A VJP may save what is no operand, as a statistic of one that other ops have computed.
+    const auto saved = gradient([&](const Weights& v) {
+      const auto kernel = [](custom::Shard<f64> y, custom::Shard<const f64> in) {
+        for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = in.data[i] * in.data[i];
+      };
+      return x * v.gain *
+             custom::record<"squared", Scale>(
+                 {{}, Site::current()}, kernel, custom::operands(v.scale),
+                 custom::vjp(v.scale, custom::save(v.scale * 2.0),
+                             [](const auto& ct, const auto& slope) { return ct * slope; }));
+    });
+    expect_equal(fetch(saved.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2.0 * 2 * 3.0));
   });
 }

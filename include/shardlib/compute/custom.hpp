@@ -18,8 +18,10 @@
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/spec/require.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 #include "shardlib/types/owned.hpp"
 
 namespace shardlib::detail {
@@ -38,6 +40,9 @@ struct OwnVjp {
     return f(tensors...);
   }
 };
+/// Throws if the tape tracks an operand that has no VJP. `differentiated` holds the operand of each VJP.
+[[gnu::cold]] SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> operands,
+                                                std::span<const ValuePtr* const> differentiated);
 /// Whether a copy of the function refers to nothing that may be gone, as far as its type shows: one that is not
 /// trivially copyable may hold a reference beside what it owns.
 template <OpName Name, bool IsKernel, class F>
@@ -129,7 +134,8 @@ auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
 }
 
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
-/// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
+/// that may need a gradient has a `vjp`. *Throws* if a function is differentiated by a floating operand that has none:
+/// the gradient would miss the op. A result of integers has no derivative. A name of a dim has one size in all operands; `sizes` gives the sizes of
 /// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
 /// the kernel. Kernel and VJPs capture by value, because copies of them run later: a capture by reference does not
 /// compile, except beside a captured object that owns memory, such as a vector. The kernel does not run in a dry run,
@@ -152,6 +158,8 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
   detail::Bindings names(op, values[0]->device);
   for (const detail::ValuePtr& value : values) names.bind(*value);
   for (const NamedSize& size : sizes) names.bind(size);
+  if constexpr (floating<typename Out::value_type>)
+    detail::require_vjps(op, values, std::array<const detail::ValuePtr*, sizeof...(V)>{vjps.x...});
   const auto run = [kernel, values](const detail::Value& out) {
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
@@ -179,3 +187,7 @@ Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> opera
 }
 
 }  // namespace shardlib::custom
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/custom.hpp"
+#endif

@@ -1,0 +1,33 @@
+// Definitions of custom.hpp.
+#pragma once
+
+#include "shardlib/compute/custom.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> operands,
+                                  std::span<const ValuePtr* const> differentiated) {
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const Value& x = *operands[i];
+    if (!x.slot || !is_floating(x.dtype)) continue;
+    // One tensor may be several operands, of which each has a VJP.
+    const auto same = [&](const ValuePtr& other) { return other->slot == x.slot; };
+    const auto operand = std::ranges::count_if(operands.first(i + 1), same);
+    const auto vjps = std::ranges::count_if(differentiated, [&](const ValuePtr* of) { return same(*of); });
+    if (operand > vjps)
+      throw Error(op.describe() + ": operand " + std::to_string(i + 1) + ", `" +
+                  std::string(to_string(*x.spec).view()) +
+                  "`, is differentiated, but the op has no VJP for it, so its gradient would miss this use; give the op "
+                  "a `custom::vjp` of this operand, or take `stop_gradient` of it before (" +
+                  x.device->describe() + ")");
+  }
+}
+
+}  // namespace shardlib::detail
