@@ -21,7 +21,7 @@ namespace {
 /// the other end. `ewma<"L">(x, 0.9)`
 template <DimName Dim, dtype D, Spec S>
 auto ewma(const Tensor<D, S>& x, D decay, bool reverse = false, Site site = Site::current())
-    -> Tensor<D, custom::result_of<rules::along, OpName("ewma"), Dim, S>> {
+    -> Tensor<D, custom::result_of<rules::linear_along, OpName("ewma"), Dim, S>> {
   const auto kernel = [decay, reverse](custom::Shard<D> y, custom::Shard<const D> x) {
     x.for_each_row(Dim, [&](custom::Row row) {
       D mean = 0;
@@ -45,6 +45,17 @@ auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Si
   return custom::record<"hypotenuse", Tensor<f64, S>>({{}, site}, kernel, custom::operands(a, b),
                                                       custom::vjp_of_result(a, custom::save(a), f),
                                                       custom::vjp_of_result(b, custom::save(b), f));
+}
+
+/// x, whose cotangent is clipped to [-1, 1].
+template <Spec S>
+auto clip_gradient(const Mesh<"d t">& mesh, const Tensor<f64, S>& x, Site site = Site::current()) -> Tensor<f64, S> {
+  const auto kernel = [](custom::Shard<f64> y, custom::Shard<const f64> in) {
+    std::copy_n(in.data, in.size(), y.data);
+  };
+  const auto clip = [](const auto& ct) { return to_partial<over<"t">>(clamp(all_reduce<over<"t">>(ct), -1.0, 1.0)); };
+  return custom::record<"clip_gradient", Tensor<f64, S>>({{}, site}, kernel, custom::operands(x),
+                                                         custom::vjp(mesh, x, clip));
 }
 
 using Rows = Tensor<f64, "B/d M">;
@@ -117,6 +128,41 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
     const auto a = full<f64, "A/d">(one, {{"A", 4}}, 3.0), b = full<f64, "A/d">(one, {{"A", 5}}, 3.0);
     REQUIRE_THROWS_WITH(hypotenuse(a, b),
                         Catch::Contains("hypotenuse") && Catch::Contains("dim `A` is 5, but 4 in another operand"));
+  });
+}
+
+TEST_CASE("an op of one's own: the cotangent names the axes of the mesh, or passes its sum on", "[custom]") {
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}, [](const Mesh<"d t">& mesh) {
+    struct Weights {
+      Scale scale;
+      Tensor<f64, "M F/t"> up;
+    };
+    const Sizes sizes{{"B", 4}, {"M", 3}, {"F", 4}};
+    const Weights w{ones<f64, "M">(mesh, sizes), full<f64, "M F/t">(mesh, sizes, 0.4)};
+    const auto x = full<f64, "B/d M">(mesh, sizes, 2.0);
+    const auto gradient = [&](const auto& f) {
+      const auto loss = [&](const Weights& v) -> Tensor<f64, "+d +t"> {
+        return sum(einsum_unreduced<"B/d M, M F/t -> B/d F/t">(f(x * v.scale), v.up));
+      };
+      return fetch(value_and_grad(mesh, loss, w).second.template get<&Weights::scale>()).data;
+    };
+    // 1.6 is clipped, and not each device's summand, which is 0.8 for t=2. Each of 4 rows adds x times that.
+    expect_equal(gradient([&](const Rows& y) { return clip_gradient(mesh, y); }), std::vector<f64>(3, 4 * 2.0));
+    // sqrt(y^2 + 0) has the derivative 1 at 2; ewma with 0 is y.
+    const auto linear = gradient(
+        [&](const Rows& y) { return hypotenuse(y, zeros<f64, "B/d M">(mesh, sizes)) * 0.5 + ewma<"M">(y, 0.0) * 0.5; });
+    for (const double each : linear) expect(std::abs(each - 4 * 2.0 * 1.6) < 1e-12, show(each));
+  });
+  on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
+    const auto on_part = [&](const Mesh<"d">& part, const Tensor<f64, "A/d">& x) {
+      const auto error = error_of([&] { static_cast<void>(custom::vjp(mesh, x, [](const auto& ct) { return ct; })); });
+      expect(error.starts_with("custom::vjp: the operand `A/d` is on device ") &&
+                 error.find("but the VJP is for mesh d=2,t=2; name the mesh of the operand") != std::string::npos,
+             error);
+      static_cast<void>(custom::vjp(part, x, [](const auto& ct) { return ct; }));
+      return x;
+    };
+    static_cast<void>(on_submeshes<"N/t">(mesh, on_part, full<f64, "A/d">(mesh, {{"A", 4}}, 3.0)));
   });
 }
 

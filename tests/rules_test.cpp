@@ -1444,12 +1444,43 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::own_function("ewma", true, false),
           "ewma: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers "
           "to may be gone; capture numbers by value: `[k]`, and pass tensors to `custom::operands`");
-  legal(rules::own_vjp(2, true, true), "");
-  illegal(rules::own_vjp(2, true, false),
+  legal(rules::own_vjp("A/d", 2, true, true), "");
+  illegal(rules::own_vjp("A/d", 2, true, false),
           "custom::vjp: the function returns no tensor; return the cotangent of the operand");
-  illegal(rules::own_vjp(2, false, false),
-          "custom::vjp: the function does not take the cotangent and 2 saved tensors, as f(ct, saved...); name what it "
-          "needs besides the cotangent in `custom::save`");
+  illegal(rules::own_vjp("A/d +unnamed", 2, false, false),
+          "custom::vjp: the function does not take the cotangent `A/d +unnamed` and 2 saved tensors, as f(ct, "
+          "saved...); name what it needs besides the cotangent in `custom::save`");
+}
+
+TEST_CASE("rules: pending sums over axes without names") {
+  const std::string naming =
+      "`+unnamed` stands for the axes of the mesh that no type of the op names, and `custom::vjp(mesh, x, f)` names "
+      "them";
+  legal(rules::multiply("A/d +unnamed", "A/d"), "A/d +unnamed");
+  legal(rules::cotangent("f", "A/d +unnamed", "A/d +unnamed"), "A/d +unnamed");
+  illegal(rules::map1("exp", "A/d +unnamed"),
+          "exp: the operand `A/d +unnamed` is partial over unnamed, and exp is not linear, so it has to see the sum, "
+          "not the summand of one device; reduce it first, with an `all_reduce` over axes that have names: " +
+              naming);
+  illegal(rules::add("+", "A +unnamed", "A"),
+          "+ of `A +unnamed` and `A`: `A +unnamed` is partial over unnamed, but `A` is replicated over unnamed, so the "
+          "pending sum would count the latter once per device; first take the sum of the former, with an `all_reduce` "
+          "over axes that have names: " +
+              naming);
+  illegal(rules::all_reduce("A +unnamed -> A", "A +unnamed"),
+          "all_reduce<`A +unnamed -> A`>: this op acts over axes that have names: " + naming);
+  illegal(rules::to_partial("A -> A +unnamed", "A"),
+          "to_partial<`A -> A +unnamed`>: this op acts over axes that have names: " + naming);
+  legal(rules::all_reduce("A +t +unnamed -> A +unnamed", "A +t +unnamed"), "A +unnamed");
+  illegal(rules::assign(DType::f32, "A", DType::f32, "A +unnamed"),
+          "a tensor `f32[A +unnamed]` does not fit the declared type `f32[A]`: a sum over unnamed is still pending in "
+          "it, and " +
+              naming);
+  legal(rules::fetch("A/d +t"), "A/d +t");
+  illegal(rules::fetch("A/d +unnamed"),
+          "fetch: the sums that are pending in `A/d +unnamed` cannot be taken: " + naming);
+  illegal(rules::mesh("d unnamed"),
+          "mesh `d unnamed`: `unnamed` stands for axes without a name; call the axis otherwise");
 }
 
 TEST_CASE("rules: types") {

@@ -75,11 +75,21 @@ T typed(const ValuePtr& value) {
   return T(with_spec(value, parsed<T::spec>));
 }
 
-/// Type-erases a VJP. It checks the types of the cotangents: the result's dual in, the operand's dual out.
+/// All axes of the specs and, if the function F of a VJP names some, those.
+template <class F, Spec... S>
+constexpr Spec axes_of_vjp() {
+  if constexpr (requires { F::cotangent_axes; })
+    return axes_of<S..., F::cotangent_axes>();
+  else
+    return axes_of<S...>();
+}
+
+/// Type-erases a VJP. It checks the types of the cotangents: the result's dual in, the operand's dual out. A pending
+/// sum over an axis that no type names is not in these types, so f is linear, or names the axes.
 // Cold, like `record`: this code only surrounds the kernels, and compilers compile cold code faster.
 template <OpName Name, class Out, class X, class F, class... Saved>
 struct ErasedVjp {
-  static constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
+  static constexpr Spec axes = axes_of_vjp<F, Out::spec, X::spec, Saved::spec...>();
   using Cotangent = Dual<Out, axes>;
   using Due = Dual<X, axes>;
   static constexpr bool with_sizes =

@@ -26,9 +26,20 @@
 
 namespace shardlib::detail {
 
+/// A pending sum over all axes of a mesh, `+d +t`.
+template <Spec A>
+inline constexpr Spec sum_over_mesh = dual_spec(Spec(""), A);
+/// The same, of a VJP that names no mesh.
+inline constexpr Spec sum_over_unnamed = Spec((Text("+") + rules::unnamed_axes).view());
+
+template <class First, class...>
+inline constexpr Spec first_spec = First::spec;
+
 /// The function of a VJP outside the library. It takes the cotangent and what was saved, `Tensors` tensors together.
-template <int Tensors, class F>
+/// The cotangent's type has all axes over which its sum may be pending, and those of `Sum`.
+template <int Tensors, Spec Sum, class F>
 struct OwnVjp {
+  static constexpr Spec cotangent_axes = Sum;
   F f;
   template <class... T>
   requires(sizeof...(T) == Tensors) auto operator()(const T&... tensors) const {
@@ -36,10 +47,12 @@ struct OwnVjp {
     constexpr bool returns_tensor = requires {
       { f(tensors...) } -> tensor;
     };
-    static_assert(checked<rules::own_vjp, Tensors - 1, is_taken, returns_tensor>::ok);
+    static_assert(checked<rules::own_vjp, first_spec<T...>, Tensors - 1, is_taken, returns_tensor>::ok);
     return f(tensors...);
   }
 };
+/// Throws if the mesh that a VJP names is not that of its operand.
+[[gnu::cold]] SHARDLIB_INLINE void require_mesh_of(const DevicePtr& mesh, const ValuePtr& x);
 /// Throws if the tape tracks an operand that has no VJP. `differentiated` holds the operand of each VJP.
 [[gnu::cold]] SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> operands,
                                                 std::span<const ValuePtr* const> differentiated);
@@ -117,30 +130,50 @@ std::tuple<const X&...> save(const X&... x) {
   return {x...};
 }
 /// The VJP of operand x: f(cotangent, saved...), a function of tensors. The type of its result is checked against the
-/// dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
+/// dual of x. f is linear in the cotangent, as all derivatives are. So the type of the cotangent may say that a sum is
+/// pending over the axes that no type of the op names, `B/d M +unnamed`, which f passes on. Ops that are not linear do
+/// not compile with it. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
-  return detail::vjp(x, detail::OwnVjp<1, F>{f});
+  return detail::vjp(x, detail::OwnVjp<1, detail::sum_over_unnamed, F>{f});
 }
 template <class X, class... Saved, class F>
 auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), F>{f});
+  return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), detail::sum_over_unnamed, F>{f});
 }
-/// A VJP that needs the op's result, which is the last argument of f. For exp:
-/// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
+/// The same on a mesh, whose axes the type of the cotangent names, `B/d M +t`: f may reduce it, and then be a function
+/// that is not linear. It returns the dual of x on that mesh. *Throws* if x is not on the mesh. To clip a gradient:
+/// `vjp(mesh, x, [](const auto& ct) { return to_partial<over<"t">>(clamp(all_reduce<over<"t">>(ct), -1.0, 1.0)); })`
+template <Spec A, class X, class F>
+auto vjp(const Mesh<A>& mesh, const X& x, const F& f) {
+  detail::require_mesh_of(mesh.device(), x.value());
+  return detail::vjp(x, detail::OwnVjp<1, detail::sum_over_mesh<A>, F>{f});
+}
+template <Spec A, class X, class... Saved, class F>
+auto vjp(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  detail::require_mesh_of(mesh.device(), x.value());
+  return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), detail::sum_over_mesh<A>, F>{f});
+}
+/// A VJP that needs the op's result, which is the last argument of f. With a mesh before x, the type of the cotangent
+/// names its axes. For exp: `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
 template <class X, class... Saved, class F>
 auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), F>{f});
+  return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), detail::sum_over_unnamed, F>{f});
+}
+template <Spec A, class X, class... Saved, class F>
+auto vjp_of_result(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  detail::require_mesh_of(mesh.device(), x.value());
+  return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), detail::sum_over_mesh<A>, F>{f});
 }
 
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
 /// that may need a gradient has a `vjp`. *Throws* if a function is differentiated by a floating operand that has none:
-/// the gradient would miss the op. A result of integers has no derivative. A name of a dim has one size in all operands; `sizes` gives the sizes of
-/// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
-/// the kernel. Kernel and VJPs capture by value, because copies of them run later: a capture by reference does not
-/// compile, except beside a captured object that owns memory, such as a vector. The kernel does not run in a dry run,
-/// such as `--plan`. Several devices' threads may run kernels at the same time. `record<"ewma", Tensor<D, S>>({Dim,
-/// site}, kernel, operands(x), vjp(x, f))`
+/// the gradient would miss the op. A result of integers has no derivative. A name of a dim has one size in all
+/// operands; `sizes` gives the sizes of dims that only the result has. The padding of operands is zero, and the padding
+/// of the result is set to zero after the kernel. Kernel and VJPs capture by value, because copies of them run later: a
+/// capture by reference does not compile, except beside a captured object that owns memory, such as a vector. The
+/// kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the same time.
+/// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {

@@ -155,6 +155,7 @@ requires(!is_tensor<W>) W
 /// M" is a HostArray of B x M.
 template <dtype D, Spec S>
 HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
+  static_assert(detail::checked<rules::fetch, S>::ok);
   const detail::Calling op{"fetch", {}, site};
   if constexpr (!detail::parsed<S>.partial.empty()) static_assert(detail::is_reduced<"fetch", D>);
   detail::require_running(op, *x.device());

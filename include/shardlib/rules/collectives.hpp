@@ -102,12 +102,21 @@ constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
   return call.accept();
 }
 
+namespace detail_ {
+/// Explains that no op acts over the axes without names.
+constexpr Text not_named(const TensorSpec& in, const TensorSpec& out) {
+  if (in.partial.contains(unnamed_axes) == out.partial.contains(unnamed_axes)) return {};
+  return "this op acts over axes that have names: " + naming_axes();
+}
+}  // namespace detail_
+
 /// all_reduce<"A +t -> A">: P -> R. Every device gets the sum of all devices' values.
 constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("all_reduce", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
+  if (const Text why = detail_::not_named(in, out); !why.empty()) return call.fail(why);
   if (const Text why = new_sum(in.partial, out); !why.empty()) return call.fail(why);
   if (in.partial == out.partial)
     return call.fail("no sum is pending in " + quoted(to_string(in)) +
@@ -219,6 +228,7 @@ constexpr Verdict to_partial(std::string_view op, const TensorSpec& x) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
+  if (const Text why = detail_::not_named(in, out); !why.empty()) return call.fail(why);
   for (auto axis : in.partial)
     if (!out.partial.contains(axis))
       return call.fail("the pending sum over " + Text(axis) +

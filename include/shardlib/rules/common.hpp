@@ -127,6 +127,14 @@ constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool cas
   return "if both names mean one size, " + quoted("rename<\"" + names + "\">") + " (free)";
 }
 
+/// A cotangent is a pending sum over each axis that does not shard the value. Where the types of an op outside the
+/// library do not name all axes of the mesh, the cotangent that its VJP gets says so with this one: `B/d M +unnamed`.
+inline constexpr std::string_view unnamed_axes = "unnamed";
+constexpr Text naming_axes() {
+  return "`+unnamed` stands for the axes of the mesh that no type of the op names, and `custom::vjp(mesh, x, f)` names "
+         "them";
+}
+
 /// Describes the first difference between two specs.
 constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
   for (int i = 0; i < wanted.rank() || i < is.rank(); ++i) {
@@ -137,7 +145,9 @@ constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
              quoted(to_string(wanted.dims[i]));
   }
   for (auto axis : is.partial)
-    if (!wanted.partial.contains(axis)) return "a sum over " + Text(axis) + " is still pending in it";
+    if (!wanted.partial.contains(axis))
+      return "a sum over " + Text(axis) + " is still pending in it" +
+             (axis == unnamed_axes ? ", and " + naming_axes() : "");
   for (auto axis : wanted.partial)
     if (!is.partial.contains(axis)) return "it has no pending sum over " + Text(axis);
   return {};
@@ -367,6 +377,7 @@ constexpr TensorSpec without_sums(TensorSpec x) {
 
 /// "a `reduce_scatter` or `all_reduce<...>` (communicate)"
 constexpr Text reduction(const TensorSpec& x) {
+  if (x.partial.contains(unnamed_axes)) return "an `all_reduce` over axes that have names: " + naming_axes();
   const Text all_reduce = suggestion("all_reduce", x, without_sums(x));
   return x.rank() == 0 ? all_reduce + " (communicates)" : "a `reduce_scatter` or " + all_reduce + " (communicate)";
 }

@@ -47,6 +47,8 @@ constexpr Verdict mesh(std::string_view axes) {
   for (const Dim& dim : parsed.spec.dims) names = names && !dim.is_integer() && dim.axes.empty() && !dim.bracketed;
   if (!names)
     return {{}, "mesh " + quoted(axes) + ": write the names of the axes, separated by spaces; sizes come at run time"};
+  if (parsed.spec.has(unnamed_axes))
+    return {{}, "mesh " + quoted(axes) + ": `unnamed` stands for axes without a name; call the axis otherwise"};
   if (parsed.spec.rank() > max_axes)
     return {{}, "mesh " + quoted(axes) + ": a mesh has at most " + number(max_axes) + " axes"};
   return {parsed.spec, {}};
@@ -323,6 +325,12 @@ constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
   return {};
 }
 
+/// fetch(x): takes the pending sums.
+constexpr Verdict fetch(const TensorSpec& x) {
+  if (!x.partial.contains(unnamed_axes)) return {x, {}};
+  return {{}, "fetch: the sums that are pending in " + quoted(x) + " cannot be taken: " + naming_axes()};
+}
+
 /// item(x): a scalar that is the same on every device.
 constexpr Verdict item(const TensorSpec& x) {
   if (x.rank() != 0)
@@ -372,12 +380,12 @@ constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owne
               (is_kernel ? "`custom::operands`" : "`custom::save`")};
 }
 /// A VJP outside the library takes the cotangent and what `custom::save` names.
-constexpr Verdict own_vjp(int saved, bool is_taken, bool returns_tensor) {
+constexpr Verdict own_vjp(const TensorSpec& cotangent, int saved, bool is_taken, bool returns_tensor) {
   if (is_taken && !returns_tensor)
     return {{}, "custom::vjp: the function returns no tensor; return the cotangent of the operand"};
   if (is_taken) return {};
   return {{},
-          Text("custom::vjp: the function does not take the cotangent and ") + number(saved) +
+          "custom::vjp: the function does not take the cotangent " + quoted(cotangent) + " and " + number(saved) +
               (saved == 1 ? " saved tensor" : " saved tensors") +
               ", as f(ct, saved...); name what it needs besides the cotangent in `custom::save`"};
 }

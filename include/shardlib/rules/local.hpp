@@ -101,8 +101,10 @@ constexpr Text alike(const Small<TensorSpec, 4>& in) {
               summand.add_partial(pending);
           return quoted(to_string(x)) + " is partial over " + axis + ", but " + quoted(to_string(y)) +
                  " is replicated over " + axis + ", so the pending sum would count the latter once per device; " +
-                 "first take the sum of the former, with " + reduction(x) + ", or take " +
-                 suggestion("to_partial", y, summand) + " of the latter (no traffic)";
+                 "first take the sum of the former, with " + reduction(x) +
+                 (summand.partial.contains(unnamed_axes)
+                      ? Text()
+                      : ", or take " + suggestion("to_partial", y, summand) + " of the latter (no traffic)");
         }
   return {};
 }

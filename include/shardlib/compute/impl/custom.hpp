@@ -12,6 +12,13 @@
 
 namespace shardlib::detail {
 
+SHARDLIB_INLINE void require_mesh_of(const DevicePtr& mesh, const ValuePtr& x) {
+  if (x->device != mesh)
+    throw Error("custom::vjp: the operand `" + std::string(to_string(*x->spec).view()) + "` is on " +
+                x->device->describe_view() + ", but the VJP is for mesh " + to_string(mesh->axes()) +
+                "; name the mesh of the operand");
+}
+
 SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> operands,
                                   std::span<const ValuePtr* const> differentiated) {
   for (std::size_t i = 0; i < operands.size(); ++i) {
@@ -22,11 +29,11 @@ SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> op
     const auto operand = std::ranges::count_if(operands.first(i + 1), same);
     const auto vjps = std::ranges::count_if(differentiated, [&](const ValuePtr* of) { return same(*of); });
     if (operand > vjps)
-      throw Error(op.describe() + ": operand " + std::to_string(i + 1) + ", `" +
-                  std::string(to_string(*x.spec).view()) +
-                  "`, is differentiated, but the op has no VJP for it, so its gradient would miss this use; give the op "
-                  "a `custom::vjp` of this operand, or take `stop_gradient` of it before (" +
-                  x.device->describe() + ")");
+      throw Error(
+          op.describe() + ": operand " + std::to_string(i + 1) + ", `" + std::string(to_string(*x.spec).view()) +
+          "`, is differentiated, but the op has no VJP for it, so its gradient would miss this use; give the op "
+          "a `custom::vjp` of this operand, or take `stop_gradient` of it before (" +
+          x.device->describe() + ")");
   }
 }
 

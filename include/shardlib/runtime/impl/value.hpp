@@ -82,7 +82,8 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
     room /= std::max<std::int64_t>(extent, 1);
   }
   try {
-    for (auto axis : spec.partial) static_cast<void>(device->size(axis));
+    for (auto axis : spec.partial)
+      if (axis != rules::unnamed_axes) static_cast<void>(device->size(axis));
     for (int i = 0; i < spec.rank(); ++i) {
       const Dim& dim = spec.dims[i];
       const std::int64_t parts = shard_count(*device, dim.axes);
