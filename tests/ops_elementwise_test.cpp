@@ -373,7 +373,10 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
     for (const auto& steps : {std::function([](const Tensor<f64, "A">& x) { return floor(x); }),
                               std::function([](const Tensor<f64, "A">& x) { return round(x); }),
                               std::function([](const Tensor<f64, "A">& x) { return sign(x); }),
-                              std::function([](const Tensor<f64, "A">& x) { return floor_divide(x, 2.0); })}) {
+                              std::function([](const Tensor<f64, "A">& x) { return floor_divide(x, 2.0); }),
+                              // The use of x as it is would hide that the other one has no gradient.
+                              std::function([](const Tensor<f64, "A">& x) { return x + cast<f64>(cast<i32>(x)); }),
+                              std::function([](const Tensor<f64, "A">& x) { return x + cast<f64>(cast<u8>(x)); })}) {
       const auto loss = [&](const Tensor<f64, "A">& x) { return to_partial<" -> +d +t">(sum(steps(x))); };
       expect(error_of([&] {
                value_and_grad(mesh, loss, of({1, 2}));
@@ -381,6 +384,12 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
                  std::string::npos,
              "a step has no gradient");
     }
+    // What is no number has no derivative, and needs none.
+    const auto conditions = [&](const Tensor<f64, "A">& x) {
+      const auto best = cast<f64>(argmax<"A -> ">(x) + cast<i32>(stop_gradient(x) * 1.5) * 0.0);
+      return to_partial<" -> +d +t">(sum(x * cast<f64>(greater(x, 1.0)) * cast<f64>(cast<bool_>(x)) * best));
+    };
+    expect_equal(fetch(value_and_grad(mesh, conditions, of({1, 2})).second).data, std::vector<f64>{0, 1});
   });
 }
 

@@ -277,7 +277,8 @@ template <class To, class D, Spec S>
 inline constexpr Spec cast_spec = result_of<rules::cast, floating<To>, floating<D>, S>;
 }  // namespace detail
 
-/// The same values in another dtype. `cast<bf16>(w)`
+/// The same values in another dtype. A cast of a floating tensor to integers has no derivative: pass it
+/// `stop_gradient(x)`. (One to bool_ is a comparison.) `cast<bf16>(w)`
 template <dtype To, dtype D, Spec S>
 auto cast(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<To, detail::cast_spec<To, D, S>> {
   const detail::Calling op{"cast", {}, site};
@@ -285,8 +286,11 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<To, deta
     return x;
   else if constexpr (floating<To> && floating<D>)
     return Tensor<To, S>(detail::cast_floating(op, x.value(), dtype_v<To>));
-  else
+  else {
+    if constexpr (floating<D> && !std::is_same_v<To, bool_>)
+      detail::require_no_gradient(op, x.value(), detail::zero_derivative);
     return detail::record_unary<"cast", Tensor<To, S>>(op, x, detail::sizes_of(x.value()), detail::cast_kernel<To, D>);
+  }
 }
 
 namespace detail {
