@@ -269,4 +269,54 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
   });
 }
 
+// What a function must not do: read a variable that has changed when the backward pass runs it again.
+thread_local int runs = 0;  // of this device
+
+template <class F>
+std::string error_of_second_run(const Grid& mesh, const F& f) {
+  runs = 0;
+  return error_of([&] {
+    const auto loss = [&](const X& x) -> Loss { return sum(square(explicit_activation_checkpointing(f)(x))); };
+    static_cast<void>(value_and_grad(mesh, loss, input(mesh)));
+  });
+}
+
+TEST_CASE("recompute: a function that does not do the same again is an error", "[ops][recompute]") {
+  on_meshes({"d=1,t=1", "d=2,t=2"}, [](const Grid& mesh) {
+    const auto expect_why = [&](const std::string& error, const std::string& op, const std::string& why) {
+      const std::string begin =
+          "explicit_activation_checkpointing: the function computed something else when it ran again for the backward "
+          "pass, up to ";
+      expect(error.starts_with(begin + op) && error.find(": " + why) != std::string::npos &&
+                 error.find("; it must not depend on global or static variables that change") != std::string::npos,
+             error);
+    };
+    const auto again = [] { return runs++ > 0; };
+    constexpr std::uint64_t seed = 5;
+    expect_why(error_of_second_run(mesh,
+                                   [](const X& x) {
+                                     return dropout(x, 0.1, {seed, static_cast<std::uint64_t>(runs++)});
+                                   }),
+               "dropout at ", "the key of random numbers is another one");
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) * 2.0 : exp(x); }), "scale at ",
+               "the number of ops is 1 in the forward pass and 2 now");
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : tanh(x); }), "exp at ",
+               "other ops have run, or ops of other sizes");
+    // What was saved does not fit: there are too few values, too many, or another one is due.
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? save_for_backward(exp(x)) : exp(x); }),
+               "exp at ", "the forward pass has saved 0 values, and now there are more");
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : save_for_backward(exp(x)); }),
+               "exp at ", "the number of saved values is 1 in the forward pass and 0 now");
+    expect_why(error_of_second_run(mesh,
+                                   [again](const X& x) {
+                                     if (again()) return save_for_backward(exp(x));
+                                     static_cast<void>(save_for_backward(sum<"B/d M/t -> M/t +d">(x)));
+                                     return exp(x);
+                                   }),
+               "exp at ", "the forward pass has saved the result of save_for_backward at ");
+    // What stays the same may be read.
+    expect(error_of_second_run(mesh, [](const X& x) { return dropout(x, 0.1, {seed, 1}); }) == "no error");
+  });
+}
+
 }  // namespace

@@ -37,6 +37,7 @@ void with_global_index(const Value& out, F fill) {
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
                        RandomKey key, Distribution distribution) {
+  note_key(device, key);
   const Kernel fill = [key, distribution](const Value& out) {
     Buffer result = allocate(out);
     with_global_index(out, [&](auto local, auto strides, auto offsets) {

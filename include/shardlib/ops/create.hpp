@@ -78,10 +78,12 @@ struct RandomKey {
 };
 
 namespace detail {
+/// Notes which random numbers a function takes, as one that runs again must take the same.
+void note_key(const DevicePtr& device, const RandomKey& key);
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
                        RandomKey key, Distribution distribution);
-}
+}  // namespace detail
 
 /// Normal numbers of mean 0 and standard deviation 1. This op and the next two derive each number from the key and
 /// the element's global index, so the array is the same on every mesh and with any padding.

@@ -38,6 +38,15 @@ struct ModelPart : Counted {
   std::string name;
 };
 
+/// What a checkpointed function has run, to tell whether it did the same when it ran again: the number of its ops, and
+/// hashes of their names, specs and sizes, and of the keys of their random numbers.
+struct FunctionRun {
+  std::size_t ops = 0;
+  std::size_t calls = 0;
+  std::size_t keys = 0;
+  friend bool operator==(const FunctionRun&, const FunctionRun&) = default;
+};
+
 /// The VJP that runs now, if its result is differentiated again. Each op that reads a value of the tape must then have
 /// a derivative by it.
 struct Transposing {
@@ -56,6 +65,7 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
+  FunctionRun ran;                                 ///< of the function that is checkpointed or replayed
   Handle<const Kept> kept;                         ///< the policy of the function that is checkpointed or replayed
   std::uint64_t sequence = 0;                      ///< numbers the nodes of the tape
   std::vector<Handle<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
@@ -86,6 +96,15 @@ struct ProgramState {
 
 [[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device);
 
+[[gnu::cold]] SHARDLIB_INLINE void mix(std::size_t& hash, std::size_t value);
+/// Adds an op to the run of the function that is checkpointed or replayed.
+[[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out);
+/// The next of the values that a checkpointed function has saved, for its replay, which needs it in the place of `due`.
+[[nodiscard, gnu::cold]] SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due);
+/// The error of a checkpointed function that is not the same when it runs again: `op` is where that shows.
+[[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why,
+                                                         const DevicePtr& device);
+
 /// Sets the program's mode and resets it on every exit from the C++ block.
 class WithMode {
  public:
@@ -95,7 +114,8 @@ class WithMode {
         mode_(std::exchange(state.mode, mode)),
         kept_(std::exchange(state.kept, std::move(kept))),
         saved_(std::exchange(state.saved, std::move(saved))),
-        next_(std::exchange(state.next_saved, 0)) {}
+        next_(std::exchange(state.next_saved, 0)),
+        ran_(std::exchange(state.ran, {})) {}
   WithMode(const WithMode&) = delete;
   WithMode& operator=(const WithMode&) = delete;
   ~WithMode() {
@@ -103,6 +123,7 @@ class WithMode {
     state_.kept = std::move(kept_);
     state_.saved = std::move(saved_);
     state_.next_saved = next_;
+    state_.ran = ran_;
   }
 
  private:
@@ -111,6 +132,7 @@ class WithMode {
   Handle<const Kept> kept_;
   std::vector<ValuePtr> saved_;
   std::size_t next_;
+  FunctionRun ran_;
 };
 
 /// Sets the VJP that runs and is differentiated, and resets it on every exit from the C++ block.

@@ -22,12 +22,35 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
   return detached(*value);
 }
 
+/// What the forward pass of a checkpointed call leaves for the backward pass.
+struct CheckpointedForward {
+  std::vector<ValuePtr> saved;
+  FunctionRun ran;
+  Handle<NameSizes> names;  ///< the scope of names that was open
+  Handle<const Kept> kept;
+};
+
+/// Throws if the function has not done the same as in the forward pass, now that it has run again up to its result.
+inline void check_same(const CheckpointedForward& forward, const ProgramState& s, const Value& result) {
+  const FunctionRun &then = forward.ran, &now = s.ran;
+  if (then == now && s.next_saved == forward.saved.size()) return;
+  const auto numbers = [](const char* what, std::size_t before, std::size_t again) {
+    return std::string(what) + " " + std::to_string(before) + " in the forward pass and " + std::to_string(again) +
+           " now";
+  };
+  fail_replay(result.made_by,
+              then.ops != now.ops       ? numbers("the number of ops is", then.ops, now.ops)
+              : then.calls != now.calls ? "other ops have run, or ops of other sizes"
+              : then.keys != now.keys   ? "the key of random numbers is another one"
+                                        : numbers("the number of saved values is", forward.saved.size(), s.next_saved),
+              result.device);
+}
+
 /// The backward pass of a checkpointed call. It runs the function again from its arguments and its saved values, and
-/// differentiates it by the `wanted` arguments. Ops are deferred and run only if a VJP reads their value. `names` is
-/// the scope of names that was open in the forward pass.
+/// differentiates it by the `wanted` arguments. Ops are deferred and run only if a VJP reads their value.
 inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
-                       const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
-                       const DevicePtr& device, const Handle<NameSizes>& names, const Handle<const Kept>& kept) {
+                       const CheckpointedForward& forward, const std::vector<ValuePtr>& cotangents,
+                       const DevicePtr& device) {
   std::vector<Slot> leaves;
   const auto fresh = [&](const ValuePtr& value, const std::string&) -> ValuePtr {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
@@ -35,11 +58,17 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
     return leaf;
   };
   std::vector<std::pair<Slot, ValuePtr>> roots;
-  const auto root = [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[roots.size()]); };
+  ValuePtr result;
+  const auto root = [&](const ValuePtr& value) {
+    roots.emplace_back(value->slot, cotangents[roots.size()]);
+    result = value;
+  };
   {
-    const WithMode mode(program_state(device), ProgramState::Mode::replay, saved, kept);
-    const WithNames scope(program_state(device), names);
+    ProgramState& s = program_state(device);
+    const WithMode mode(s, ProgramState::Mode::replay, forward.saved, forward.kept);
+    const WithNames scope(s, forward.names);
     call.run(fresh, root);
+    if (result) check_same(forward, s, *result);
   }
   return {roots, std::move(leaves)};
 }
@@ -118,9 +147,11 @@ SHARDLIB_INLINE bool CheckpointForward::active() const {
 }
 SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
   auto& device = parts_->device;
-  const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
+  const auto& scopes = program_state(device).scopes;
+  const CheckpointedForward forward{std::move(program_state(device).saved), program_state(device).ran,
+                                    scopes.empty() ? Handle<NameSizes>::make() : scopes.back(), parts_->kept};
   parts_->mode.reset();
-  parts_->check_occur(saved);
+  parts_->check_occur(forward.saved);
   auto node = Handle<Node>::make();
   node->op = {"explicit_activation_checkpointing", {}, {}};
   node->part = program_state(device).part;
@@ -131,14 +162,11 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   }
   if (std::ranges::find(wanted, true) == wanted.end()) return false;
   auto& residuals = node->edges.front().saved.values;
-  residuals.insert(residuals.end(), saved.begin(), saved.end());
+  residuals.insert(residuals.end(), forward.saved.begin(), forward.saved.end());
   node->sequence = ++program_state(device).sequence;
   node->outputs = 0;
-  const auto& scopes = program_state(device).scopes;
-  const auto names = scopes.empty() ? Handle<NameSizes>::make() : scopes.back();
-  node->remat = [call = std::move(call), wanted, saved, device, names,
-                 kept = parts_->kept](const std::vector<ValuePtr>& cotangents) {
-    return replay(*call, wanted, saved, cotangents, device, names, kept);
+  node->remat = [call = std::move(call), wanted, forward, device](const std::vector<ValuePtr>& cotangents) {
+    return replay(*call, wanted, forward, cotangents, device);
   };
   parts_->node = std::move(node);
   return true;
@@ -161,7 +189,7 @@ SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
   }
   // In a replay, use the saved value instead of computing it.
   auto known = Handle<Value>::make(*x);
-  known->storage = s.saved.at(s.next_saved++)->storage;
+  known->storage = next_saved(s, *x).storage;
   return known;
 }
 

@@ -195,6 +195,7 @@ SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Started(
   ProgramState& s = program_state(out->device);
   make_progress(s);
   count(*out);
+  if (s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
   OwnWork own(s);
   Kernel finish;
   const auto begin = [&] {
@@ -227,12 +228,13 @@ SHARDLIB_INLINE bool keeps(const Value& out) {
 SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
   ProgramState& s = program_state(out->device);
   const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
+  if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
   const auto results = [&](const auto& f) {
     f(*out);
     for (const ValuePtr& one : beside) f(*one);
   };
   if (replay && kept)
-    return results([&](const Value& known) { known.storage->buffer = s.saved.at(s.next_saved++)->storage->buffer; });
+    return results([&](const Value& known) { known.storage->buffer = next_saved(s, known).storage->buffer; });
   if (replay || s.mode == ProgramState::Mode::start) return defer(out, std::move(kernel));
   out->storage->buffer = run(kernel, *out);
   if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });

@@ -3,10 +3,12 @@
 
 #include "shardlib/compute/create.hpp"
 
+#include <cstdint>
 #include <string>
 
 #include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/function.hpp"
 
@@ -22,6 +24,12 @@ SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const DevicePtr& devic
 
 SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
   return shard_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
+}
+
+SHARDLIB_INLINE void note_key(const DevicePtr& device, const RandomKey& key) {
+  ProgramState& s = program_state(device);
+  if (s.mode != ProgramState::Mode::checkpoint && s.mode != ProgramState::Mode::replay) return;
+  for (const std::uint64_t part : {key.seed, key.stream}) mix(s.ran.keys, part);
 }
 
 /// Records an array. `fill(shard, value)` writes its shard.

@@ -4,6 +4,11 @@
 #include "shardlib/runtime/program_state.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
 
 #include "shardlib/support/error.hpp"
 
@@ -36,6 +41,43 @@ SHARDLIB_INLINE void note_write(const Value& value) {
 SHARDLIB_INLINE void note_overwritten(const Value& value) {
   for (OpRead& read : program_state(value.device).work.reads)
     if (read.shard == value.storage->buffer.data()) read.overwritten = true;
+}
+
+SHARDLIB_INLINE void mix(std::size_t& hash, std::size_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
+  hash ^= hash >> 32U;
+}
+
+SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out) {
+  FunctionRun& ran = state.ran;
+  ++ran.ops;
+  mix(ran.calls, std::hash<std::string_view>()(out.made_by.name));
+  mix(ran.calls, std::hash<std::string_view>()(out.made_by.spec));
+  mix(ran.calls, static_cast<std::size_t>(out.dtype));
+  mix(ran.calls, std::hash<const void*>()(out.spec));  // each spec is one object
+  for (const std::int64_t size : out.global.logical) mix(ran.calls, static_cast<std::size_t>(size));
+}
+
+SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {
+  throw Error(
+      "explicit_activation_checkpointing: the function computed something else when it ran again for the "
+      "backward pass, up to " +
+      op.describe() + ": " + why +
+      "; it must not depend on global or static variables that change, on the time or on other random numbers: "
+      "pass what it needs as arguments, also the keys of random numbers (" +
+      device->describe() + ")");
+}
+
+SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due) {
+  const std::size_t at = state.next_saved++;
+  if (at >= state.saved.size())
+    fail_replay(due.made_by, "the forward pass has saved " + std::to_string(at) + " values, and now there are more",
+                due.device);
+  const Value& saved = *state.saved[at];
+  if (saved.dtype != due.dtype || saved.local != due.local)
+    fail_replay(due.made_by, "the forward pass has saved the result of " + saved.made_by.describe() + " in its place",
+                due.device);
+  return saved;
 }
 
 SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device) {
