@@ -1802,6 +1802,9 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "f: `W` is not a tree of tensors: it has private members, a constructor or a virtual function" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::bases),
           "f: `W` is not a tree of tensors: it has a base class" + is);
+  illegal(
+      rules::tree("f", false, "W", rules::NoTree::tuple),
+      "f: `W` is not a tree of tensors: its parts have no names; take a plain struct, or an argument for each" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::optional),
           "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 "
           "or 1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +

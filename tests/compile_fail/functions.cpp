@@ -76,6 +76,26 @@ auto config_by_pointer(const X& x, const Layer& w, const Config* config) {
       [](const X& y, const Layer& v, const Config* c) { return layer(y, v, *c); })(x, w, config);
 }
 
+// The backward pass would take its tensors for constants.
+// expect: explicit_activation_checkpointing: `std::pair<.*>` is not a tree of tensors: its parts have no names; take a plain
+auto weights_in_pair(const X& x, const Layer& w) {
+  return explicit_activation_checkpointing([](const X& y, const auto& v) { return y * v.second; })(x, std::pair{w, x});
+}
+
+// expect: the field `scale` of a struct of tensors is not a tensor, Array or struct of
+struct Scaled {
+  X x;
+  double scale;
+};
+auto number_among_tensors(const X& x) {
+  return explicit_activation_checkpointing([](const Scaled& s) { return s.x * s.scale; })(Scaled{x, 2});
+}
+
+// expect: explicit_activation_checkpointing: `std::vector<.*>` is not a tree of tensors: a list of trees needs a name; take
+auto list_of_tensors(const X& x) {
+  return explicit_activation_checkpointing([](const std::vector<X>& all) { return all.at(0); })(std::vector<X>{x, x});
+}
+
 // expect: prefetch: the function captures by reference, or holds a pointer, and it runs again in the backward pass
 auto gathers_by_reference(const X& x, const Array<"layers", Layer>& layers, const Config& config) {
   const auto gathers = [&](const Layer& w) { return all_gather<"M/d N -> M N">(config.square ? w.up : w.down); };

@@ -2,6 +2,7 @@
 // what the loop passes. The program above the cases is the right one.
 #include "shardlib/shapes.hpp"
 
+#include <optional>
 #include <utility>
 
 using namespace shardlib;
@@ -40,6 +41,13 @@ auto listed(const X& x, const Layers& w) {
 }
 auto stacked(const X& x, const Stacked& w) {
   return scan_layers<"Y">(layer, w, x, {.recompute = {"dots"}});
+}
+// without recompute, and of numbers, an argument may have any type
+auto any_extra(const X& x, const Layers& w, const std::vector<std::pair<int, std::string>>& names) {
+  return scan_layers([](const X& y, const Layer& v, const auto& all) { return layer(y, v) * all.first; }, w,
+                     fori(4, [](std::int64_t, const X& y, const auto& n) { return y * double(n.size()); }, x,
+                          {.recompute = {"dots"}}, names),
+                     std::pair{x, 1});
 }
 auto repeated(const X& x) {
   return fori(4, step, x, x) + fori(4, step, x, {.recompute = {"everything"}}, x);
@@ -139,4 +147,27 @@ auto sharded_parts(const Tensor<f32, "L/d M">& x) {
 auto captured_gather(const X& x, const Layers& w) {
   const auto gather = [&](const Layer& v) { return w.empty() ? v : w[0]; };
   return scan_layers(with_prefetch(gather, layer), w, x);
+}
+
+// a tuple's tensors would be taken for constants of the layer
+// expect: scan_layers: `std::pair<.*>` is not a tree of tensors: its parts have no names; take a plain struct, or an argument
+auto pair_of_extras(const X& x, const Layers& w) {
+  return scan_layers([](const X& y, const Layer& v, const auto& extra) { return layer(y, v) * extra.first; }, w, x,
+                     {.recompute = {"dots"}}, std::pair{x, 1});
+}
+
+// expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
+struct Scaled {
+  X x;
+  double rate;
+};
+auto number_in_extra(const X& x) {
+  return fori(4, [](std::int64_t, const X& y, const Scaled& s) { return y * s.x * s.rate; }, x,
+              {.recompute = {"everything"}}, Scaled{x, 0.5});
+}
+
+// expect: scan: `std::optional<.*>` is not a tree of tensors: whether it holds a tensor is known at run time alone
+auto optional_extra(const X& h, const Tensor<f32, "L B/d M">& xs) {
+  return scan<"L">([](const X& now, const X& x, const auto& bias) { return cell(now + *bias, x); }, h, xs,
+                   {.recompute = {"dots"}}, std::optional<X>(h));
 }

@@ -1,6 +1,8 @@
 // Wrong programs: submeshes by an index of an axis.
 #include "shardlib/shapes.hpp"
 
+#include <tuple>
+
 using namespace shardlib;
 
 struct Layer {
@@ -91,4 +93,9 @@ auto not_left(const Mesh<"d e">& mesh, const Tensor<f32, "M">& w) {
 // expect: a tensor `f32\[B\]` does not fit the declared type `f32\[B/e\]`
 auto still_sharded(const Mesh<"d e t">& mesh, const Tensor<f32, "B/e">& x) {
   return on_submeshes<"N/e">(mesh, [](const Mesh<"d t">&, const Tensor<f32, "B/e">& y) { return y; }, x);
+}
+
+// expect: on_submeshes: `std::tuple<.*>` is not a tree of tensors: its parts have no names; .*; a tree is a tensor, an Array of trees, or
+auto list_of_tensors(const Mesh<"d e t">& mesh, const Tensor<f32, "B">& x) {
+  return on_submeshes<"N/e">(mesh, [](const auto&, const auto& all) { return std::get<0>(all); }, std::tuple{x, x});
 }

@@ -158,7 +158,10 @@ Carry scan_layers(F f, const Layers& layers, const Carry& x, const Extra&... ext
 }
 template <class F, class Layers, class Carry, class... Extra>
 Carry scan_layers(F f, const Layers& layers, const Carry& x, const LoopOptions& options, const Extra&... extra) {
-  return detail::scan_checked(detail::recomputed<"scan_layers">(std::move(f), options), layers, x, extra...);
+  if constexpr (detail::check_arguments<"scan_layers", Extra...>())
+    return detail::scan_checked(detail::recomputed<"scan_layers">(std::move(f), options), layers, x, extra...);
+  else
+    return x;
 }
 /// The same for a tree of stacked tensors, whose first dim is the stacked one, and unsharded. f takes a part of it:
 /// a struct of these tensors without that dim, or an Unstacked. The gradients are also stacked.
@@ -169,7 +172,10 @@ Carry scan_layers(F f, const W& stacked, const Carry& x, const Extra&... extra) 
 }
 template <DimName Dim, class F, class W, class Carry, class... Extra>
 Carry scan_layers(F f, const W& stacked, const Carry& x, const LoopOptions& options, const Extra&... extra) {
-  return detail::scan_stacked<Dim>(detail::recomputed<"scan_layers">(std::move(f), options), stacked, x, extra...);
+  if constexpr (detail::check_arguments<"scan_layers", Extra...>())
+    return detail::scan_stacked<Dim>(detail::recomputed<"scan_layers">(std::move(f), options), stacked, x, extra...);
+  else
+    return x;
 }
 
 namespace detail {
@@ -247,7 +253,10 @@ Carry fori(std::int64_t count, F f, const Carry& carry, const Extra&... extra) {
 }
 template <class F, class Carry, class... Extra>
 Carry fori(std::int64_t count, F f, const Carry& carry, const LoopOptions& options, const Extra&... extra) {
-  return detail::repeat(count, detail::recomputed<"fori">(std::move(f), options), carry, extra...);
+  if constexpr (detail::check_arguments<"fori", Extra...>())
+    return detail::repeat(count, detail::recomputed<"fori">(std::move(f), options), carry, extra...);
+  else
+    return carry;
 }
 
 /// Calls f(carry, x, extra...) for each part of xs, a tensor or a tree of tensors, along their first dim, which is
@@ -260,8 +269,12 @@ auto scan(F f, const Carry& carry, const Xs& xs, const Extra&... extra) {
 template <DimName Dim, class F, class Carry, class Xs, class... Extra>
 auto scan(F f, const Carry& carry, const Xs& xs, const LoopOptions& options, const Extra&... extra) {
   static_assert(detail::owned_function<"scan", F>);
-  const Checkpointed<detail::ScanFunction<F>> body{{f}, options.recompute};
-  return detail::scan_along<Dim>(body, f, carry, xs, extra...);
+  if constexpr (detail::check_arguments<"scan", Extra...>()) {
+    const Checkpointed<detail::ScanFunction<F>> body{{f}, options.recompute};
+    return detail::scan_along<Dim>(body, f, carry, xs, extra...);
+  } else {
+    return std::pair(carry, carry);
+  }
 }
 
 }  // namespace shardlib

@@ -70,7 +70,7 @@ struct Submeshes {
           return checked<rules::enter_submesh, P, A, I, true, S>::ok;
         });
       else
-        return true;
+        return check_arguments<"on_submeshes", T>() || true;  // one error
     }
     using type = std::enable_if_t<checked_leaves(), T>;
   };

@@ -303,6 +303,7 @@ struct Checkpointed {
   auto operator()(const Args&... args) const -> std::invoke_result_t<const F&, const Args&...> {
     using R = std::invoke_result_t<const F&, const Args&...>;
     static_assert((detail::owned_argument<"explicit_activation_checkpointing", Args> && ...));
+    static_assert(detail::check_arguments<"explicit_activation_checkpointing", Args...>() || true);  // one error
     static_assert(detail::is_tree<R>(),
                   "explicit_activation_checkpointing: the function returns a tensor or a tree of tensors");
     std::vector<detail::ValuePtr> values;

@@ -249,7 +249,7 @@ constexpr Verdict layer_list(bool is_list, std::string_view type) {
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, optional, variant, list, fields };
+enum class NoTree { no_struct, not_public, bases, tuple, optional, variant, list, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -258,6 +258,7 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
           (why == NoTree::no_struct    ? "it is not a struct"
            : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
            : why == NoTree::bases      ? "it has a base class"
+           : why == NoTree::tuple      ? "its parts have no names; take a plain struct, or an argument for each"
            : why == NoTree::optional ? "whether it holds a tensor is known at run time alone; take an Array of 0 or 1 "
                                        "entries, `Array<\"bias\", Tensor<f32, \"M\">>`"
            : why == NoTree::list ? "a list of trees needs a name; take an Array, which is a std::vector with a name, "

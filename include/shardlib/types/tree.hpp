@@ -158,6 +158,8 @@ template <class T>
 consteval rules::NoTree no_tree() {
   if constexpr (!std::is_class_v<T>)
     return rules::NoTree::no_struct;
+  else if constexpr (requires { std::tuple_size<T>::value; })
+    return rules::NoTree::tuple;
   else if constexpr (requires(const T& x) { x.has_value(); })
     return rules::NoTree::optional;
   else if constexpr (requires(const T& x) { x.valueless_by_exception(); })
@@ -201,6 +203,56 @@ constexpr bool checked_field() {
 /// Functions of trees evaluate it first, so that its error comes first in the compiler's output.
 template <OpName Name, class Tree>
 inline constexpr bool checked_tree = check_tree<Name, std::remove_const_t<Tree>>();
+
+/// Whether a T holds tensors, as far as its type shows: in a struct, pair, tuple, list, optional, variant or pointer.
+/// `Depth` bounds the search in a type that holds others of its own.
+template <class T, int Depth = 6>
+consteval bool holds_tensor();
+template <int Depth, class... Parts>
+consteval bool any_holds_tensor() {
+  return (holds_tensor<std::remove_cvref_t<Parts>, Depth - 1>() || ...);
+}
+template <int Depth, template <class...> class Of, class... Parts>
+consteval bool parts_hold_tensor(std::type_identity<Of<Parts...>> /*of*/) {
+  return any_holds_tensor<Depth, Parts...>();
+}
+template <int Depth, class T>
+consteval bool parts_hold_tensor(std::type_identity<T> /*of*/) {
+  return false;
+}
+template <class T, int Depth>
+consteval bool holds_tensor() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (Depth == 0 || !std::is_class_v<T>)
+    return false;
+  else if constexpr (requires {
+                       typename T::value_type;
+                       requires !std::is_same_v<typename T::value_type, T>;
+                     })
+    return any_holds_tensor<Depth, typename T::value_type>();
+  else if constexpr (requires { sizeof(typename T::element_type); })
+    return any_holds_tensor<Depth, typename T::element_type>();
+  else if constexpr (
+      requires(const T& x) { x.valueless_by_exception(); } || requires { std::tuple_size<T>::value; })
+    return parts_hold_tensor<Depth>(std::type_identity<T>{});
+  else if constexpr (has_fields<T>())
+    return parts_hold_tensor<Depth>(std::type_identity<field_types<T>>{});
+  else
+    return false;
+}
+/// Whether the arguments of a function that runs again, or on another mesh, are trees of tensors or hold none. If not,
+/// a compile error: the function would get the tensors as they are.
+template <OpName Name, class... Args>
+constexpr bool check_arguments() {
+  constexpr auto check = []<class T>(std::type_identity<T>) {
+    if constexpr (!is_tree<T>() && holds_tensor<T>())
+      return checked_tree<Name, T>;
+    else
+      return true;
+  };
+  return (check(std::type_identity<Args>{}) && ...);
+}
 
 /// True if the predicate holds for the type of every leaf.
 template <class T, class P>
