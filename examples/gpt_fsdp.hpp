@@ -67,7 +67,7 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
     const double norm = global_norm(mesh, grads, o.optimizer.groups);
     const double loss = item(all_reduce<"+d +r +s +t -> ">(found.first));
     // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
-    return run::update(trained, o.optimizer, o.training, step, grads, {loss, norm}, o.optimizer.groups);
+    return run::update(trained, o.optimizer, o.training, step, grads, {loss, norm});
   };
   if (o.gather.per_step) return finish(by_whole_weights(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return finish(accumulated(mesh, trained.copies, o, step));

@@ -1,6 +1,8 @@
 // What CMake compiles beside gpt_fsdp.cpp, at the same time. Without GPT_FSDP_PARTS gpt_fsdp.cpp is the whole program.
 #pragma once
 
+#include <string>
+
 // In gpt_fsdp_per_step.cpp:
 extern template Found<f32> by_whole_weights(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&);
 extern template Found<bf16> by_whole_weights(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&);
