@@ -47,8 +47,9 @@ using namespace shardlib;
 struct Options : gpt::ModelOptions, TrainerOptions {
   std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
-  bool show_schedule = false, show_placement = false;
+  bool show_schedule = false, show_placement = false, fuse_steady_state = false;
 };
+constexpr std::int64_t most_shown_microbatches = 1024;
 
 // Where the layers lie: by --stage-layers, or else as evenly as they go.
 pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& schedule) {
@@ -396,6 +397,16 @@ void declare(run::Options& options, Options& o) {
               run::size(0));
   options.add("--stage-layers", o.stage_layers,
               "layers of each stage, as in 2,3,3 (default: even, the first stages with one more)");
+  options.flag(
+      "--fuse-steady-state", o.fuse_steady_state,
+      "with --show-schedule: interleaved-1f1b or kimi-k2 with each pair of a forward and a backward task fused",
+      run::command_line_only());
+  options.in_vain({"--fuse-steady-state"}, [&o](const run::Options&) -> std::string {
+    if (!o.show_schedule) return "without --show-schedule: a training step is the same, so leave it out";
+    return o.schedule == "interleaved-1f1b" || o.schedule == "kimi-k2"
+               ? ""
+               : "with --schedule " + o.schedule + ": give interleaved-1f1b or kimi-k2, or leave it out";
+  });
   options.flag("--show-schedule", o.show_schedule,
                "no training: print the tasks of each rank, a simulation of them, and the transfers between ranks",
                run::command_line_only());
@@ -462,7 +473,11 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
     if (stages == 0 && o.schedule.ends_with(".csv")) stages = pipeline::read_csv(o.schedule).num_stages();
     const bool two = o.schedule.starts_with("interleaved-") || o.schedule == "kimi-k2" || o.schedule == "dualpipe-v";
     if (stages == 0) stages = two ? 2 * ranks : ranks;
-    return pipeline::make_schedule(o.schedule, stages, ranks);
+    if (!o.fuse_steady_state) return pipeline::make_schedule(o.schedule, stages, ranks);
+    const pipeline::Interleaved1F1B::Arguments fused{
+        .num_stages = stages, .mpmd_dim = ranks, .fuse_steady_state = true};
+    if (o.schedule == "kimi-k2") return pipeline::Schedule(pipeline::KimiK2(fused));
+    return pipeline::Schedule(pipeline::Interleaved1F1B(fused));
   });
 }
 
@@ -532,16 +547,21 @@ int program(int argc, char** argv) {
   run::Options options("gpt_pipeline", "Trains a model in pipeline stages, and samples with all devices together.");
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
+  const bool shows = o.show_schedule || o.show_placement;
+  const bool stops = shows && !o.training.plan;
+  if (shows) o.training.plan = true;         // so that no data is needed
+  run::batch_must_divide(mesh, o.training);  // before the tasks are made, each of which takes memory
+  if (o.show_schedule && o.training.microbatches > most_shown_microbatches)
+    throw UsageError(
+        fmt::format("--show-schedule prints the tasks of at most {} microbatches, but --microbatches is "
+                    "{}: give fewer, as the tasks in the middle repeat",
+                    most_shown_microbatches, o.training.microbatches));
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   if (!is_tutorial) o.training.batch_axes = "r d";
   const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
   static_cast<void>(schedule.tasks(static_cast<int>(o.training.microbatches)));
   static_cast<void>(chosen_layers(o, schedule));
-  const bool shows = o.show_schedule || o.show_placement;
-  const bool stops = shows && !o.training.plan;
-  if (shows) o.training.plan = true;  // so that no data is needed
-  run::batch_must_divide(mesh, o.training);
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);

@@ -32,8 +32,8 @@ inline void declare_others(shardlib::run::Options& options) {
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
   options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});
-  options.known_by({"gpt_pipeline"}, {"--schedule", "--stages", "--stage-layers", "--show-schedule", "--show-placement",
-                                      "--timeline", "--model"});
+  options.known_by({"gpt_pipeline"}, {"--schedule", "--stages", "--stage-layers", "--show-schedule",
+                                      "--fuse-steady-state", "--show-placement", "--timeline", "--model"});
   options.known_by({"moe"}, {"--experts", "--experts-per-token", "--norm-topk-prob", "--shared", "--shared-gate",
                              "--capacity", "--balance", "--router-z"});
 }

@@ -271,6 +271,9 @@ def pictures(p):
     # A microbatch is 4 rows of 16 tokens of 16 numbers of 4 bytes; 3 of the 4 stages send forward, and 3 backward.
     shown.check(re.search(r"transfers of a step: 4.096 kB a message of one device\n.*\n +0 +1 +8 +4 +49.15 kB\n +1 +0 +4 +8 +49.15 kB\n", shown.out),
                 "--show-schedule counts the transfers")
+    for schedule, pair in ("interleaved-1f1b", "fwd_0__2, bwd_2__0"), ("kimi-k2", "fwd_0__3, bwd_2__0"):
+        fused = run(p, "--mesh=p=2", "--microbatches=4", f"--schedule={schedule}", "--show-schedule", "--fuse-steady-state").succeeded()
+        fused.check(f"FusedTask({pair})" in fused.out.splitlines()[0], f"--fuse-steady-state fuses pairs of {schedule}")
     uneven = run(p, "--mesh=p=2", "--stage-layers=2,6", "--schedule=gpipe", "--show-schedule").succeeded()
     uneven.check("layers of each stage: 2 6\n" in uneven.out, "--show-schedule has the layers of each stage")
     # The first stage takes 0.5 and 1, the last one 1.5 and 3: 0.5 + 8 * 1.5 + 8 * 3 + 1.
@@ -302,7 +305,7 @@ def pictures(p):
 
 def mistakes(p):
     shown = p.run("gpt_pipeline", ["--help"]).succeeded()
-    for word in "--model --schedule --stages --show-schedule --show-placement --dropout --timeline --microbatches --mesh --tied --run".split():
+    for word in "--model --schedule --stages --show-schedule --fuse-steady-state --show-placement --dropout --timeline --microbatches --mesh --tied --run".split():
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
@@ -317,6 +320,10 @@ def mistakes(p):
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
+        (["--mesh=p=2", "--show-schedule", "--microbatches=999999999"], ["--batch 16", "--microbatches 999999999"]),
+        (["--mesh=p=2", "--show-schedule", "--batch=2048", "--microbatches=2048"], ["--show-schedule", "at most 1024", "--microbatches is 2048"]),
+        (["--mesh=p=2", "--schedule=interleaved-1f1b", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--show-schedule"]),
+        (["--mesh=p=2", "--schedule=1f1b", "--show-schedule", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--schedule 1f1b"]),
         (["--mesh=p=2", "--chat"], ["--chat has no effect", "shardlib-sample RUN"]),
         (["--mesh=p=2", "--evaluate=x.jsonl"], ["--evaluate has no effect", "shardlib-sample RUN"]),
         (["--mesh=p=2", "--model=jaxpp-tutorial", "--temperature=0"], ["--temperature has no effect", "no text"]),
