@@ -1,7 +1,9 @@
 // What the last stage gives of each microbatch, concatenated or reduced by max: the logits and losses of the model that
 // is not cut.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -160,6 +162,40 @@ struct Odd {
 };
 
 }  // namespace
+
+namespace {
+
+/// Each microbatch has numbers of its own, and the one in the middle a NaN.
+struct Extremes {
+  [[nodiscard]] auto enter(const Tensor<f32, "M">& w, const pipeline::StagePlace&) const -> Tensor<f32, "M"> {
+    return w;
+  }
+  [[nodiscard]] auto stage(const Tensor<f32, "M">&, const Tensor<f32, "M">& x, const pipeline::StagePlace&) const
+      -> Tensor<f32, "M"> {
+    return x;
+  }
+  [[nodiscard]] auto outputs(const Tensor<f32, "M">&, const Tensor<f32, "M">& x, const pipeline::StagePlace& at) const
+      -> pipeline::Max<Tensor<f32, "M">> {
+    const Mesh<"d t"> mesh(x.device());
+    const f32 nan = std::numeric_limits<f32>::quiet_NaN(), m = static_cast<f32>(at.microbatch);
+    return {place<Tensor<f32, "M">>(mesh, HostArray<f32>({3}, {m, at.microbatch == 1 ? nan : m, -m}))};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pipeline: Max keeps a NaN, whichever microbatch has it", "[pipeline]") {
+  for (const char* text : {"p=1,d=1,t=1", "p=2,d=1,t=1"})
+    on_mesh(text, [](const Staged& mesh) {
+      const auto w = ones<f32, "M">(mesh.stage(), {{"M", 3}});
+      const auto outputs = pipeline::outputs(mesh, pipeline::GPipe(mesh.ranks()), 3, Extremes(), w, {{"M", 3}});
+      expect(outputs.has_value() == (mesh.rank() == mesh.ranks() - 1), "on the last rank");
+      if (!outputs) return;
+      const auto most = fetch(std::get<0>(*outputs)).data;
+      expect(most[0] == 2 && std::isnan(most[1]) && most[2] == 0,
+             show(most[0]) + " " + show(most[1]) + " " + show(most[2]));
+    });
+}
 
 TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipeline]") {
   for (const bool padded : {false, true})
