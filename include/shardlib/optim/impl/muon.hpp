@@ -75,7 +75,9 @@ inline ValuePtr orthogonalized_leaf(const ValuePtr& x, int steps) {
 SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learning_rate, double scale,
                                   std::int64_t step) const {
   const int rank = leaf.spec->rank();
-  const bool orthogonal = rank == 2 ? matrix(leaf.name) : rank == 3 && stack(leaf.name);
+  const bool of_layers = rank > 0 && !stacked_dim.empty() && leaf.spec->dims[0].name == stacked_dim;
+  const bool orthogonal =
+      rank == 2 ? !of_layers && matrix(leaf.name) : rank == 3 && (of_layers ? matrix(leaf.name) : stack(leaf.name));
   if (!orthogonal) return detail::update_in_place(adamw.numbers(learning_rate, scale, step, leaf.factors), leaf);
   const auto f = [](double x) { return static_cast<float>(x); };
   const auto shape = detail::view((*leaf.weight)->global.logical);
