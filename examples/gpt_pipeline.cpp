@@ -135,11 +135,8 @@ class Gpt : Layout<"p r d s t"> {
     sizes.insert(sizes.end(), {{"B", rows}, {"L", o.training.seq}});
     return sizes;
   }
-  // A tied embedding stands on two ranks: both get the sum of what they have found, and update alike. One counts it.
-  void sum_shared(Copies& grads) const {
-    const auto owners = gpt::embedding_owners(schedule, o.tied);
-    for (auto& embed : grads.embed) embed = mesh.sum_over(owners, embed);
-  }
+  [[nodiscard]] std::vector<int> owners(std::string_view leaf) const { return gpt::owners(schedule, o.tied, leaf); }
+  // Of the ranks that hold a tied embedding, one counts its gradient.
   [[nodiscard]] bool counts(std::string_view name) const {
     return mesh.rank() == schedule.rank_of(0) || !name.starts_with("embed");
   }
@@ -271,7 +268,7 @@ class Tutorial : Layout<"p d t"> {
     sizes.insert(sizes.end(), {{"B", rows}, {"L", o.training.seq}});
     return sizes;
   }
-  void sum_shared(Copies&) const {}  // no two ranks hold the same weight
+  [[nodiscard]] static std::vector<int> owners(std::string_view) { return {}; }  // all leaves are in layers
   [[nodiscard]] bool counts(std::string_view) const { return true; }
   [[nodiscard]] io::Rename names_in_model() const {
     return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
@@ -315,8 +312,8 @@ class Trainer {
       return o_.optimizer.groups(name(std::string(leaf)));
     };
     auto [loss, pending] = differentiated(step);
-    auto grads = reduce_gradients(mesh_.stage(), std::move(pending));
-    model.sum_shared(grads);
+    const auto grads =
+        reduce_gradients(mesh_, std::move(pending), [&](std::string_view leaf) { return model.owners(leaf); });
     const double norm = pipeline::global_norm(
         mesh_, grads, [&](std::string_view leaf) { return model.counts(leaf) && factors(leaf).rate != 0; });
     return run::update(trained, o_.optimizer, o_.training, step, grads, {Model::total(loss), norm}, factors);
@@ -356,7 +353,7 @@ class Trainer {
       return std::pair{std::move(result.loss), std::move(result.gradients)};
     };
     if (!o_.gather.per_step) return by(model.program(batches, dropout), trained.copies);
-    using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
+    using Gradients = gradient_t<Staged, typename Model::Copies>;
     return run::gathered_once<typename Model::Whole, Gradients>(
         trained.copies, [&](const auto& whole) { return by(model.template program<true>(batches, dropout), whole); });
   }
@@ -397,6 +394,9 @@ void declare(run::Options& options, Options& o) {
               run::size(0));
   options.add("--stage-layers", o.stage_layers,
               "layers of each stage, as in 2,3,3 (default: even, the first stages with one more)");
+  options.flag("--show-schedule", o.show_schedule,
+               "no training: print the tasks of each rank, a simulation of them, and the transfers between ranks",
+               run::command_line_only());
   options.flag(
       "--fuse-steady-state", o.fuse_steady_state,
       "with --show-schedule: interleaved-1f1b or kimi-k2 with each pair of a forward and a backward task fused",
@@ -407,9 +407,6 @@ void declare(run::Options& options, Options& o) {
                ? ""
                : "with --schedule " + o.schedule + ": give interleaved-1f1b or kimi-k2, or leave it out";
   });
-  options.flag("--show-schedule", o.show_schedule,
-               "no training: print the tasks of each rank, a simulation of them, and the transfers between ranks",
-               run::command_line_only());
   options.flag("--show-placement", o.show_placement,
                "no training: print the arrays that each rank holds, with shardings and bytes",
                run::command_line_only());
@@ -547,6 +544,9 @@ int program(int argc, char** argv) {
   run::Options options("gpt_pipeline", "Trains a model in pipeline stages, and samples with all devices together.");
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
+  const bool is_tutorial = o.model == "jaxpp-tutorial";
+  if (!is_tutorial) o.training.batch_axes = "r d";
+  const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const bool shows = o.show_schedule || o.show_placement;
   const bool stops = shows && !o.training.plan;
   if (shows) o.training.plan = true;         // so that no data is needed
@@ -556,9 +556,6 @@ int program(int argc, char** argv) {
         fmt::format("--show-schedule prints the tasks of at most {} microbatches, but --microbatches is "
                     "{}: give fewer, as the tasks in the middle repeat",
                     most_shown_microbatches, o.training.microbatches));
-  const bool is_tutorial = o.model == "jaxpp-tutorial";
-  if (!is_tutorial) o.training.batch_axes = "r d";
-  const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
   static_cast<void>(schedule.tasks(static_cast<int>(o.training.microbatches)));
   static_cast<void>(chosen_layers(o, schedule));

@@ -3,8 +3,8 @@
 
 #include <shardlib/pipeline/program.hpp>
 
-#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gpt_model.hpp"
@@ -81,13 +81,12 @@ inline std::string name_in_model(const std::string& name, const std::vector<int>
   return name.find("unembed") != std::string::npos ? name : name.substr(0, name.size() - 2);  // "embed/0" is "embed"
 }
 
-// The ranks that use the embedding: the rank of the first stage, and with tied weights that of the last one.
-inline std::vector<int> embedding_owners(const pipeline::Schedule& schedule, bool tied) {
-  std::vector<int> ranks{schedule.rank_of(0)};
-  const int last = schedule.rank_of(schedule.num_stages() - 1);
-  if (tied && last != ranks[0]) ranks.push_back(last);
-  std::ranges::sort(ranks);
-  return ranks;
+// The ranks that hold a leaf outside of the layers. A tied embedding is on that of the first stage and on that of the
+// last one: both get the sum of its gradients, and update alike.
+inline std::vector<int> owners(const pipeline::Schedule& schedule, bool tied, std::string_view leaf) {
+  const int last = schedule.num_stages() - 1;
+  if (!leaf.starts_with("embed")) return pipeline::ranks_of(schedule, {last});
+  return tied ? pipeline::ranks_of(schedule, {0, last}) : pipeline::ranks_of(schedule, {0});
 }
 
 }  // namespace gpt

@@ -10,8 +10,10 @@
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/einsum.hpp"
 #include "shardlib/compute/layout.hpp"
+#include "shardlib/compute/submesh.hpp"
 #include "shardlib/interop/shard_map.hpp"
 #include "shardlib/optim/adafactor.hpp"
+#include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"
@@ -226,6 +228,55 @@ TEST_CASE("Muon against f64 on stacks of matrices: tall, wide, padded; AdamW by 
             }
           }
         });
+}
+
+TEST_CASE("Muon with a stacked dim: a matrix for each layer, and no matrix of the layers' vectors", "[optim]") {
+  struct Layers {
+    Tensor<f32, "Y A/d B/t"> w;
+    Tensor<f32, "Y A/d"> bias;
+    Tensor<f32, "A/d B/t"> other;
+  };
+  on_meshes({"d=1,t=1", "d=2,t=2"}, [](const Mesh<"d t">& mesh) {
+    const auto random = [&](std::uint64_t seed) {
+      const Sizes sizes{{"Y", 3}, {"A", 4}, {"B", 6}};
+      return Layers{random_normal<f32, "Y A/d B/t">(mesh, sizes, {seed, 0}),
+                    random_normal<f32, "Y A/d">(mesh, sizes, {seed, 1}),
+                    random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 2})};
+    };
+    const auto all = [](std::string_view) { return true; };
+    const auto after = [&](const auto& optimizer) {
+      Layers w = random(1);
+      auto moments = optimizer.init(w);
+      for (std::int64_t step = 0; step < 2; ++step) optimizer.update(w, moments, random(2), rate, 1.0, step, all);
+      return w;
+    };
+    const auto same = [](const auto& a, const auto& b) { return std::ranges::equal(a.span(), b.span()); };
+    const Layers adamw = after(AdamW());
+    const Layers named = after(Muon{.adamw = {}, .stack = [](std::string_view name) { return name == "w"; }});
+    const Layers layers = after(Muon{.adamw = {}, .stacked_dim = "Y"});
+    expect(same(layers.w, named.w) && !same(layers.w, adamw.w), "matrices of layers");
+    expect(same(layers.bias, adamw.bias) && !same(named.bias, adamw.bias), "vectors of layers");
+    expect(same(layers.other, named.other) && !same(layers.other, adamw.other), "a matrix apart");
+    const auto matrix = [](std::string_view name) { return name != "w"; };
+    expect(same(after(Muon{.adamw = {}, .matrix = matrix, .stacked_dim = "Y"}).w, adamw.w), "`matrix` leaves some out");
+  });
+}
+
+TEST_CASE("global_norm: the tree is on the mesh that is given", "[optim]") {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    struct One {
+      Tensor<f32, "M"> bias;
+    };
+    const auto part = submesh<"d">(mesh);
+    const One of_part{ones<f32, "M">(part, {{"M", 4}})};
+    expect(global_norm(part, of_part) == 2, "of a submesh");
+    const std::string wrong = error_of([&] { static_cast<void>(global_norm(mesh, of_part)); });
+    expect(wrong.starts_with("global_norm: the leaf `bias` is on another mesh than the one given, ") &&
+               wrong.ends_with("; give the mesh of the tree, and for gradients of a pipeline write "
+                               "`pipeline::global_norm(mesh, grads, counts)` with its StagedMesh"),
+           wrong);
+  });
 }
 
 TEST_CASE("Adafactor against f64 on whole arrays, with padding too", "[optim]") {

@@ -127,7 +127,7 @@ struct Staging {
 struct Result {
   double loss = 0, value = 0;
   Host gradients;  ///< of this rank's weights
-  pipeline::LossAndGradients<Tensor<f32, "+d +p +r +s +t">, gradient_t<GptStaged::Stage, gpt::StageModel<f32>>> step;
+  pipeline::LossAndGradients<Tensor<f32, "+d +p +r +s +t">, gradient_t<GptStaged, gpt::StageModel<f32>>> step;
 };
 
 /// A step of the model in stages, as this device sees it.
@@ -139,9 +139,8 @@ Result staged(const DevicePtr& device, const pipeline::Schedule& schedule, const
   const auto program = staging.template program<Program>();
   Result result;
   result.step = pipeline::value_and_grad(mesh, schedule, microbatches, program, staging.model, sizes);
-  gpt::StageModel<f32> gradients = reduce_gradients(mesh.stage(), result.step.gradients);
-  if (const auto owners = gpt::embedding_owners(schedule, tied); !gradients.embed.empty() && owners.size() > 1)
-    gradients.embed[0] = mesh.sum_over(owners, gradients.embed[0]);
+  const gpt::StageModel<f32> gradients = reduce_gradients(
+      mesh, result.step.gradients, [&](std::string_view leaf) { return gpt::owners(schedule, tied, leaf); });
   result.loss = static_cast<double>(item(all_reduce<"+d +p +r +s +t -> ">(result.step.loss)));
   result.value = static_cast<double>(item(
       all_reduce<"+d +p +r +s +t -> ">(pipeline::value(mesh, schedule, microbatches, program, staging.model, sizes))));

@@ -164,20 +164,128 @@ TEST_CASE("pipeline: stages hand over structs, and replicated weights get partia
         for (int s = 0; s < p; ++s) stages.first.push_back(layer_map.first_of_stage(s));
         const auto step = pipeline::value_and_grad(mesh, schedule, 4, stages, pair_weights(mesh.stage(), mine),
                                                    {{"B", 4}, {"M", 6}, {"N", 8}});
-        static_assert(
-            std::is_same_v<std::decay_t<decltype(step.gradients.get<&PairWeights::gain>())>, Tensor<f64, "M +d +t">>);
+        static_assert(std::is_same_v<std::decay_t<decltype(step.gradients.get<&PairWeights::gain>())>,
+                                     Tensor<f64, "M +d +p +t">>);
         const double mine_and_others = item(all_reduce<"+d +p +t -> ">(step.loss));
         expect(std::abs(mine_and_others - loss) < 1e-11 * std::abs(loss), std::string(name) + ": the loss");
         std::vector<int> all;
         for (int rank = 0; rank < p; ++rank) all.push_back(rank);
-        const auto gain = mesh.sum_over(all, step.gradients.get<&PairWeights::gain>());
+        const Tensor<f64, "M +d +t"> gain = mesh.sum_over(all, step.gradients.get<&PairWeights::gain>());
         expect_near(fetch(gain), due[0], std::string(name) + ": the gradient of gain");
+        const PairWeights reduced = reduce_gradients(mesh, step.gradients, [&](std::string_view leaf) {
+          expect(leaf == "gain", "owners are asked for leaves outside of the layers alone, not " + std::string(leaf));
+          return all;
+        });
+        expect_near(fetch(reduced.gain), due[0], std::string(name) + ": the sum of a tree");
+        expect(reduced.gain.device() == mesh.stage().device(), "a gradient is where its weight is");
         const auto& layers_of_rank = step.gradients.get<&PairWeights::layers>();
         for (std::size_t i = 0; i < mine.size(); ++i)
           expect_near(fetch(layers_of_rank[i]), due[1 + static_cast<std::size_t>(mine[i])],
                       std::string(name) + ": the gradient of layer " + show(mine[i]));
       }
     });
+}
+
+TEST_CASE("pipeline: gradients of leaves outside of the Arrays over the stage axis are partial over it", "[pipeline]") {
+  struct Layer {
+    Tensor<f32, "M/d/t"> a;
+    Tensor<f32, "M/d"> b;
+  };
+  struct Inner {
+    Array<"layers/p", Layer> layers;
+    Tensor<f32, "M/d/t"> outside;
+  };
+  struct Weights {
+    Array<"embed", Tensor<f32, "V M/d/t">> embed;
+    Array<"full/p", Tensor<f32, "M/d/t">> full;
+    Inner inner;
+  };
+  using M = pipeline::StagedMesh<"p", "p d t">;
+  using G = gradient_t<M, Weights>;
+  const G g{};
+  static_assert(std::is_same_v<std::decay_t<decltype(g.get<&Weights::embed>()[0])>, Tensor<f32, "V M/d/t +p">>);
+  static_assert(std::is_same_v<std::decay_t<decltype(g.get<&Weights::full>())>, Array<"full/p", Tensor<f32, "M/d/t">>>);
+  const auto& inner = g.get<&Weights::inner>();
+  static_assert(std::is_same_v<std::decay_t<decltype(inner.get<&Inner::outside>())>, Tensor<f32, "M/d/t +p">>);
+  const auto& layers = inner.get<&Inner::layers>();
+  static_assert(std::is_same_v<std::decay_t<decltype(layers)>, Gradient<Mesh<"d t">, Array<"layers/p", Layer>>>);
+  // A tree that has no such leaf, or a mesh without a stage axis: as on the mesh of a stage.
+  static_assert(
+      std::is_same_v<gradient_t<M, Array<"full/p", Tensor<f32, "M/d/t">>>, Array<"full/p", Tensor<f32, "M/d/t">>>);
+  static_assert(std::is_same_v<gradient_t<M, Array<"layers/p", Layer>>, std::decay_t<decltype(layers)>>);
+  static_assert(std::is_same_v<gradient_t<pipeline::StagedMesh<"", "d t">, Weights>, Gradient<Mesh<"d t">, Weights>>);
+  static_assert(std::is_same_v<gradient_t<M, Tensor<f32, "M/d">>, Tensor<f32, "M/d +p +t">>);
+  static_assert(
+      std::is_same_v<gradient_t<M, Array<"embed", Tensor<f32, "M/d/t">>>::value_type, Tensor<f32, "M/d/t +p">>);
+}
+
+TEST_CASE("pipeline: ranks of stages", "[pipeline]") {
+  using namespace pipeline;
+  expect(ranks_of(Std1F1B(4), {0, 3}) == std::vector{0, 3}, "both ends");
+  expect(ranks_of(Std1F1B(4), {3, 0, 3}) == std::vector{0, 3}, "in ascending order, once");
+  expect(ranks_of(DualPipeV({.num_stages = 8, .mpmd_dim = 4}), {0, 7}) == std::vector{0}, "one rank has both ends");
+}
+
+TEST_CASE("pipeline: a rank that holds a weight must be among its owners", "[pipeline]") {
+  struct Shared {
+    Tensor<f32, "M/d/t"> scale;
+  };
+  on_mesh("p=2,d=1,t=1", [](const Staged& mesh) {
+    using G = gradient_t<Staged, Shared>;
+    const auto parts = [&] {
+      G grads;
+      const auto set = [&]<Spec S>(std::string_view, Tensor<f32, S>& leaf) {
+        leaf = mesh.part_of_sum(full<f32, "M/d/t">(mesh.stage(), {{"M", 2}}, mesh.rank() + 1.0));
+      };
+      for_each_leaf(set, grads);
+      return grads;
+    };
+    const Shared sum = reduce_gradients(mesh, parts(), [](std::string_view) { return std::vector{0, 1}; });
+    expect(sum.scale.span()[0] == 3 && sum.scale.span()[1] == 3, "the sum of both");
+    const std::string rank = show(mesh.rank());
+    for (const auto& [owners, given] : {std::pair{std::vector{1 - mesh.rank()}, show(1 - mesh.rank())},
+                                        {std::vector{1, 0}, std::string("1 0")},
+                                        {std::vector{0, 0, 1, 1}, std::string("0 0 1 1")},
+                                        {std::vector<int>{}, std::string()}}) {
+      expect_error(
+          [&] { static_cast<void>(reduce_gradients(mesh, parts(), [&](std::string_view) { return owners; })); },
+          "reduce_gradients: the weight `scale` is on rank " + rank + " of p, but its owners are [" + given +
+              "]; name all ranks that hold it, in ascending order");
+      expect_error([&] { static_cast<void>(mesh.sum_over(owners, parts().template get<&Shared::scale>())); },
+                   "sum_over: the tensor is on rank " + rank + " of p, but its owners are [" + given +
+                       "]; name all ranks that hold it, in ascending order");
+    }
+  });
+}
+
+TEST_CASE("pipeline: the norm is that of all ranks, and the norm of one stage is an error", "[pipeline]") {
+  struct Mixed {
+    Array<"embed", Tensor<f32, "M/d">> embed;
+    Array<"layers/p", Tensor<f32, "M/d/t">> layers;
+  };
+  on_meshes({"p=2,d=1,t=1", "p=2,d=2,t=1", "p=4,d=1,t=1"}, [](const Staged& mesh) {
+    const Sizes sizes{{"M", 2}};
+    Mixed grads;
+    grads.layers.push_back(full<f32, "M/d/t">(mesh.stage(), sizes, 2));
+    const double layers = 8 * mesh.ranks();
+    const double norm = pipeline::global_norm(mesh, grads.layers);
+    expect(std::abs(norm - std::sqrt(layers)) < 1e-6, "of layers " + show(norm));
+    grads.embed.push_back(full<f32, "M/d">(mesh.stage(), sizes, 3));
+    const double all = pipeline::global_norm(
+        mesh, grads, [&](std::string_view leaf) { return mesh.rank() == 1 || !leaf.starts_with("embed"); });
+    expect(std::abs(all - std::sqrt(layers + 18)) < 1e-6, "the embedding counts once " + show(all));
+    const std::string of_stage =
+        "global_norm: the mesh is one stage of a pipeline, so each rank of p would get another number, the norm of its "
+        "own stages; write `pipeline::global_norm(mesh, grads, counts)` with the StagedMesh";
+    ERROR_IS(of_stage, global_norm(mesh.stage(), grads));
+    ERROR_IS(of_stage, global_norm(submesh<"d">(mesh.stage()), Array<"layers", Tensor<f32, "M/t">>{}));
+    const std::string of_whole = error_of([&] { static_cast<void>(global_norm(mesh.whole(), grads.layers)); });
+    expect(of_whole.starts_with("global_norm: the leaf `0` is on another mesh than the one given, ") &&
+               of_whole.find("pipeline::global_norm(mesh, grads, counts)") != std::string::npos,
+           of_whole);
+    const auto whole = ones<f32, "M/d/p">(mesh.whole(), {{"M", 8}});
+    expect(std::abs(global_norm(mesh.whole(), whole) - std::sqrt(8.0)) < 1e-6, "of the whole mesh");
+  });
 }
 
 namespace {

@@ -75,16 +75,16 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::owned_argument, shardlib::rules::owned_function, shardlib::rules::pad_with,
   shardlib::rules::plain_number, shardlib::rules::positions_along, shardlib::rules::ragged_all_to_all,
   shardlib::rules::rearrange, shardlib::rules::reduce_scatter, shardlib::rules::reduced_dtype,
-  shardlib::rules::reinterpret, shardlib::rules::reinterpret_mesh, shardlib::rules::rename, shardlib::rules::resize,
-  shardlib::rules::rope, shardlib::rules::same_dtype, shardlib::rules::scan_result, shardlib::rules::scatter_add,
-  shardlib::rules::scatter_add2, shardlib::rules::scatter_add3, shardlib::rules::sequence_positions,
-  shardlib::rules::shard, shardlib::rules::shift, shardlib::rules::shift_over, shardlib::rules::spec_has,
-  shardlib::rules::split, shardlib::rules::stack, shardlib::rules::stack_shards, shardlib::rules::submesh,
-  shardlib::rules::submesh_function, shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype,
-  shardlib::rules::take_along, shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k,
-  shardlib::rules::transpose, shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::triangle,
-  shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack,
-  shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where,
-  shardlib::rules::windows;
+  shardlib::rules::reduced_leaf, shardlib::rules::reinterpret, shardlib::rules::reinterpret_mesh,
+  shardlib::rules::rename, shardlib::rules::resize, shardlib::rules::rope, shardlib::rules::same_dtype,
+  shardlib::rules::scan_result, shardlib::rules::scatter_add, shardlib::rules::scatter_add2,
+  shardlib::rules::scatter_add3, shardlib::rules::sequence_positions, shardlib::rules::shard, shardlib::rules::shift,
+  shardlib::rules::shift_over, shardlib::rules::spec_has, shardlib::rules::split, shardlib::rules::stack,
+  shardlib::rules::stack_shards, shardlib::rules::submesh, shardlib::rules::submesh_function,
+  shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype, shardlib::rules::take_along,
+  shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k, shardlib::rules::transpose,
+  shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::triangle, shardlib::rules::ulysses_attention,
+  shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack, shardlib::rules::unstack_shards,
+  shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where, shardlib::rules::windows;
 }
 }

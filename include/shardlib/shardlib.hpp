@@ -61,11 +61,12 @@
 #include "shardlib/interop/shard_map.hpp"        // host arrays in and out; spmd
 #include "shardlib/optim/adafactor.hpp"          // Adafactor
 #include "shardlib/optim/gather_weights.hpp"     // weights gathered once for several microbatches
+#include "shardlib/optim/global_norm.hpp"        // the global norm of a tree
 #include "shardlib/optim/initialize.hpp"         // initial values of a tree
 #include "shardlib/optim/leaf_rules.hpp"         // learning rates and weight decay by patterns of leaf names
 #include "shardlib/optim/lr_schedule.hpp"        // learning-rate schedules
 #include "shardlib/optim/muon.hpp"               // Muon
-#include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion, global norm
+#include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion
 
 // Kernels without templates, which shardlib::compiled has.
 #ifndef SHARDLIB_COMPILED

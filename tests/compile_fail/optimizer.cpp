@@ -29,6 +29,15 @@ double norm_of_parts(const Data& mesh, const Gradients& partial) {
   return global_norm(mesh, partial);
 }
 
+// the sum over t would be missing
+// expect: global_norm: the leaf `F/t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add the axis
+struct OnTwo {
+  Tensor<f32, "F/t"> bias;
+};
+double norm_of_shards(const Data& mesh, const OnTwo& grads) {
+  return global_norm(mesh, grads);
+}
+
 // expect: AdamW: a moment of the weight `f32\[M\]` has another type; make it with `zeros_like`
 struct Half {
   Tensor<bf16, "M"> bias;

@@ -1,4 +1,4 @@
-// Optimizers, the global norm for clipping, sums of gradients and averages of weights, over trees of tensors.
+// Optimizers, sums of gradients and averages of weights, over trees of tensors.
 #pragma once
 
 #include <array>
@@ -32,10 +32,6 @@
 
 namespace shardlib {
 namespace detail {
-
-/// This device's part of the sum of a value's squares, as a scalar of the given spec, which is partial over all axes
-/// of the mesh. On an axis that does not shard the value, only the first device counts it.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec);
 
 /// The leaves at one place of an optimizer's trees. Pointers are to the values of the trees' tensors.
 struct LeafUpdate {
@@ -99,6 +95,14 @@ void reduce_into(W& out, G& grads) {
   }
 }
 
+template <Spec A>
+struct ReducesLeaf {
+  template <class D, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
+    return checked<rules::reduced_leaf, A, dtype_v<D>, S>::ok;
+  }
+};
+
 struct CastsLeaf {
   template <dtype D, Spec S, dtype E, Spec T>
   constexpr bool operator()(std::type_identity<Tensor<D, S>> /*to*/, std::type_identity<Tensor<E, T>> /*from*/) const {
@@ -131,7 +135,7 @@ template <Spec A, class G>
 [[nodiscard]] auto reduce_gradients(const Mesh<A>& /*mesh*/, G grads) ->
     typename detail::reduced_gradient<Mesh<A>, G>::type {
   typename detail::reduced_gradient<Mesh<A>, G>::type out;
-  detail::reduce_into(out, grads);
+  if constexpr (detail::all_leaves<G>(detail::ReducesLeaf<A>())) detail::reduce_into(out, grads);
   return out;
 }
 
@@ -148,43 +152,6 @@ template <class Tree>
   Tree zeros = tree;
   for (const auto& leaf : detail::untyped_leaves(zeros).leaves) *leaf.pointer = detail::zeros_as(*leaf.value(), leaf);
   return zeros;
-}
-
-namespace detail {
-struct CountsOnce {
-  template <class D, Spec S>
-  constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
-    return checked<rules::norm_leaf, dtype_v<D>, S>::ok;
-  }
-};
-/// Adds this device's part of the sum of the squares of the leaves for which counts(name). The total may be empty.
-template <Spec S, class Tree, class Counts>
-void add_squares(Tensor<f32, S>& total, const Tree& tree, const Counts& counts) {
-  if constexpr (checked_tree<"global_norm", Tree> && all_leaves<Tree>(CountsOnce()))
-    for (const auto& leaf : untyped_leaves(tree).leaves) {
-      if (!counts(leaf.name)) continue;
-      const Tensor<f32, S> squares(sum_of_squares(*leaf.value(), parsed<S>));
-      total = total ? total + squares : squares;
-    }
-}
-/// The Euclidean norm of what add_squares has added, over all devices. 0 if it has added nothing.
-template <Spec S>
-double root_of(const Tensor<f32, S>& total) {
-  return total ? std::sqrt(static_cast<double>(item(all_reduce<make_op<S, "">>(total)))) : 0;
-}
-}  // namespace detail
-
-/// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
-/// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
-/// freezes do not count. `global_norm(mesh, grads)`
-template <Spec A, class Tree, class Decays = LeafRules>
-[[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree, const Decays& decays = {}) {
-  detail::require_factors<Decays>();
-  constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
-  if constexpr (detail::checked_tree<"global_norm", Tree>) detail::require_matches(decays, tree);
-  Tensor<f32, everywhere> total;
-  detail::add_squares(total, tree, [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
-  return detail::root_of(total);
 }
 
 namespace detail {

@@ -17,6 +17,7 @@
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/pipeline/program.hpp"
 #include "shardlib/pipeline/schedule.hpp"
@@ -191,6 +192,19 @@ T no_part(const Mesh<A>& mesh) {
   return core::typed<T>(zeros<typename T::value_type, "">(mesh, {}).value());
 }
 
+/// The type of gradients without pending sums.
+template <class M, class G>
+struct reduced : core::reduced_gradient<M, G> {};
+template <class M, class N, class W>
+struct reduced<M, Gradient<N, W>> {
+  using type = W;
+};
+/// What stands for `owners` and `counts` that are left out.
+struct NoOwners {};
+struct CountsAll {
+  constexpr bool operator()(std::string_view /*leaf*/) const { return true; }
+};
+
 template <Spec P, Spec A, class Loss>
 auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
   return mesh.part_of_sum(loss ? Loss(loss) : no_part<Loss>(mesh.stage()));
@@ -240,6 +254,9 @@ template <Spec P, Spec A, class Program, class W>
   if constexpr (Results::has_outputs)
     result.outputs = detail::outputs_of_rank<typename Results::outputs>(values.outputs);
   result.gradients = core::collect<decltype(result.gradients)>(weights, values.gradients);
+  for (const auto& leaf : core::untyped_leaves(result.gradients, false).leaves)
+    if (leaf.spec->partial.contains(P))
+      *leaf.pointer = detail::relabeled(*leaf.value(), *leaf.spec, mesh.whole().device());
   return result;
 }
 
@@ -287,17 +304,48 @@ template <Spec P, Spec A>
   return detail::all_intervals(mesh.whole().device(), P, lists, mine);
 }
 
-/// The Euclidean norm of all ranks' gradients together. Each element counts once, as in shardlib::global_norm;
-/// `counts(leaf name)` is false where another rank counts the leaf: of a weight that several ranks hold, one does.
+/// Takes the pending sums of gradients, as shardlib::reduce_gradients, those over the stage axis too: a leaf outside of
+/// the Arrays over it (`Array<"layers/p", Layer>`) is one weight on all ranks that hold it, which are owners(leaf
+/// name), in ascending order. These get the same bits. Without such leaves, leave `owners` out. All ranks call it, once
+/// per step. *Throws* if a rank that holds a leaf is not among its owners. `reduce_gradients(mesh,
+/// std::move(step.gradients), [&](std::string_view) { return ranks_of(schedule, {0}); })`
+template <Spec P, Spec A, class G, class Owners = detail::NoOwners>
+[[nodiscard]] auto reduce_gradients(const StagedMesh<P, A>& mesh, G gradients, const Owners& owners = {}) ->
+    typename detail::reduced<Mesh<A>, G>::type {
+  namespace core = shardlib::detail;
+  static_assert(std::is_same_v<Owners, detail::NoOwners> ||
+                    std::is_invocable_r_v<std::vector<int>, const Owners&, std::string_view>,
+                "reduce_gradients: owners(leaf name) returns a std::vector<int>, the ranks that hold the weight");
+  auto sums = same_structure<typename detail::reduced<Mesh<A>, G>::type>(gradients);
+  const auto reduce = [&]<dtype D, Spec S>(const core::Path& path, auto& sum, Tensor<D, S>& gradient) {
+    if constexpr (!core::parsed<S>.partial.contains(P)) {
+      core::reduce_into(sum, gradient);
+    } else if constexpr (!std::is_same_v<Owners, detail::NoOwners>) {
+      Tensor<D, detail::with_partial<std::remove_cvref_t<decltype(sum)>::spec, P>> of_rank;
+      core::reduce_into(of_rank, gradient);
+      const std::string name = path.text();
+      sum = detail::sum_over(mesh, owners(name), of_rank, "reduce_gradients: the weight `" + name + "`");
+    } else {
+      static_assert(core::checked<rules::one_owner, core::Literal{std::string_view(P)}, dtype_v<D>, S>::ok);
+    }
+  };
+  core::visit(reduce, {}, sums, gradients);
+  return sums;
+}
+
+/// The Euclidean norm of all ranks' gradients together, of reduced ones. Each element counts once, as in
+/// shardlib::global_norm; `counts(leaf name)` is false where another rank counts the leaf: of a weight that several
+/// ranks hold, one does. Without leaves outside of the Arrays over the stage axis, leave it out.
 /// `global_norm(mesh, gradients, [](std::string_view) { return true; })`
-template <Spec P, Spec A, class Tree, class Counts>
-[[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts) {
-  using Stage = typename StagedMesh<P, A>::Stage;
-  constexpr Spec part = shardlib::detail::dual_spec("", Stage::axes), everywhere = shardlib::detail::dual_spec("", A);
+template <Spec P, Spec A, class Tree, class Counts = detail::CountsAll>
+[[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts = {}) {
+  namespace core = shardlib::detail;
+  constexpr bool is_shared = std::is_same_v<Counts, detail::CountsAll> && detail::has_shared<P, Tree>();
+  static_assert(core::checked<rules::counted_leaf, core::Literal{std::string_view(P)}, is_shared>::ok);
+  constexpr Spec part = core::dual_spec("", StagedMesh<P, A>::stage_axes), everywhere = core::dual_spec("", A);
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
-  shardlib::detail::add_squares(total, gradients, counts);
-  return std::sqrt(
-      static_cast<double>(item(all_reduce<shardlib::detail::op_spec_of(everywhere, "")>(mesh.part_of_sum(total)))));
+  core::add_squares(mesh.stage(), total, gradients, counts);
+  return std::sqrt(static_cast<double>(item(all_reduce<core::op_spec_of(everywhere, "")>(mesh.part_of_sum(total)))));
 }
 
 }  // namespace shardlib::pipeline

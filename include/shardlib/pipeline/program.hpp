@@ -55,6 +55,10 @@ class LayerMap {
   std::vector<int> owners_, counts_;      // of each stage
 };
 
+/// The ranks of some stages, in ascending order: those that hold a weight which these stages use.
+/// `ranks_of(schedule, {0, schedule.num_stages() - 1})` of an embedding that is tied
+[[nodiscard]] SHARDLIB_INLINE std::vector<int> ranks_of(const Schedule& schedule, const std::vector<int>& stages);
+
 /// Throws UsageError unless the schedule is for as many ranks as the stage axis has. `must_fit(schedule, "p",
 /// mesh.ranks())`
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
@@ -134,6 +138,27 @@ constexpr bool labels_fit() {
     }(std::type_identity<core::field_types<T>>{});
   }
 }
+
+/// Whether T has a leaf outside of the Arrays over the stage axis: a weight that several ranks may hold.
+template <Spec P, class T>
+constexpr bool has_shared() {
+  if constexpr (std::string_view(P).empty() || !core::is_tree<T>()) {
+    return false;
+  } else if constexpr (is_tensor<T>) {
+    return true;
+  } else if constexpr (is_array<T>) {
+    return !rules::is_spread(P, core::array_name<T>()) && has_shared<P, typename T::value_type>();
+  } else {
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (has_shared<P, F>() || ...);
+    }(std::type_identity<core::field_types<T>>{});
+  }
+}
+/// The mesh of gradients of which several ranks may have a part, such as `M/d +p`: the whole one.
+template <Spec P, Spec A>
+struct Parts {
+  static constexpr Spec axes = A;
+};
 
 // The types of a program's functions. One that is not there, or cannot be called, makes one error of ours; its unknown
 // type then fits everywhere.
@@ -236,7 +261,8 @@ struct program_types {
   using ends = ending<typename loss_of<Program, W, activation>::type>;
   using loss = typename ends::loss;
   using outputs = typename ends::outputs;
-  using gradients = typename core::value_and_gradient<Mesh<axes_without(A, P)>, W, loss>::type::second_type;
+  static_assert(sizeof(typename core::value_and_gradient<Mesh<axes_without(A, P)>, W, loss>::type) > 0);  // its errors
+  using gradients = gradient_t<StagedMesh<P, A>, W>;
   static constexpr bool ok = true;
 };
 
@@ -255,6 +281,23 @@ template <Spec P, Spec A, class Program, class W>
 struct valid<StagedMesh<P, A>, Program, W> : program_types<P, A, Program, W> {};
 
 }  // namespace detail
+}  // namespace shardlib::pipeline
+
+namespace shardlib::detail {
+
+/// The leaves of Arrays over the stage axis have one rank, and their gradients the types of a stage's mesh. The others'
+/// are partial over the stage axis, too.
+template <Spec P, Spec A, class W>
+struct gradient_mesh<pipeline::StagedMesh<P, A>, W> {
+  using type = std::conditional_t<pipeline::detail::has_shared<P, W>(), pipeline::detail::Parts<P, A>,
+                                  Mesh<pipeline::detail::axes_without(A, P)>>;
+};
+template <Spec P, Spec A, class W>
+struct gradient_mesh<pipeline::detail::Parts<P, A>, W> : gradient_mesh<pipeline::StagedMesh<P, A>, W> {};
+
+}  // namespace shardlib::detail
+
+namespace shardlib::pipeline {
 
 /// A program, its weights and the mesh go together; if not, the compiler says why:
 /// `static_assert(pipeline::valid_program<pipeline::StagedMesh<"p", "p d t">, Program, Weights>);`

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -41,9 +42,13 @@ class Incoming {
   std::vector<Request> requests_;
 };
 
-/// See StagedMesh::sum_over.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const ValuePtr& x,
-                                                std::string_view axis);
+/// See StagedMesh::sum_over. `spec` is x's without the sum, and `what` begins the message for wrong owners.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const core::Value& x,
+                                                const TensorSpec& spec, const DevicePtr& stage, std::string_view axis,
+                                                const std::string& what);
+
+/// The device of a stage's mesh. From then on, `global_norm` knows this mesh as a part of a pipeline.
+[[nodiscard]] SHARDLIB_INLINE DevicePtr stage_device(const DevicePtr& whole, std::string_view axis);
 
 /// The values of a tree's leaves, and a tree without Arrays from its leaves' values.
 template <class T>
@@ -80,6 +85,13 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
   return shapes;
 }
 
+template <class M, dtype D, Spec S>
+auto sum_over(const M& mesh, const std::vector<int>& owners, const Tensor<D, S>& x, const std::string& what) {
+  static constexpr Spec sum = without_partial<S, M::axis>;
+  return Tensor<D, sum>(
+      sum_over(owners, mesh.rank(), *x.value(), core::parsed<sum>, mesh.stage().device(), M::axis, what));
+}
+
 }  // namespace detail
 
 /// One device's view of a mesh `A` whose axis `P` numbers pipeline ranks: `StagedMesh<"p", "p d t"> mesh(device)`. All
@@ -100,10 +112,7 @@ class StagedMesh {
   explicit StagedMesh(const DevicePtr& device)
       : whole_(device),
         present_(device->is_absent(std::string_view(P)) ? std::string_view() : std::string_view(P)),
-        stage_(has_axis ? Device::submesh(device, P) : device) {
-    // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
-    if (has_axis) static_cast<void>(device->group({std::string_view(P)}));
-  }
+        stage_(has_axis ? detail::stage_device(device, P) : device) {}
 
   [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
   [[nodiscard]] const Stage& stage() const { return stage_; }
@@ -133,11 +142,12 @@ class StagedMesh {
   }
 
   /// The sum of what `owners` (ranks, ascending, this one among them) hold of x, on each of them, with the same bits:
-  /// the gradient of a weight that several stages use. The others do not take part: a rank that is not an owner gets an
-  /// Error.
+  /// the gradient of a weight that several stages use, `"M/d +p"` becomes `"M/d"`. The others do not take part: a rank
+  /// that is not an owner gets an Error. `reduce_gradients` does it for a tree.
   template <dtype D, Spec S>
-  [[nodiscard]] Tensor<D, S> sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const {
-    return Tensor<D, S>(detail::sum_over(owners, rank(), x.value(), P));
+  [[nodiscard]] auto sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const
+      -> Tensor<D, detail::without_partial<S, P>> {
+    return detail::sum_over(*this, owners, x, "sum_over: the tensor");
   }
 
  private:

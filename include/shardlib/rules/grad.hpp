@@ -314,8 +314,21 @@ constexpr Verdict add_in_place(std::string_view op, DType sum_dtype, const Tenso
   return {{}, title + "the leaf " + a + ", which is added to " + s + ", has another spec: " + difference(added, sum)};
 }
 
-/// global_norm: each element of a leaf must count once.
-constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
+/// reduce_gradients: the mesh has the axes over which a sum is pending.
+constexpr Verdict reduced_leaf(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
+  const auto axes = mesh_axes(mesh);
+  for (auto axis : x.partial)
+    if (!axes.contains(axis))
+      return {{},
+              "reduce_gradients: the gradient " + quoted(Text(name(dtype)) + "[" + x + "]") + " is partial over " +
+                  axis + ", which the mesh " + quoted(mesh) +
+                  " does not have; name the mesh of value_and_grad, of a pipeline with the owners of leaves, "
+                  "`reduce_gradients(mesh, grads, owners)`"};
+  return {};
+}
+
+/// global_norm: each element of a leaf must count once, and on a device of the mesh.
+constexpr Verdict norm_leaf(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const Text leaf = "global_norm: the leaf " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (dtype != DType::f32 && dtype != DType::bf16) return {{}, leaf + " is neither f32 nor bf16; `cast` it"};
   if (!x.partial.empty())
@@ -323,7 +336,9 @@ constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
             leaf + " is partial over " + x.partial[0] +
                 ", and the norm of a sum is not that of its parts; take the sums first, of gradients with "
                 "`reduce_gradients(mesh, grads)` (communicates)"};
-  return {};
+  Verdict verdict = on_mesh(mesh, x);
+  if (!verdict.ok()) verdict.why = "global_norm: the leaf " + verdict.why;
+  return verdict;
 }
 
 /// fetch(x): takes the pending sums.

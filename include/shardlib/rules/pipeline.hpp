@@ -36,6 +36,44 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
   return {};
 }
 
+/// Whether an Array's label spreads its entries over the stage axis: "layers/p".
+constexpr bool is_spread(std::string_view stage_axis, std::string_view label) {
+  const auto parsed = parse_tensor(label);
+  for (const Dim& dim : parsed.spec.dims)
+    if (dim.axes.contains(stage_axis)) return true;
+  return false;
+}
+
+/// sum_over: each owner has its part of a sum over the stage axis, which the result has no more. Without an axis there
+/// is one rank, and no sum.
+constexpr Verdict sum_over(std::string_view stage_axis, const TensorSpec& x) {
+  if (stage_axis.empty()) return {x, {}};
+  if (!x.partial.contains(stage_axis))
+    return {x, "sum_over: " + quoted(x) + " is not partial over the stage axis " + stage_axis +
+                   ": the sum over the ranks is taken already, and a second one would be a multiple of it; leave it "
+                   "out, or say with `mesh.part_of_sum(x)` that each rank has a part"};
+  TensorSpec out = x;
+  out.partial.erase(out.partial.find(stage_axis));
+  return {out, {}};
+}
+
+/// reduce_gradients of a pipeline without `owners`: no rank but this one holds the leaf.
+constexpr Verdict one_owner(std::string_view stage_axis, DType dtype, const TensorSpec& gradient) {
+  if (!gradient.partial.contains(stage_axis)) return {};
+  return {{},
+          "reduce_gradients: the gradient " + quoted(Text(name(dtype)) + "[" + gradient + "]") +
+              " is of a weight outside of the Arrays over " + stage_axis + ", which several ranks may hold; write " +
+              "`reduce_gradients(mesh, grads, owners)`, where owners(leaf name) has the ranks that hold it"};
+}
+/// global_norm of a pipeline without `counts`, likewise.
+constexpr Verdict counted_leaf(std::string_view stage_axis, bool is_shared) {
+  if (!is_shared) return {};
+  return {{},
+          "pipeline::global_norm: a leaf is outside of the Arrays over " + Text(stage_axis) +
+              ", so several ranks may hold it, of which one counts it; write `global_norm(mesh, grads, counts)`, where "
+              "counts(leaf name) is true on one of them"};
+}
+
 /// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. If the tensor lacks the dim, it becomes
 /// a new first dim. If the tensor has it, it must be unsharded, as for `concat`.
 constexpr Verdict concat_microbatches(std::string_view dim, const TensorSpec& x) {

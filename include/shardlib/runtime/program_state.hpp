@@ -91,6 +91,7 @@ struct ProgramState {
   bool twice = false;                  ///< the derivatives of what runs now are themselves differentiated
   Transposing* transposing = nullptr;  ///< null: no VJP that is differentiated runs now
   Handle<const ModelPart> part;  ///< what runs now; null outside of checkpointed functions and their backward pass
+  std::string stage_axis;        ///< of the StagedMesh, if there is one: a mesh without it is a stage's
   Stopwatch stopwatch;           ///< times of value_and_grad's passes and of the collectives, since the last reset
 };
 

@@ -41,11 +41,27 @@ requires(!self_dual<M, Tensor<D, S>>) struct gradient_of<M, Tensor<D, S>> {
   using type = Dual<Tensor<D, S>, M::axes>;
 };
 
+/// The mesh on which the gradient of W is typed. A pipeline has one of its own: some leaves have one copy for each
+/// rank.
+template <class M, class W>
+struct gradient_mesh {
+  using type = M;
+};
+
+}  // namespace detail
+
+/// The gradient of a tree of weights on mesh M: W itself if every leaf is fully sharded (each leaf is then its own
+/// dual), a Dual for a single tensor, else a Gradient.
+template <class M, class W>
+using gradient_t = typename detail::gradient_of<typename detail::gradient_mesh<M, W>::type, W>::type;
+
+namespace detail {
+
 template <class M, class Tuple>
 struct gradient_fields;
 template <class M, class... F>
 struct gradient_fields<M, std::tuple<F...>> {
-  using type = std::tuple<typename gradient_of<M, F>::type...>;
+  using type = std::tuple<gradient_t<M, F>...>;
 };
 
 /// Whether it is a pointer to a member of W. A member of another struct would select the field at the same place.
@@ -67,11 +83,6 @@ constexpr std::size_t field_index(T W::*member) {
 }
 
 }  // namespace detail
-
-/// The gradient of a tree of weights on mesh M: W itself if every leaf is fully sharded (each leaf is then its own
-/// dual), a Dual for a single tensor, else a Gradient.
-template <class M, class W>
-using gradient_t = typename detail::gradient_of<M, W>::type;
 
 /// The gradient of a struct with a leaf that is replicated over some axis. The gradient of that leaf is partial
 /// there, and the program has to reduce it before an update. `gradient.get<&Weights::bias>()` is a

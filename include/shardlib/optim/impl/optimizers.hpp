@@ -18,7 +18,6 @@
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -27,25 +26,6 @@
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
-
-SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec) {
-  bool counts = true;
-  for (const auto axis : spec.partial)
-    if (x.spec->placement(axis).kind == shardlib::Placement::replicated)
-      counts = counts && x.device->axis_index(axis) == 0;
-  auto out = make_value({"sum_of_squares", {}, {}}, x.device, DType::f32, spec, {});
-  out->storage->buffer = observed(*out, [&] {
-    Buffer result = allocate(*out);
-    const Exec exec = x.device->exec();
-    const auto of = [&]<class D>(D) { kernels::sum_of_squares(exec, x.count(), x.as<const D>(), result.as<f32>()); };
-    if (!counts)
-      exec.zero(result.data(), sizeof(f32));
-    else
-      x.dtype == DType::bf16 ? of(bf16()) : of(f32());
-    return result;
-  });
-  return out;
-}
 
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
                                 std::initializer_list<double> decays) {

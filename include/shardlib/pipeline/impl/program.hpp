@@ -63,6 +63,15 @@ SHARDLIB_INLINE std::size_t LayerMap::first_of_stage(int stage) const {
   return before;
 }
 
+SHARDLIB_INLINE std::vector<int> ranks_of(const Schedule& schedule, const std::vector<int>& stages) {
+  std::vector<int> ranks;
+  for (const int stage : stages) ranks.push_back(schedule.rank_of(stage));
+  std::ranges::sort(ranks);
+  const auto twice = std::ranges::unique(ranks);
+  ranks.erase(twice.begin(), twice.end());
+  return ranks;
+}
+
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks) {
   if (schedule.mpmd_dim() == ranks) return;
   if (axis.empty())

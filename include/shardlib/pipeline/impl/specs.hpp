@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "shardlib/rules/pipeline.hpp"
 #include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tensor.hpp"
 
@@ -23,5 +24,9 @@ template <Spec S, Spec Axis>
 inline constexpr Spec with_partial = std::string_view(Axis).empty()
                                          ? S
                                          : core::spec_of(core::spec_with_sum(core::parsed<S>, Axis, true));
+
+/// The spec without that sum; a compile error where it is not pending.
+template <Spec S, Spec Axis>
+inline constexpr Spec without_partial = core::result_of<rules::sum_over, core::Literal{std::string_view(Axis)}, S>;
 
 }  // namespace shardlib::pipeline::detail

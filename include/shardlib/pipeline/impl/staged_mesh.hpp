@@ -4,11 +4,13 @@
 #include "shardlib/pipeline/staged_mesh.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 
@@ -53,14 +55,28 @@ SHARDLIB_INLINE std::vector<ValuePtr> Incoming::wait() {
   return std::move(values_);
 }
 
-SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const ValuePtr& x, std::string_view axis) {
-  if (!std::ranges::is_sorted(owners) || !std::ranges::binary_search(owners, rank))
-    throw Error("sum_over: the owners are ascending ranks of axis " + std::string(axis) + ", and this one, " +
-                std::to_string(rank) + ", is among them");
+SHARDLIB_INLINE DevicePtr stage_device(const DevicePtr& whole, std::string_view axis) {
+  // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
+  static_cast<void>(whole->group({axis}));
+  core::program_state(whole).stage_axis = axis;
+  return Device::submesh(whole, axis);
+}
+
+SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const core::Value& x,
+                                  const TensorSpec& spec, const DevicePtr& stage, std::string_view axis,
+                                  const std::string& what) {
+  if (std::ranges::adjacent_find(owners, std::ranges::greater_equal()) != owners.end() ||
+      !std::ranges::binary_search(owners, rank)) {
+    std::string given;
+    for (const int owner : owners) given += (given.empty() ? "" : " ") + std::to_string(owner);
+    throw Error(what + " is on rank " + std::to_string(rank) + " of " + std::string(axis) + ", but its owners are [" +
+                given + "]; name all ranks that hold it, in ascending order");
+  }
+  const ValuePtr part = relabeled(x, spec, stage);
   for (const int owner : owners)
-    if (owner != rank) send(*x, axis, owner);
+    if (owner != rank) send(*part, axis, owner);
   core::Accumulator sum;
-  for (const int owner : owners) sum.add(owner == rank ? x : Incoming({x}, axis, owner).wait().front());
+  for (const int owner : owners) sum.add(owner == rank ? part : Incoming({part}, axis, owner).wait().front());
   return sum.take();
 }
 
