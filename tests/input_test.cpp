@@ -39,8 +39,37 @@ TEST_CASE("a pipe or a device is refused before it is read, by every reader", "[
     options.add("--steps", steps, "steps");
     const std::string config = "--config=" + path;
     const char* const arguments[] = {"trainer", config.c_str()};
-    expect_error<UsageError>([&] { static_cast<void>(options.parse(2, arguments)); }, wanted);
+    expect_error<UsageError>([&] { static_cast<void>(options.parse(2, arguments)); }, "--config: " + wanted);
   }
+}
+
+TEST_CASE("a path that no later try can open is a usage error", "[io]") {
+  const Scratch scratch;
+  const std::string loop = scratch / "loop", longest = scratch / std::string(5000, 'x');
+  std::filesystem::create_symlink("loop", loop);
+  for (const auto& [path, why] : {std::pair{loop, "Too many levels of symbolic links"},
+                                  {longest, "File name too long"},
+                                  {scratch.path(), "Is a directory"}})
+    expect_error<UsageError>([&] { static_cast<void>(io::read_file(path)); }, "cannot read '" + path + "': " + why);
+  expect_error<UsageError>([&] { static_cast<void>(io::file_exists(loop)); },
+                           "cannot look for '" + loop + "': Too many levels of symbolic links");
+  const Scratch other;
+  const std::string folder = other / "folder";
+  io::make_new_folder(folder);
+  std::filesystem::create_directory_symlink("..", folder + "/up");
+  expect_error<UsageError>(
+      [&] { static_cast<void>(io::files_below(folder)); },
+      "cannot list the folder '" + folder + "': a symbolic link in it leads to a folder above it; remove the link");
+}
+
+TEST_CASE("an error about an option's value names the option and keeps its kind", "[run]") {
+  const auto failing = []<class E>(const E& error) {
+    return [error] { naming_option("--load", [&] { throw error; }); };
+  };
+  expect_error<UsageError>(failing(UsageError("no such file")), "--load: no such file");
+  expect_error<StorageError>(failing(StorageError("no rights")), "--load: no rights");
+  expect_error<Error>(failing(Error("it is damaged")), "--load: it is damaged");
+  CHECK_THROWS_AS(failing(Aborted())(), Aborted);
 }
 
 TEST_CASE("a folder takes the place of another, also where the file system cannot swap them", "[io]") {

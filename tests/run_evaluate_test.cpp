@@ -48,6 +48,7 @@ TEST_CASE("questions are read from lines of JSON", "[run]") {
 
 TEST_CASE("a line that is not a question is an error with its number", "[run]") {
   const Scratch scratch;
+  const std::string form = ": give a file with one JSON object a line, with \"ctx\", \"endings\" and \"label\"";
   const std::string good = "{\"ctx\": \"A\", \"endings\": [\"b\", \"c\"], \"label\": 0}\n";
   const auto error = [&](const std::string& line) {
     const std::string path = file_with(scratch, good + line);
@@ -55,9 +56,9 @@ TEST_CASE("a line that is not a question is an error with its number", "[run]") 
     CHECK(text.starts_with(path + ":2: "));
     return text.substr(std::min(text.size(), path.size() + 4));
   };
-  CHECK(error("[1, 2") == "the line is not a JSON object: give a file with one question a line");
-  CHECK(error("[1, 2]") == "it has no \"ctx\"");
-  CHECK(error("{\"ctx\": \"A\", \"label\": 0}") == "it has no \"endings\"");
+  CHECK(error("[1, 2") == "the line is not a JSON object" + form);
+  CHECK(error("[1, 2]") == "it has no \"ctx\"" + form);
+  CHECK(error("{\"ctx\": \"A\", \"label\": 0}") == "it has no \"endings\"" + form);
   CHECK(error("{\"ctx\": 3, \"endings\": [\"b\", \"c\"], \"label\": 0}") == "\"ctx\" is not a text");
   CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\"], \"label\": 0}") ==
         "\"endings\" is not a list of two texts or more");
@@ -68,7 +69,9 @@ TEST_CASE("a line that is not a question is an error with its number", "[run]") 
               .ends_with(", but the endings have the numbers 0 to 1"));
   CHECK(error_of<UsageError>([&] {
           static_cast<void>(run::read_questions(file_with(scratch, "\n \n")));
-        }).ends_with("has no question"));
+        }).ends_with("has no question" + form));
+  expect_error<UsageError>([&] { static_cast<void>(run::read_questions(scratch.path())); },
+                           "'" + scratch.path() + "' is a folder: give a file in HellaSwag's format");
 }
 
 TEST_CASE("an ending is a row in which only its own tokens count", "[run]") {

@@ -173,7 +173,8 @@ TEST_CASE("options: errors of the command line", "[run]") {
     fails({("--steps=" + bad).c_str()}, "--steps: '" + bad + "' is not a whole number of at least 1 (see --help)");
   fails({"--d-model=16777217"}, "--d-model: '16777217' is not a whole number from 1 to 16777216 (see --help)");
   for (const std::string bad : {"-1", "1.5", "18446744073709551616"})
-    fails({("--seed=" + bad).c_str()}, "--seed: '" + bad + "' is not a whole number of at least 0 (see --help)");
+    fails({("--seed=" + bad).c_str()},
+          "--seed: '" + bad + "' is not a whole number from 0 to 18446744073709551615 (see --help)");
   for (const std::string bad : {"0", "-1", "nan", "inf", "-inf", "1e999", "1e", "", "3 "})
     fails({("--learning-rate=" + bad).c_str()},
           "--learning-rate: '" + bad + "' is not a finite number above 0 (see --help)");
@@ -182,8 +183,12 @@ TEST_CASE("options: errors of the command line", "[run]") {
   fails({"--optimizer=adm"}, "--optimizer: 'adm' is not one of adam, sgd; did you mean adam? (see --help)");
   fails({"--preset=smal"}, "--preset: 'smal' is not one of small, large; did you mean small?");
   fails({"--preset="}, "--preset needs a value, as in --preset=VALUE (see --help)");
-  fails({"--config=/nowhere/x"}, "cannot read the file '/nowhere/x': check --config");
-  fails({"--config=/tmp"}, "cannot read the file '/tmp': check --config");
+  fails({"--config=/nowhere/x"}, "--config: cannot read '/nowhere/x': No such file or directory");
+  fails({"--config=/tmp"}, "--config: '/tmp' is a folder: give a file, as in '/tmp/config.toml'");
+  // A value with a name in --help is never empty, and where any text will do it may be.
+  fails({"--data="}, "--data is given an empty value: give FILE, or leave the option out (see --help)");
+  fails({"--data", ""}, "--data is given an empty value: give FILE, or leave the option out (see --help)");
+  CHECK(parsed({"--prompt="}).prompt.empty());
 }
 
 TEST_CASE("options: bounds are allowed themselves", "[run]") {
@@ -351,7 +356,7 @@ TEST_CASE("options: arguments without a name", "[run]") {
       [&] {
         static_cast<void>(parse(many, {"a", "b", "c"}));
       },
-      "'c': every value here needs its option's name before it (see --help)");
+      "'c' is one argument too many: give FROM and TO alone (see --help)");
   Options both = mover();
   both.arguments("MORE", files, "more", false);
   CHECK(parse(both, {"a", "b"}));

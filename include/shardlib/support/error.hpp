@@ -21,17 +21,6 @@ struct UsageError : Error {
   using Error::Error;
 };
 
-/// f(), whose UsageErrors then begin with the option that they are about. `naming_option("--load", [&] { return
-/// read(path); })`
-template <class F>
-auto naming_option(const std::string& option, const F& f) {
-  try {
-    return f();
-  } catch (const UsageError& error) {
-    throw UsageError(option + ": " + error.what());
-  }
-}
-
 /// A failure of storage: a full disk, a failing device. A later try may succeed.
 struct StorageError : Error {
   using Error::Error;
@@ -41,5 +30,23 @@ struct StorageError : Error {
 struct Aborted : Error {
   Aborted() : Error("another device failed") {}
 };
+
+/// f(), whose errors then begin with the option that they are about, and keep their kind. `naming_option("--load", [&]
+/// { return read(path); })`
+template <class F>
+auto naming_option(const std::string& option, const F& f) {
+  const auto named = [&](const Error& error) { return option + ": " + error.what(); };
+  try {
+    return f();
+  } catch (const UsageError& error) {
+    throw UsageError(named(error));
+  } catch (const StorageError& error) {
+    throw StorageError(named(error));
+  } catch (const Aborted&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(named(error));
+  }
+}
 
 }  // namespace shardlib

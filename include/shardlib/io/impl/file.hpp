@@ -162,7 +162,10 @@ SHARDLIB_INLINE std::vector<std::string> files_below(const std::string& folder) 
     if (it->is_symlink(gone) && !it->exists(gone))
       throw UsageError("'" + it->path().string() + "' is a symbolic link to nothing: fetch its file, or remove it");
   }
-  if (error) throw UsageError("cannot list the folder '" + folder + "': " + error.message());
+  if (error)
+    throw UsageError("cannot list the folder '" + folder + "': " +
+                     (error.value() == ELOOP ? "a symbolic link in it leads to a folder above it; remove the link"
+                                             : error.message()));
   std::sort(paths.begin(), paths.end());  // the order of a folder's entries differs from machine to machine
   return paths;
 }

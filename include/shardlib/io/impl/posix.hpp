@@ -21,7 +21,10 @@ inline std::string reason(int error) {
 }
 [[noreturn]] inline void fail_file(const std::string& what, const std::string& path, int error) {
   const std::string message = "cannot " + what + " '" + path + "': " + reason(error);
-  if (error == ENOENT || error == ENOTDIR) throw UsageError(message);
+  // No later try can open such a path. (EACCES may be a lost ticket of a network file system.)
+  const bool wrong_path =
+      error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP || error == ENAMETOOLONG;
+  if (wrong_path) throw UsageError(message);
   throw StorageError(message);
 }
 

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <filesystem>
 #include <limits>
 #include <string_view>
+#include <system_error>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
@@ -20,11 +22,15 @@ namespace shardlib::run {
 
 namespace detail {
 
+inline constexpr const char* question_form =
+    ": give a file with one JSON object a line, with \"ctx\", \"endings\" and \"label\"";
+
 inline Question question_of(std::string_view line) {
   using nlohmann::json;
   const json object = io::detail::parse_json(line);
   const auto at = [&](const char* key) -> const json& {
-    if (!object.is_object() || !object.contains(key)) throw Error(fmt::format("it has no \"{}\"", key));
+    if (!object.is_object() || !object.contains(key))
+      throw Error(fmt::format("it has no \"{}\"{}", key, question_form));
     return object.at(key);
   };
   Question question;
@@ -50,6 +56,8 @@ inline Question question_of(std::string_view line) {
 }  // namespace detail
 
 SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
+  if (std::error_code error; std::filesystem::is_directory(path, error))
+    throw UsageError("'" + path + "' is a folder: give a file in HellaSwag's format");
   const io::Bytes bytes = io::read_file(path);
   std::string_view rest = io::as_text(bytes);
   std::vector<Question> questions;
@@ -63,11 +71,10 @@ SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
     } catch (const Error& error) {
       throw UsageError(fmt::format("{}:{}: {}", path, number, error.what()));
     } catch (const std::exception&) {
-      throw UsageError(
-          fmt::format("{}:{}: the line is not a JSON object: give a file with one question a line", path, number));
+      throw UsageError(fmt::format("{}:{}: the line is not a JSON object{}", path, number, detail::question_form));
     }
   }
-  if (questions.empty()) throw UsageError(fmt::format("'{}' has no question", path));
+  if (questions.empty()) throw UsageError(fmt::format("'{}' has no question{}", path, detail::question_form));
   return questions;
 }
 

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
+#include <filesystem>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -26,10 +26,10 @@
 #include <toml++/toml.h>
 #pragma pop_macro("NDEBUG")
 
+#include "shardlib/io/file.hpp"
 #include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
-#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
@@ -99,7 +99,10 @@ struct ExpectedText {
   std::string operator()(const std::uint64_t*) const {
     Validator from_zero = validator;
     from_zero.least = std::max(validator.least, 0.0);
-    return expected_number("a whole number", from_zero);
+    if (std::isfinite(validator.most)) return expected_number("a whole number", from_zero);
+    // A hash of 16 bytes as a seed is the likely mistake.
+    return fmt::format("a whole number from {} to {}", bound(from_zero.least),
+                       std::numeric_limits<std::uint64_t>::max());
   }
   std::string operator()(const double*) const { return expected_number("a finite number", validator); }
   std::string operator()(const bool*) const { return "true or false"; }
@@ -155,14 +158,10 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
   }
 }
 
-inline std::string read_config_file(const std::string& path, const std::string& remedy) {
-  shardlib::detail::require_regular_file(path);
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  // A folder opens, but its first byte cannot be read.
-  if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'" + remedy);
-  text << file.rdbuf();
-  return text.str();
+inline std::string read_config_file(const std::string& path) {
+  if (std::error_code error; std::filesystem::is_directory(path, error))
+    throw UsageError("'" + path + "' is a folder: give a file, as in '" + path + "/config.toml'");
+  return std::string(io::as_text(io::read_file(path)));
 }
 
 /// A value as command-line texts, if it has one of the TOML types that the target takes.

@@ -279,7 +279,7 @@ SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, c
 }
 
 SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path) {
-  return config_entries(detail::read_config_file(path, ""), path);
+  return config_entries(detail::read_config_file(path), path);
 }
 
 SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,

@@ -82,6 +82,11 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
       if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size()) {
+        std::vector<std::string> names;
+        for (const Argument& argument : single_arguments_) names.push_back(argument.name);
+        if (!names.empty())
+          detail::bad_option(
+              fmt::format("'{}' is one argument too many: give {} alone", word, fmt::join(names, " and ")));
         std::error_code error;
         const bool is_data = find("--data", false) != none && std::filesystem::exists(word, error);
         detail::bad_option("'" + word + "': every value here needs its option's name before it" +
@@ -114,6 +119,11 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
       value = words[++i];
     }
     if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is not valid UTF-8");
+    // In the program it would be "not given", so an unset variable of a script would be ignored. A stored configuration
+    // has such values.
+    if (index != none && value.empty() && !options_[index].validator.value_name.empty())
+      detail::bad_option(fmt::format("{} is given an empty value: give {}, or leave the option out", name,
+                                     options_[index].validator.value_name));
     if (is_config || is_preset) {
       if (value.empty()) detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
       if (is_config) request.configs.push_back(value);
@@ -135,7 +145,8 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
 
 SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::string& file, Request& request) const {
   std::vector<Setting> settings;
-  const toml::table root = detail::parse_toml(detail::read_config_file(file, ": check --config"), file);
+  const toml::table root =
+      detail::parse_toml(naming_option("--config", [&] { return detail::read_config_file(file); }), file);
   const auto place = [&](const auto& at) { return fmt::format("{}:{}", file, at.source().begin.line); };
   const auto section_name = [](const std::string& group) {
     return group.empty() ? std::string("the beginning of the file") : "[" + shardlib::detail::excerpt(group) + "]";
