@@ -161,14 +161,21 @@ TEST_CASE("records: torn and damaged files", "[run]") {
   put(path, two + std::string(5, '\0'));
   CHECK(run::read_records(path).size() == 2);
 
-  const std::string text = ": this is not a record of a run: ", remedy = "; remove the line or choose another run";
-  for (const std::string& bad : std::vector<std::string>{"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]",
-                                                         "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
+  const std::string text = ": this is not a record of a run", remedy = "; remove the line or choose another run";
+  const std::string torn = "{\"step\": 2, \"lo" + third;
+  for (const auto& [bad, shown, why] : {std::array<std::string, 3>{"{\"step\": 2, \"lo", "{\"step\": 2, \"lo", ""},
+                                        {"", "", ""},
+                                        {"hello", "hello", ""},
+                                        {"{\"step\": x}", "{\"step\": x}", ""},
+                                        {"[]", "[]", " (it has no \"step\")"},
+                                        {"{\"loss\": 3}", "{\"loss\": 3}", " (it has no \"step\")"},
+                                        {torn, torn.substr(0, 60) + "...", ""},
+                                        {"{\"step\": \"\t\"", "{\"step\": \" \"", ""}}) {
     put(path, two + bad + "\n" + third + "\n");
     INFO(bad);
-    expect_error([&] { static_cast<void>(run::read_records(path)); }, path + ":3" + text + bad.substr(0, 60) + remedy);
+    expect_error([&] { static_cast<void>(run::read_records(path)); }, path + ":3" + text + why + ": " + shown + remedy);
     JsonLines file(path, JsonLines::Mode::append);
-    expect_error([&] { file.cut(1); }, path + ":3" + text + bad.substr(0, 60) + remedy);
+    expect_error([&] { file.cut(1); }, path + ":3" + text + ": " + shown + remedy);
     CHECK(contents(path) == two + bad + "\n" + third + "\n");
     // As the last line it stops no run: whatever a crash has left of it.
     put(path, two + bad + "\n");

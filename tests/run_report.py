@@ -313,7 +313,10 @@ def tool(program, folder):
     follows(program, folder)
     exports(run, folder)
     for words, text in [
-        (["nothing"], "error: there is no run 'nothing'\n"),
+        (["nothing"], "error: there is no folder or file 'nothing': give the folder of a run, or its metrics.jsonl\n"),
+        (["first", "-o", ""], "error: -o is given an empty value: give FILE, or leave the option out (see --help)\n"),
+        (["first", "--csv=/nowhere/a"], "error: --csv: cannot write '/nowhere/a': No such file or directory; nothing has "
+         "been computed yet: check --csv\n"),
         ([], "error: RUN is required (see --help)\n"),
         (["first", "--outptu=x"], "error: unknown option --outptu; did you mean --output? (see --help)\n"),
     ]:

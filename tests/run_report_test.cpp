@@ -210,7 +210,12 @@ TEST_CASE("report: one run, a metrics file, and what is not a run", "[run]") {
   CHECK(run::report({(folder / "first") + "/"}).find("<title>first</title>") != std::string::npos);
 
   expect_error<UsageError>([] { static_cast<void>(run::report({})); }, "name at least one run");
-  expect_error<UsageError>([] { static_cast<void>(run::report({"/nowhere"})); }, "there is no run '/nowhere'");
+  expect_error<UsageError>([] { static_cast<void>(run::report({"/nowhere"})); },
+                           "there is no folder or file '/nowhere': give the folder of a run, or its metrics.jsonl");
+  put(folder / "weights", "no line end");
+  expect_error<UsageError>(
+      [&] { static_cast<void>(run::report({folder / "weights"})); },
+      "'" + (folder / "weights") + "' has no record of a run: give the folder of a run, or its metrics.jsonl");
   expect_error<UsageError>([&] { static_cast<void>(run::report({folder.path()})); },
                            "the folder '" + folder.path() + "' is not a run: it has no metrics.jsonl");
   RunDirectory(folder / "empty", "", Resume::never, true);

@@ -35,8 +35,9 @@ void write_table(const std::string& table, const std::string& file) {
   fmt::print("wrote {}\n", file);
 }
 
-/// Throws UsageError if the file is one of a run's own, which other programs read.
-void require_not_own(const std::string& file, const std::vector<std::string>& runs) {
+/// Throws UsageError if the file that the option names is one of a run's own, which other programs read, or cannot be
+/// written.
+void require_free(const std::string& file, const std::vector<std::string>& runs, const std::string& option) {
   namespace fs = std::filesystem;
   if (file == "-") return;
   std::error_code gone;
@@ -48,6 +49,7 @@ void require_not_own(const std::string& file, const std::vector<std::string>& ru
       own = own || fs::equivalent(file, run + name, gone);
     if (own) throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
   }
+  io::require_writable(file, option);
 }
 
 int program(int argc, char** argv) {
@@ -72,13 +74,13 @@ int program(int argc, char** argv) {
   if (!csv.empty() || !jsonl.empty()) {
     if ((!csv.empty() && !jsonl.empty()) || !output.empty() || follow > 0)
       throw UsageError("give one of --csv, --jsonl and the page's options --output and --follow");
-    require_not_own(csv.empty() ? jsonl : csv, runs);
+    require_free(csv.empty() ? jsonl : csv, runs, csv.empty() ? "--jsonl" : "--csv");
     write_table(csv.empty() ? run::to_jsonl(runs) : run::to_csv(runs), csv.empty() ? jsonl : csv);
     return 0;
   }
   const bool own_page = output.empty() && runs.size() == 1 && std::filesystem::is_directory(runs[0]);
   if (output.empty()) output = own_page ? runs[0] + "/report.html" : "report.html";
-  require_not_own(output, runs);
+  require_free(output, runs, "--output");
   for (bool more = true; more;) {
     const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::goes_on(run); });
     more = live && follow > 0;

@@ -28,6 +28,7 @@
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
 
@@ -59,8 +60,20 @@ void for_each_line(const std::string& text, const F& f) {
     f(text.substr(begin, end - begin), begin, number++);
 }
 
+/// The member of a record. Throws Error if there is none.
+inline const nlohmann::ordered_json& member(const nlohmann::ordered_json& object, const char* key) {
+  if (!object.is_object() || !object.contains(key)) throw Error(fmt::format("it has no \"{}\"", key));
+  return object.at(key);
+}
+
+[[noreturn]] inline void fail_record(const std::string& path, std::int64_t number, const std::string& line,
+                                     const std::string& why = "") {
+  throw Error(fmt::format("{}:{}: this is not a record of a run{}: {}; remove the line or choose another run", path,
+                          number, why.empty() ? "" : " (" + why + ")", shardlib::detail::excerpt(line, 60)));
+}
+
 inline double number_or_nan(const nlohmann::ordered_json& object, const char* key) {
-  const nlohmann::ordered_json& value = object.at(key);
+  const nlohmann::ordered_json& value = member(object, key);
   return value.is_null() ? std::nan("") : value.get<double>();
 }
 
@@ -71,7 +84,7 @@ std::optional<T> maybe(const nlohmann::ordered_json& object, const char* key) {
 }
 
 inline void read_object(const nlohmann::ordered_json& object, Record& record) {
-  record.step = object.at("step").get<std::int64_t>();
+  record.step = member(object, "step").get<std::int64_t>();
   record.loss = number_or_nan(object, "loss");
   record.learning_rate = number_or_nan(object, "learning_rate");
   record.grad_norm = number_or_nan(object, "grad_norm");
@@ -93,9 +106,9 @@ inline void read_object(const nlohmann::ordered_json& object, Record& record) {
 }
 
 inline void read_object(const nlohmann::ordered_json& object, Sample& sample) {
-  sample.step = object.at("step").get<std::int64_t>();
-  sample.prompt = object.at("prompt").get<std::string>();
-  sample.text = object.at("text").get<std::string>();
+  sample.step = member(object, "step").get<std::int64_t>();
+  sample.prompt = member(object, "prompt").get<std::string>();
+  sample.text = member(object, "text").get<std::string>();
 }
 
 template <class T>
@@ -106,9 +119,10 @@ std::vector<T> read_objects(const std::string& path) {
       T object;
       read_object(io::detail::parse_json<nlohmann::ordered_json>(line), object);
       objects.push_back(std::move(object));
+    } catch (const Error& error) {
+      fail_record(path, number, line, error.what());
     } catch (const std::exception&) {
-      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path,
-                              number, line.substr(0, 60)));
+      fail_record(path, number, line);
     }
   });
   return objects;
@@ -232,9 +246,7 @@ SHARDLIB_INLINE JsonLines::Removed JsonLines::cut(std::int64_t step) {
       cut.torn = true;
       return;
     }
-    if (!at)
-      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path_,
-                              number, line.substr(0, 60)));
+    if (!at) detail::fail_record(path_, number, line);
     if (*at >= step || cut.lines > 0) {
       ++cut.lines;
     } else {

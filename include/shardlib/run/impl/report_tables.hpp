@@ -45,8 +45,10 @@ inline RunData read_run(const std::string& path) {
     const fs::path whole = fs::absolute(path).lexically_normal();
     run.name = (whole.has_filename() ? whole : whole.parent_path()).filename().string();
   } else {
-    if (!fs::exists(path)) throw UsageError("there is no run '" + path + "'");
+    const std::string give = "give the folder of a run, or its metrics.jsonl";
+    if (!fs::exists(path)) throw UsageError("there is no folder or file '" + path + "': " + give);
     run.records = read_records(path);
+    if (run.records.empty()) throw UsageError("'" + path + "' has no record of a run: " + give);
     run.name = fs::path(path).filename().string();
   }
   if (run.records.empty()) throw UsageError("the run '" + path + "' has no records yet");
