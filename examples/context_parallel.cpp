@@ -16,6 +16,7 @@
 #include <string>
 #include <tuple>
 
+#include <shardlib/run/mesh_option.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -168,7 +169,7 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    const auto axes = parse_mesh(mesh);
+    const auto axes = run::mesh_of(mesh, "s");
     const std::int64_t devices = device_count(axes);
     for (const auto& [option, size, parts] : {std::tuple("--length", length, 2 * devices), {"--heads", heads, devices}})
       if (size % parts != 0)

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include <shardlib/io/checkpoint/checkpoint.hpp>
+#include <shardlib/io/file.hpp>
+#include <shardlib/run/mesh_option.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -49,6 +51,10 @@ struct Settings {
   std::int64_t steps = 51;
 };
 
+std::string checkpoints_of(const Settings& settings) {
+  return settings.run + "/checkpoints";
+}
+
 void train(const DevicePtr& device, const Settings& settings) {
   const Mesh<"d"> mesh(device);
   const std::int64_t in = 8, hidden1 = hidden, hidden2 = hidden, batch = 32;
@@ -68,17 +74,19 @@ void train(const DevicePtr& device, const Settings& settings) {
   const auto x = random_normal<f32, "batch/d in">(mesh, sizes, {0, 4});
 
   // With --run the state outlives the program: the newest whole checkpoint, whichever mesh has written it.
-  const std::string checkpoints = settings.run + "/checkpoints";
   std::int64_t step = 0;
   if (!settings.run.empty())
-    if (const auto newest = io::newest_whole(mesh, checkpoints)) step = io::load(mesh, *newest, trained).step;
+    if (const auto newest = io::newest_whole(mesh, checkpoints_of(settings))) {
+      step = io::load(mesh, *newest, trained).step;
+      if (mesh.rank() == 0 && step >= settings.steps) fmt::print("all {} steps are done\n", settings.steps);
+    }
   for (; step < settings.steps; ++step) {
     const auto [l, grads] = value_and_grad(mesh, loss, trained, x);
     const f32 value = item(all_reduce<"+d -> ">(l));
     if (mesh.rank() == 0 && step % 10 == 0) fmt::print("step {:2}  loss {:.4f}\n", step, value);
     trained = map_tree([](const auto& p, const auto& g) { return p - g * 0.1; }, trained, grads);
   }
-  if (!settings.run.empty()) io::save(mesh, checkpoints, step, trained);
+  if (!settings.run.empty()) io::save(mesh, checkpoints_of(settings), step, trained);
   if (mesh.rank() == 0) fmt::print("\n{}\n{}", trained.w1, visualize_sharding(trained.w1));
 }
 
@@ -95,11 +103,13 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    const auto mesh = parse_mesh(settings.mesh);
+    const auto mesh = run::mesh_of(settings.mesh, "d");
     if (hidden % device_count(mesh) != 0)
       throw UsageError(
           fmt::format("--mesh {}: {} hidden units do not divide over the devices: choose 1, 2, 4 or 8 of them",
                       settings.mesh, hidden));
+    // The save after the last step would be too late to find that there can be no such folder.
+    if (!settings.run.empty()) naming_option("--run", [&] { io::make_folders(checkpoints_of(settings)); });
     launch(mesh, [&](const DevicePtr& device) { train(device, settings); });
     return 0;
   });

@@ -2,8 +2,8 @@
 // textures learns from them. The embedding is a convolution whose windows do not overlap. It equals an einsum over the
 // patches that `split` makes. The program compares both, their gradients too, and trains with the convolution.
 //
-//   patch_embedding d=2,t=2                    four devices, as threads of this process
-//   mpirun -n 4 patch_embedding d=2,t=2        four devices, as MPI ranks
+//   patch_embedding --mesh d=2,t=2                 four devices, as threads of this process
+//   mpirun -n 4 patch_embedding --mesh d=2,t=2     four devices, as MPI ranks
 //
 // Dims: B batch, H height, W width, C colors, Y and X rows and columns of patches, P and Q those of pixels in a patch,
 // M model, K classes. Images are sharded over d, the model over t, and the weights at rest over both.
@@ -11,9 +11,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 
+#include <shardlib/run/mesh_option.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
 using namespace shardlib;
@@ -81,7 +84,14 @@ void train(const Mesh<"d t">& mesh) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    launch(parse_mesh(argc > 1 ? argv[1] : "d=1,t=1"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
+    std::string mesh = "d=1,t=1";
+    run::Options options("patch_embedding", "Trains a classifier of textures, and compares two embeddings of patches.");
+    options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("AXES"));
+    if (!options.parse(argc, argv)) {
+      if (world_rank() == 0) fmt::print("{}", options.answer());
+      return 0;
+    }
+    launch(run::mesh_of(mesh, "d t"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
     return 0;
   });
 }

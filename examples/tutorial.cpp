@@ -2,16 +2,19 @@
 // d.
 //
 //   tutorial                                one device
-//   tutorial d=2,t=2                        four devices, as threads of this process
-//   mpirun -n 4 tutorial d=2,t=2            four devices, as MPI ranks
+//   tutorial --mesh d=2,t=2                 four devices, as threads of this process
+//   mpirun -n 4 tutorial --mesh d=2,t=2     four devices, as MPI ranks
 //
 // Dims: B batch, X coordinates of a point, H hidden, C classes.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
+#include <shardlib/run/mesh_option.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
 using namespace shardlib;
@@ -75,7 +78,14 @@ void train(const Mesh<"d t">& mesh) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    launch(parse_mesh(argc > 1 ? argv[1] : "d=1,t=1"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
+    std::string mesh = "d=1,t=1";
+    run::Options options("tutorial", "Trains a classifier of points in the plane.");
+    options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("AXES"));
+    if (!options.parse(argc, argv)) {
+      if (world_rank() == 0) fmt::print("{}", options.answer());
+      return 0;
+    }
+    launch(run::mesh_of(mesh, "d t"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
     return 0;
   });
 }

@@ -837,10 +837,11 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", other).fails(2, "tokenizer", "fingerprint", "--allow-change tokenizer")
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
-    p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
-    for text in ["{", "[]", "{}", '[{"command": []}]']:
+    p.run("shardlib-sample", [p.folder]).fails(2, "config.toml", "give the folder that --run made")
+    for text, why in [("{", "it is not the run.json of a run"), ("[]", "it lists no start"), ("{}", "it lists no start"),
+                      ("[3]", "it is not the run.json of a run"), ('[{"command": []}]', "the command has no words")]:
         put(f"{moved}/run.json", text)
-        p.run("shardlib-sample", [moved]).fails(2, "run.json", "names no command", "--sample-only")
+        p.run("shardlib-sample", [moved]).fails(2, "run.json", f"names no command that has trained the run ({why})", "--sample-only")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
     p.run("shardlib-sample", [folder, "--chat", "--prompt=And"]).fails(2, "--chat", "leave --prompt out")
@@ -1109,8 +1110,10 @@ def recompute(p):
     saved("gpt2", *rows), saved("gpt2", *rows, "--dtype=bf16")
     f32, bf16 = peaks["gpt2", (*rows,)], peaks["gpt2", (*rows, "--dtype=bf16")]
     check(all(a < 0.95 * b for a, b in zip(bf16, f32)), f"a step in bf16 takes less memory: {bf16} and {f32}")
-    p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(2, "--recompute einsun", "`einsun`", "no such op", "`einsum_unreduced`")
-    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(2, "--recompute attention", "`causal_attention`")
+    p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(2, "--recompute 'einsun'", "`einsun`", "no such op", "`einsum_unreduced`")
+    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(2, "--recompute 'attention'", "`causal_attention`")
+    for wrong in ["dots,", "rms_norm,,all_gather", "rms_norm, all_gather"]:
+        p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=" + wrong]).fails(2, f"--recompute '{wrong}': one of its ops has no name")
 
 
 def plans(p):
@@ -1160,19 +1163,22 @@ def mlp(p):
     run.check(run.out.startswith("mlp_fsdp: ") and "--mesh d=N" in run.out, "--help prints the usage")
     for option in ["--foo", "--mesh", "stray"]:
         p.run("mlp_fsdp", [option]).fails(2, option, "--help")
-    p.run("mlp_fsdp", ["--mesh=t=2"]).fails(2, "the axes `d`", "was given `t=2`")
+    p.run("mlp_fsdp", ["--mesh=t=2"]).fails(2, "--mesh t=2: this program's mesh has the axes d,", "as in --mesh d=4")
+    p.run("mlp_fsdp", ["--run=" + p.text]).fails(2, "--run: cannot make the folder", "Not a directory")
     # In two parts, on two meshes, as at once.
     for part in [["--mesh=d=4", "--steps=21"], ["--mesh=d=8", "--steps=51"]]:
         run = p.run("mlp_fsdp", [f"--run={p.folder}/mlp", *part]).succeeded()
     run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses[3:], "the second part goes on")
     check(os.listdir(f"{p.folder}/mlp") == ["checkpoints"], "checkpoints, and nothing else")
+    run = p.run("mlp_fsdp", [f"--run={p.folder}/mlp", "--steps=10"]).succeeded()
+    run.check(run.out.startswith("all 10 steps are done\n"), "says that there is nothing to do")
     output_errors(p)
     if p.mpiexec:
         run = p.run("mlp_fsdp", [], ranks=2).succeeded()
         run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses, "the losses as on threads")
         p.run("mlp_fsdp", [], ranks=3).fails(2, "--mesh d=3", "8 hidden units", "choose 1, 2, 4 or 8")
         # All ranks fail alike but for their own place in the mesh: one line.
-        p.run("tutorial", ["d=3,t=1"], ranks=3).fails(1, "`H/t/d`", "does not divide evenly into 3 shards", "device 0")
+        p.run("tutorial", ["--mesh=d=3,t=1"], ranks=3).fails(1, "`H/t/d`", "does not divide evenly into 3 shards", "device 0")
 
 
 def context_parallel(p):
@@ -1184,6 +1190,8 @@ def context_parallel(p):
         names = ["ring", "fused ring", "ulysses", "fused ulysses", "ring zigzag", "fused ring zigzag"]
         run.check(re.findall(r"^(\w.*?) +differs by", run.out, re.M) == names, "all are compared")
     p.run("context_parallel", ["--mesh=s=4", "--length=20"]).fails(2, "--length 20", "--mesh s=4", "choose a multiple of 8")
+    p.run("context_parallel", ["--mesh=d=3"]).fails(2, "--mesh d=3: this program's mesh has the axes s", "as in --mesh s=4")
+    p.run("context_parallel", ["--mesh=s=x"]).fails(2, "--mesh: mesh", "'x' is not a size")
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(2, "--heads 2", "--mesh s=4", "choose a multiple of 4")
 
 
@@ -1193,7 +1201,7 @@ def patch_embedding(p):
     for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=1", 0), ("d=2,t=2", 0), ("d=1,t=2", 2)]:
         if ranks and not p.mpiexec:
             continue
-        run = p.run("patch_embedding", [mesh], ranks=ranks).succeeded()
+        run = p.run("patch_embedding", ["--mesh=" + mesh], ranks=ranks).succeeded()
         losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", run.out, re.M)]
         if not run.check(len(losses) == 6 and losses[-1] < 0.05 * losses[0], "the loss falls"):
             return
@@ -1295,7 +1303,7 @@ def tutorial(p):
     page = [float(x) for _, x in re.findall(line, text_of(DOCS, "tutorial.md"), re.M)]
     one = None
     for mesh in ["d=1,t=1", "d=2,t=2", "d=4,t=2"]:
-        run = p.run("tutorial", [mesh]).succeeded()
+        run = p.run("tutorial", ["--mesh=" + mesh]).succeeded()
         steps = re.findall(line, run.out, re.M)
         losses = [float(x) for _, x in steps]
         if not run.check([int(n) for n, _ in steps] == [0, 100, 200, 300, 400, 500], "a line each 100 steps"):
@@ -1307,12 +1315,15 @@ def tutorial(p):
         run.check(difference < 5e-4, f"the losses of one device ({difference:.1e})")
     # Another processor's instructions round differently, from the first step on.
     check(len(page) == len(one) and max(abs(a - b) for a, b in zip(page, one)) < 0.02, "tutorial.md shows these losses")
-    p.run("tutorial", ["d=3,t=1"]).fails(1, "does not divide evenly into 3 shards")
-    p.run("tutorial", ["t=2,d=1"]).fails(2, "the axes `d t`", "was given `t=2,d=1`")
-    check(p.run("tutorial", ["d=2"]).out == p.run("tutorial", ["d=2,t=1"]).out, "an axis that a mesh lacks has size 1")
+    p.run("tutorial", ["--mesh=d=3,t=1"]).fails(1, "does not divide evenly into 3 shards")
+    p.run("tutorial", ["--mesh=t=2,d=1"]).fails(2, "--mesh t=2,d=1: this program's mesh has the axes d t, in this order")
+    for program in ["tutorial", "patch_embedding"]:
+        p.run(program, ["d=2", "t=2"]).fails(2, "'d=2'", "needs its option's name")
+        p.run(program, ["--help"]).check("--mesh AXES" in p.run(program, ["--help"]).out, "--help lists --mesh")
+    check(p.run("tutorial", ["--mesh=d=2"]).out == p.run("tutorial", ["--mesh=d=2,t=1"]).out, "an axis that a mesh lacks has size 1")
     if p.mpiexec:
-        run = p.run("tutorial", ["d=1,t=2"], ranks=2).succeeded()
-        threads = p.run("tutorial", ["d=1,t=2"])
+        run = p.run("tutorial", ["--mesh=d=1,t=2"], ranks=2).succeeded()
+        threads = p.run("tutorial", ["--mesh=d=1,t=2"])
         run.check(run.out == threads.out, "prints the same as on threads")
 
 
@@ -1414,7 +1425,8 @@ def options_of_others(p):
 
 
 def mistakes(p):
-    nowhere = os.path.join(p.folder, "nowhere", "file")
+    nowhere, loop = (os.path.join(p.folder, *parts) for parts in (["nowhere", "file"], ["loop"]))
+    os.symlink("loop", loop)
     # Options, and what the one error line must say: the option at fault and what to do.
     wrong = [
         (["--color=red"], ["--color", "--help"]),
@@ -1440,9 +1452,15 @@ def mistakes(p):
         ([f"--data={p.folder}"], [p.folder, "flat-tokens", "--stream"]),
         (["--data="], ["--data"]),
         ([p.text], ["needs its option's name before it, as in --data", p.text]),
-        (["--mesh="], ["--mesh has no effect with an empty value", "leave it out for the default"]),
+        (["--mesh="], ["--mesh is given an empty value: give AXES, or leave the option out"]),
+        (["--run", ""], ["--run is given an empty value: give DIR, or leave the option out"]),
+        (["--graph", ""], ["--graph is given an empty value: give FILE.svg"]),
         ([f"--load={nowhere}"], ["--load: ", "nowhere/file"]),
         ([f"--evaluate={nowhere}"], ["--evaluate: ", "nowhere/file"]),
+        ([f"--evaluate={p.folder}"], ["--evaluate: ", "is a folder: give a file in HellaSwag's format"]),
+        ([f"--config={p.folder}"], ["--config: ", "is a folder: give a file, as in", "config.toml"]),
+        ([f"--data={loop}"], ["--data: ", "Too many levels of symbolic links"]),
+        ([f"--graph={nowhere}.svg"], ["--graph: cannot write", "No such file", "nothing has been computed yet"]),
         ([f"--tokenizer={nowhere}"], ["--tokenizer: ", "nowhere/file"]),
         (["--graph=x.png"], ["--graph", "'x.png'", "ends in .svg"]),
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
@@ -1499,7 +1517,7 @@ def mistakes(p):
     streamed = os.path.join(p.folder, "no-stream")
     p.gpt(f"--stream={nowhere}", f"--run={streamed}", data=False).fails(2, "--stream: ", "nowhere/file")
     check(not os.path.exists(streamed), "a stream without text makes no folder of a run")
-    p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate", "--find-nan")
     for ranks in (0, 2) if p.mpiexec else ():  # without MPI nobody reads it
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_SHM=2"]).fails(2, "SHARDLIB_SHM=2: write ", "0", "1")
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_NCCL=2"]).fails(2, "SHARDLIB_NCCL=2: write ", "0", "1")

@@ -18,6 +18,7 @@
 #include "shardlib/run/console.hpp"
 #include "shardlib/run/impl/standard_input.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
+#include "shardlib/run/mesh_option.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/support/error.hpp"
@@ -212,28 +213,14 @@ SHARDLIB_INLINE std::vector<std::string> batch_axes(const std::vector<AxisSize>&
 
 SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes,
                                                   std::string_view optional) {
-  const auto names = rules::mesh_axes(axes), may_lack = rules::mesh_axes(optional);
-  std::vector<AxisSize> every, mesh;
-  for (const auto name : names) every.push_back({std::string(name), 1});
+  const auto may_lack = rules::mesh_axes(optional);
+  std::vector<AxisSize> every;
+  for (const auto name : rules::mesh_axes(axes)) every.push_back({std::string(name), 1});
   const std::vector<std::string> batch = detail::batch_axes(every, training);
   const auto kept = std::ranges::find_if(batch, [&](const std::string& axis) { return !may_lack.contains(axis); });
-  std::vector<AxisSize> given{{kept == batch.end() ? batch.front() : *kept, world_size()}};
-  if (!training.mesh.empty()) given = parse_mesh(training.mesh);
-  auto next = given.begin();
-  for (const auto name : names) {
-    const bool has = next != given.end() && next->name == name;
-    const int size = has ? next->size : 1;
-    if (has) ++next;
-    if (size > 1 || !may_lack.contains(name)) mesh.push_back({std::string(name), size});
-  }
-  if (next != given.end()) {
-    std::string example;
-    for (const auto name : names)
-      if (!may_lack.contains(name))
-        example += (example.empty() ? "" : ",") + std::string(name) + (example.empty() ? "=4" : "=2");
-    throw UsageError("--mesh " + training.mesh + ": this program's mesh has the axes " + std::string(axes) +
-                     ", in this order, as in --mesh " + example);
-  }
+  if (training.mesh.empty())
+    training.mesh = fmt::format("{}={}", kept == batch.end() ? batch.front() : *kept, world_size());
+  const std::vector<AxisSize> mesh = mesh_of(training.mesh, axes, optional);
   training.mesh = to_string(mesh);
   training.batch_axes.clear();
   for (const std::string& axis : batch)
