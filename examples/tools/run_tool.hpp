@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <shardlib/support/error.hpp>
+#include <shardlib/support/error_text.hpp>
 
 #include <cstdio>
 #include <exception>
@@ -17,8 +18,8 @@ inline int run_tool(int argc, char** argv, int (*tool)(int, char**)) {
   } catch (const shardlib::UsageError& error) {
     fmt::print(stderr, "error: {}\n", error.what());
     return 2;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
+  } catch (...) {
+    fmt::print(stderr, "error: {}\n", shardlib::detail::error_text(std::current_exception()));
     return 1;
   }
 }

@@ -12,6 +12,7 @@
 
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/error_text.hpp"
 #include "shardlib/support/inline.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/process.hpp"
@@ -31,12 +32,10 @@ SHARDLIB_INLINE void print_error(const std::string& message) {
 SHARDLIB_INLINE Ending ending_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const UsageError& e) {
-    return {2, e.what()};
-  } catch (const std::exception& e) {
-    return {1, e.what()};
+  } catch (const UsageError&) {
+    return {2, error_text(error)};
   } catch (...) {
-    return {1, "unknown exception"};
+    return {1, error_text(error)};
   }
 }
 

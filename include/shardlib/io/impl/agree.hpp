@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <string>
 #include <string_view>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/error_text.hpp"
 
 namespace shardlib::io {
 
@@ -40,16 +43,14 @@ SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::e
   if (error) {
     try {
       std::rethrow_exception(error);
-    } catch (const UsageError& e) {
-      mine = std::string("u") + e.what();
-    } catch (const StorageError& e) {
-      mine = std::string("s") + e.what();
-    } catch (const std::exception& e) {
-      mine = std::string("e") + e.what();
+    } catch (const UsageError&) {
+      mine = "u";
+    } catch (const StorageError&) {
+      mine = "s";
     } catch (...) {
-      mine = "eunknown exception";
+      mine = "e";
     }
-    mine += '\0' + device.describe();
+    mine += shardlib::detail::error_text(error) + '\0' + device.describe();
   }
   const std::vector<std::string> all = gather_texts(device, mine, site);
   std::size_t failed = 0;
