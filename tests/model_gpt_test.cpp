@@ -476,12 +476,11 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       // As with causal_attention, and keys and values over s.
       {"all_gather", 13},
       {"rms_norm", 2},
-      {"*", 2},
+      {"*", 3},  // one of them from scores to probabilities
       {"map", 1},
       // Scores, and heads, an operand of the gradient of w_o. Not q, k, v, gate, up, nor the two output products.
       {"einsum_unreduced", 2},
       // From scores to probabilities.
-      {"scale", 1},
       {"where", 1},
       {"softmax", 1},
       // Of q, k, v and the probabilities, without a copy.

@@ -1,6 +1,9 @@
 // Run-time errors: each names the op, its spec, the dim, the sizes and the device, and says what helps.
 #include <array>
+#include <exception>
+#include <new>
 #include <optional>
+#include <stdexcept>
 
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"
@@ -34,6 +37,20 @@ void on_one_device(const std::function<void(const DevicePtr&, const Mesh<"d t">&
     ++runs;
   });
   REQUIRE((runs == 1 || world_rank() > 0));
+}
+
+TEST_CASE("an exception without a text is named by its type", "[errors]") {
+  const auto of = [](const auto& thrown) { return detail::ending_of(std::make_exception_ptr(thrown)); };
+  CHECK(of(std::runtime_error("why")).message == "why");
+  CHECK(of(std::runtime_error("")).message ==
+        "the program has thrown a std::runtime_error without a text: give it one");
+  CHECK(of(42).message ==
+        "the program has thrown a value of type int, which is no std::exception: throw a shardlib::Error with a text");
+  CHECK(of(std::bad_alloc()).message ==
+        "the host has no memory left: choose smaller sizes, or fewer devices on this machine");
+  CHECK(of(42).status == 1);
+  // Of the copies that mpirun has started of a program without MPI, one speaks.
+  CHECK((of(UsageError("")).message.empty() && of(UsageError("")).status == 2));
 }
 
 TEST_CASE("a collective that a device waits for in vain is named once", "[ops][errors]") {
@@ -72,12 +89,12 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
     const Tensor<f32, "L"> none;
     const std::string empty =
         ": a tensor `f32[L]` was never given a value; make one with an op, as `zeros` or `place`, before it is used";
-    ERROR_NAMES_THIS_LINE("+", empty, none + none);
-    ERROR_NAMES_THIS_LINE("negate", empty, -none);
-    ERROR_NAMES_THIS_LINE("+", empty, none + 1.0);
-    ERROR_NAMES_THIS_LINE("-", empty, 1.0 - none);
-    ERROR_NAMES_THIS_LINE("*", empty, 2.0 * none);
-    ERROR_NAMES_THIS_LINE("/", empty, none / 2.0);
+    ERROR_NAMES_THIS_LINE("operator+", empty, none + none);
+    ERROR_NAMES_THIS_LINE("operator-", empty, -none);
+    ERROR_NAMES_THIS_LINE("operator+", empty, none + 1.0);
+    ERROR_NAMES_THIS_LINE("operator-", empty, 1.0 - none);
+    ERROR_NAMES_THIS_LINE("operator*", empty, 2.0 * none);
+    ERROR_NAMES_THIS_LINE("operator/", empty, none / 2.0);
     ERROR_NAMES_THIS_LINE("map", empty, map([](auto a) { return a; }, none));
     ERROR_NAMES_THIS_LINE("exp", empty, exp(none));
     ERROR_NAMES_THIS_LINE("zeros<`L`>", ": the size of dim `L` is not known: give it, as in {{\"L\", 8}}" + on_one,
@@ -98,12 +115,14 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     Blocks one, two;
     one.layers = {Block{scale, scale}, Block{scale, {}}};
     const std::string empty = error_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
-    CHECK_THAT(empty, Catch::Matchers::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
+    CHECK_THAT(empty,
+               Catch::Matchers::StartsWith("the leaf `layers/1/bias`: operator*") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
     CHECK_THAT(error_of([&] { for_each_leaf(read, one); }), Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
     CHECK(error_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
-          "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build "
+          "map_tree: trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in "
+          "another; build "
           "them from one configuration");
   });
 }
@@ -211,10 +230,12 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
              to_partial<"A -> A +q">(x));
     expect_error<UsageError>(
         [&] { Mesh<"t d">{device}; },
-        "the program is written for a mesh with the axes `t d`, in this order, but was given `d=1,t=1`");
+        "the program is written for a mesh with the axes `t d`, in this order, but was given `d=1,t=1`; give `launch` "
+        "the axes of the program");
     expect_error<UsageError>(
         [&] { Mesh<"d">{device}; },
-        "the program is written for a mesh with the axes `d`, in this order, but was given `d=1,t=1`");
+        "the program is written for a mesh with the axes `d`, in this order, but was given `d=1,t=1`; give `launch` "
+        "the axes of the program");
     const auto other = DevicePtr::make(parse_mesh("d=1"), 0);
     const Mesh<"r d"> wider{DevicePtr::make(parse_mesh("d=1"), 0)};
     expect(wider.size("r") == 1 && wider.axis_index("r") == 0 && wider.device()->group({"r", "d"}).size() == 1,
@@ -341,7 +362,7 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
       const auto f = explicit_activation_checkpointing([](const Tensor<f32, "A/d">& v) { return v * *outside; });
       return to_partial<"+d -> +d +t">(sum(f(x)));
     };
-    ERROR_IS("*" + at(line + 2) +
+    ERROR_IS("operator*" + at(line + 2) +
                  " of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, the result "
                  "of exp" +
                  at(line) + remedy,

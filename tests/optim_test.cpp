@@ -643,8 +643,8 @@ TEST_CASE("updates in place and trees that are passed twice, or that the tape tr
     update_average(sums, sums, 0.5);
     expect_same(sums.w, w.w * 2.0, "the average of a tree and itself");
     const char* const one_tree =
-        "an optimizer writes to its weights, each of its moments and its copies, and two of them are one tree: pass a "
-        "tree of its own for each";
+        "AdamW: the leaf `gain` is in two of the trees that it writes (weights, moments, copies): pass a tree of its "
+        "own for each";
     Weights nu = zeros_like(w);
     expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, all); }, one_tree);
     expect_error<UsageError>([&] { AdamW().update(w, mu, w, w, rate, 1.0, 0, all); }, one_tree);
@@ -690,9 +690,10 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
     const auto all = [](std::string_view) { return true; };
     Deep w{{leaf(1), leaf(2)}};
     auto moments = AdamW::init(w);
-    expect_error([&] { AdamW().update(w, moments, Deep{{leaf(3)}}, rate, 1.0, 0, all); },
-                 "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; "
-                 "build them from one configuration");
+    expect_error(
+        [&] { AdamW().update(w, moments, Deep{{leaf(3)}}, rate, 1.0, 0, all); },
+        "AdamW: trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; "
+        "build them from one configuration");
     expect_error(
         [&] {
           AdamW().update(w, moments, Deep{{leaf(3), {}}}, rate, 1.0, 0, all);

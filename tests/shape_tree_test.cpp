@@ -203,9 +203,10 @@ TEST_CASE("trees: for_each_leaf may change leaves, and zips trees") {
   CHECK(holds(m.pair.right, thing));
 
   Model shorter = model(0);
-  CHECK_THROWS_WITH(for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
-                    "trees of different structure: the Array `layers` has 1 entry in the first tree and 0 in another; "
-                    "build them from one configuration");
+  CHECK_THROWS_WITH(
+      for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
+      "for_each_leaf: trees of different structure: the Array `layers` has 1 entry in the first tree and 0 in another; "
+      "build them from one configuration");
 }
 
 TEST_CASE("trees: a gradient zips with its weights, and has their names") {

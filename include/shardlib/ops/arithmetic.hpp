@@ -120,7 +120,7 @@ struct Negate {
 template <class D, Spec S>
 auto negate(const Tensor<D, S>& x, const Site& site)
     -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S> {
-  return linear<"negate">(Calling{"negate", {}, site}, x, Negate{});
+  return linear<"negate">(Calling{"-", {}, site}, x, Negate{});
 }
 
 // ---- with a number -------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ auto operator*(const Tensor<D, S>& x, detail::LocatedNumber factor)
     -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   const detail::Calling op{"*", {}, factor.site};
   const detail::TimesNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, factor.operand)};
-  return detail::linear<"scale">(detail::OpInfo{"scale", {}, factor.site}, x, f);
+  return detail::linear<"scale">(op, x, f);
 }
 template <dtype D, Spec S>
 auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
@@ -180,7 +180,7 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
   const detail::Calling op{"/", {}, divisor.site};
   if constexpr (!floating<D>) detail::require_nonzero(op, x.value(), divisor.operand);
   const detail::OverNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, divisor.operand)};
-  return detail::linear<"scale">(detail::OpInfo{"scale", {}, divisor.site}, x, f);
+  return detail::linear<"scale">(op, x, f);
 }
 /// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
 template <dtype D, Spec S>

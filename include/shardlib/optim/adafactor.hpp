@@ -136,7 +136,8 @@ struct Adafactor {
     detail::check_step("Adafactor", learning_rate, step, {});
     // The types of `moments` follow from those of the weights.
     if constexpr (detail::takes_factored<Tree, Grads, Copies...>())
-      for (const auto& leaf : detail::list_updates<2>(decays, weights, grads, moments.rows, moments.cols, copies...))
+      for (const auto& leaf :
+           detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step);
   }
 

@@ -208,28 +208,31 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
-/// is one. *Throws* if the trees differ in structure, for an empty leaf, and if one tree is passed twice to be written.
-[[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factors, std::size_t moments,
+/// is one. *Throws* if the trees differ in structure, for an empty leaf, and if one tree is passed twice to be written:
+/// the errors name `function`.
+[[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function,
+                                                                   const LeafFactorsOf& factors, std::size_t moments,
                                                                    const UntypedLeaves<ValuePtr>& weights,
                                                                    const UntypedLeaves<const ValuePtr>& grads,
                                                                    std::span<const UntypedLeaves<ValuePtr>> rest);
 /// As above, for N trees of moments.
 template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
-[[nodiscard]] std::vector<LeafUpdate> list_updates(const Decays& decays, Tree& weights, const Grads& grads,
-                                                   Rest&... rest) {
+[[nodiscard]] std::vector<LeafUpdate> list_updates(std::string_view function, const Decays& decays, Tree& weights,
+                                                   const Grads& grads, Rest&... rest) {
   require_factors<Decays>();
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
   require_matches(decays, weights);
-  return list_updates([&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
-                      untyped_leaves(grads), others);
+  return list_updates(
+      function, [&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
+      untyped_leaves(grads), others);
 }
 /// As above, after a check of all types.
 template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>
 [[nodiscard]] std::vector<LeafUpdate> leaf_updates(const Decays& decays, Tree& weights, const Grads& grads,
                                                    Rest&... rest) {
   if constexpr (takes_trees<Optimizer, N, ChecksLeaf<Optimizer, N>, Tree, Grads, Rest...>())
-    return list_updates<N>(decays, weights, grads, rest...);
+    return list_updates<N>(std::string_view(Optimizer), decays, weights, grads, rest...);
   else
     return {};
 }
@@ -343,7 +346,7 @@ struct Lion {
 template <class Sums, class Grads>
 void accumulate(Sums& sums, const Grads& grads) {
   if constexpr (detail::takes_trees<"accumulate", 0, detail::ChecksSum<"accumulate">, Sums, Grads>())
-    for (const auto& leaf : detail::list_updates<0>(LeafRules(), sums, grads))
+    for (const auto& leaf : detail::list_updates<0>("accumulate", LeafRules(), sums, grads))
       detail::update_in_place(detail::AddGradient{}, leaf);
 }
 
@@ -355,7 +358,7 @@ void update_average(Tree& average, const Tree& weights, double kept, const Decay
   if (!(kept >= 0 && kept <= 1)) throw UsageError("update_average: the part that it keeps is in [0, 1]");
   const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
   if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Tree>())
-    for (const auto& leaf : detail::list_updates<0>(decays, average, weights))
+    for (const auto& leaf : detail::list_updates<0>("update_average", decays, average, weights))
       detail::update_in_place(numbers, leaf, "update_average");
 }
 

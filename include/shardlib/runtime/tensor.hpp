@@ -65,7 +65,8 @@ Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
     for (const std::string_view name : absent) device.know_absent(name);
   else
     throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
-                     "`, in this order, but was given `" + to_string(device.axes()) + "`");
+                     "`, in this order, but was given `" + to_string(device.axes()) +
+                     "`; give `launch` the axes of the program");
 }
 template <Spec Axes>
 const DevicePtr& Mesh<Axes>::device() const {

@@ -27,7 +27,11 @@ struct OpInfo {
   [[nodiscard]] std::string at() const {
     return site.line() == 0 ? "" : std::string(" at ") + site.file_name() + ":" + std::to_string(site.line());
   }
-  [[nodiscard]] std::string describe() const { return label() + at(); }
+  /// "exp at trainer.cpp:12", and for an operator "operator* at trainer.cpp:12".
+  [[nodiscard]] std::string describe() const {
+    const bool is_operator = *name != 0 && std::string_view("+-*/").find(*name) != std::string_view::npos;
+    return (is_operator ? "operator" : "") + label() + at();
+  }
 };
 
 /// The current op, which the error about an empty operand names. Ops create one before they read their operands:

@@ -46,12 +46,13 @@ struct UntypedLeaves {
   std::vector<UntypedLeaf<V>> leaves = {};
   std::vector<ArraySize> arrays = {};
 
-  /// *Throws* if Arrays at the same path have different sizes. Both trees have one structure by their types.
+  /// *Throws* if Arrays at the same path have different sizes. Both trees have one structure by their types. The error
+  /// begins with the name of the function that needs them.
   template <class U>
-  void require_structure_of(const UntypedLeaves<U>& first) const {
+  void require_structure_of(const UntypedLeaves<U>& first, std::string_view function) const {
     for (std::size_t i = 0; i < first.arrays.size(); ++i)
       if (arrays[i].size != first.arrays[i].size)
-        fail_structure(first.arrays[i].place, first.arrays[i].size, arrays[i].size);
+        fail_structure(function, first.arrays[i].place, first.arrays[i].size, arrays[i].size);
   }
 };
 

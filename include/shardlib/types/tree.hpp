@@ -35,7 +35,7 @@ inline constexpr bool is_array<Array<N, T>> = true;
 namespace detail {
 
 /// The path of a node in a tree: its parent's path and a field's name or an index in an Array. It becomes text only
-/// on demand.
+/// on demand. The root has the name of the function that visits the tree, for errors.
 struct Path {
   const Path* above = nullptr;
   std::string_view field;
@@ -46,12 +46,14 @@ struct Path {
     const std::string before = above->text(), last = field.empty() ? std::to_string(index) : std::string(field);
     return before.empty() ? last : before + "/" + last;
   }
+  [[nodiscard]] std::string_view function() const { return above == nullptr ? field : above->function(); }
 };
 
-[[noreturn, gnu::noinline]] inline void fail_structure(const std::string& array, std::size_t size, std::size_t other) {
-  throw Error("trees of different structure: the Array `" + array + "` has " + std::to_string(size) +
-              (size == 1 ? " entry" : " entries") + " in the first tree and " + std::to_string(other) +
-              " in another; build them from one configuration");
+[[noreturn, gnu::noinline]] inline void fail_structure(std::string_view function, const std::string& array,
+                                                       std::size_t size, std::size_t other) {
+  throw Error(std::string(function) + ": trees of different structure: the Array `" + array + "` has " +
+              std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
+              std::to_string(other) + " in another; build them from one configuration");
 }
 /// The name of an Array's stacked dim.
 template <class T>
@@ -86,7 +88,7 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
     f(path, tree, more...);
   } else if constexpr (is_array<T>) {
     const auto alike = [&](const auto& other) {
-      if (other.size() != tree.size()) fail_structure(array_place<T>(path), tree.size(), other.size());
+      if (other.size() != tree.size()) fail_structure(path.function(), array_place<T>(path), tree.size(), other.size());
     };
     (alike(more), ...);
     for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
@@ -281,7 +283,7 @@ void for_each_leaf(F&& f, Tree& tree, More&... more) {
       detail::with_leaf(
           path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
     };
-    detail::visit(named, {}, tree, more...);
+    detail::visit(named, {nullptr, "for_each_leaf"}, tree, more...);
   }
 }
 
@@ -294,7 +296,7 @@ template <class F, class Tree, class... More>
     const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
       out = detail::with_leaf(path, f, in...);
     };
-    detail::visit(assign, {}, result, tree, more...);
+    detail::visit(assign, {nullptr, "map_tree"}, result, tree, more...);
   }
   return result;
 }

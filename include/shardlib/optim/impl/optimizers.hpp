@@ -72,12 +72,12 @@ SHARDLIB_INLINE void cast_leaves(const UntypedLeaves<const ValuePtr>& from, cons
   }
 }
 
-SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factors, std::size_t moments,
-                                                     const UntypedLeaves<ValuePtr>& weights,
+SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function, const LeafFactorsOf& factors,
+                                                     std::size_t moments, const UntypedLeaves<ValuePtr>& weights,
                                                      const UntypedLeaves<const ValuePtr>& grads,
                                                      std::span<const UntypedLeaves<ValuePtr>> rest) {
-  grads.require_structure_of(weights);
-  for (const auto& tree : rest) tree.require_structure_of(weights);
+  grads.require_structure_of(weights, function);
+  for (const auto& tree : rest) tree.require_structure_of(weights, function);
   std::vector<LeafUpdate> updates;
   for (std::size_t i = 0; i < weights.leaves.size(); ++i) {
     const auto& weight = weights.leaves[i];
@@ -90,9 +90,9 @@ SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(const LeafFactorsOf& factor
     const std::array<const ValuePtr*, 4> written{leaf.weight, leaf.moments[0], leaf.moments[1], leaf.copy};
     for (auto at = written.begin(); at != written.end(); ++at)
       if (*at != nullptr && std::find(at + 1, written.end(), *at) != written.end())
-        throw UsageError(
-            "an optimizer writes to its weights, each of its moments and its copies, and two of them are one "
-            "tree: pass a tree of its own for each");
+        throw UsageError(std::string(function) + ": the leaf `" + leaf.name +
+                         "` is in two of the trees that it writes (weights, moments, copies): pass a tree of its own "
+                         "for each");
     updates.push_back(std::move(leaf));
   }
   return updates;
