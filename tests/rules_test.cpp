@@ -623,6 +623,10 @@ TEST_CASE("rules: constants, linear functions, casts") {
   illegal(rules::no_operator(">", "greater", "A/t"),
           "> of `A/t`: tensors are not compared by an operator, whose result is one bool; write `greater(x, y)`, which "
           "gives one for each element, or compare numbers, as `item(x)`");
+  illegal(rules::no_subscript("A/t M"),
+          "[] of `A/t M`: a device holds a shard, so a tensor has no element by number; take a part along an unsharded "
+          "dim with `narrow<\"M -> N\">(x, begin, size)` (a local copy), rows by indices with `index_unreduced`, all "
+          "parts along the first dim with `unstack`, or read this device's shard with `x.span()[i]`");
   legal(rules::cast(true, true, "A +t"), "A +t");
   legal(rules::cast(false, true, "A/t"), "A/t");
   illegal(rules::cast(false, true, "A +t"), needs_sum("a cast between float and integer", "A"));
@@ -895,6 +899,8 @@ TEST_CASE("rules: ops along a dim") {
   legal(rules::einsum_reduced3("A B, B C/t, C/t D -> A D/t", "A B", "B C/t", "C/t D"), "A D/t");
   legal(rules::einsum4("A, B, C, D -> A B C D", "A", "B", "C", "D"), "A B C D");
   legal(rules::einsum_reduced4("A/t, A/t, A/t, B -> B", "A/t", "A/t", "A/t", "B"), "B");
+  illegal(rules::einsum_of_more("einsum", "A, A, A, A, A -> A"),
+          "einsum<`A, A, A, A, A -> A`>: a product has at most 4 operands; multiply some of them first");
   illegal(rules::einsum3("A/t B, B C, C D/t -> A D +t", "A/t B", "B C", "C D/t"),
           "einsum_unreduced<`A/t B, B C, C D/t -> A D +t`>: the first operand is sharded over t (dim `A/t`) and the "
           "third operand sharded over t (dim `D/t`), so only diagonal shards would be computed; `all_gather` one of "

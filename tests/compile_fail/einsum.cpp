@@ -137,3 +137,13 @@ auto nothing_to_sum_of_three(const Tensor<f32, "A B">& x, const Tensor<f32, "B C
 auto one_index_of_two(const Tensor<f32, "V W/t M">& table, const Tensor<i32, "B">& ids) {
   return index_unreduced<"[V] [W/t] M, B -> B M +t">(table, ids);
 }
+
+// expect: einsum_unreduced<`A, A, A, A, A -> A`>: a product has at most 4 operands; multiply some of them first
+auto five_factors(const Tensor<f32, "A">& x) {
+  return einsum_unreduced<"A, A, A, A, A -> A">(x, x, x, x, x);
+}
+
+// expect: einsum<`A/t, A, A, A, A, A -> `>: a product has at most 4 operands; multiply some of them first
+auto six_summed_factors(const Tensor<f32, "A/t">& x, const Tensor<f32, "A">& y) {
+  return einsum<"A/t, A, A, A, A, A -> ">(x, y, y, y, y, y);
+}

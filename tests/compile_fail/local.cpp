@@ -503,3 +503,13 @@ auto positive(const Tensor<f32, "B/d M">& x) {
 bool same_elements(const Tensor<f32, "M">& a, const Tensor<f32, "M">& b) {
   return a == b;
 }
+
+// expect: \[\] of `B/d M`: a device holds a shard, so a tensor has no element by number; take a part along an unsharded dim
+auto first_row(const Tensor<f32, "B/d M">& x) {
+  return x[0];
+}
+
+// expect: argmax<`A B V -> A`>: an index is one along one dim: leave out exactly one
+auto index_of_two_dims(const Tensor<f32, "A B V">& x) {
+  return argmax<"A B V -> A">(x);
+}

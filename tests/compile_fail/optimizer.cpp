@@ -1,5 +1,5 @@
-// Wrong programs: gradients that the optimizer cannot take. They need the whole library; where it is not to be had, the
-// gallery leaves this file out.
+// Wrong programs: gradients that the optimizer cannot take, and products with a Hessian. They need the whole library;
+// where it is not to be had, the gallery leaves this file out.
 // needs: runtime
 #include "shardlib/shardlib.hpp"
 
@@ -98,4 +98,16 @@ struct Sums {
 };
 void of_sums(const Data& mesh, const Sums& from, Sums& to) {
   io::reshard(mesh, from, to);
+}
+
+// expect: hessian_vector_product: the direction has the types of the weights; complete the sums of a product first, with
+auto partial_direction(const Data& mesh, const Tensor<f32, "M">& w, const Tensor<f32, "M +d">& direction) {
+  const auto loss = [](const Tensor<f32, "M">& x) { return to_partial<" -> +d">(sum(x * x)); };
+  return hessian_vector_product(mesh, loss, w, direction);
+}
+
+// expect: hessian_vector_product: the weights are f32 or f64, because a difference of bf16 gradients has no digits
+auto step_of_bf16(const Data& mesh, const Tensor<bf16, "M">& w) {
+  const auto loss = [](const Tensor<bf16, "M">& x) { return to_partial<" -> +d">(sum(cast<f32>(x * x))); };
+  return hessian_vector_product(mesh, 0.0, loss, w, w);
 }

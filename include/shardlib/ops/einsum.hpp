@@ -229,6 +229,10 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor
   else
     return detail::product_of_many<O, detail::dtype_or<Out, D>>(site, x, y, z, u);
 }
+/// A compile error: a product has at most 4 operands.
+template <OpSpec O, class Out = void, tensor X, tensor Y, tensor Z, tensor U, tensor V, tensor... More>
+auto einsum_unreduced(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
+    -> Tensor<typename X::value_type, detail::result_of<rules::einsum_of_more, OpName("einsum_unreduced"), O>>;
 
 namespace detail {
 
@@ -284,6 +288,9 @@ auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z,
   else
     return detail::einsum_reduced<O, Sum>(site, x, y, z, u);
 }
+template <OpSpec O, class Sum = void, tensor X, tensor Y, tensor Z, tensor U, tensor V, tensor... More>
+auto einsum(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
+    -> Tensor<typename X::value_type, detail::result_of<rules::einsum_of_more, OpName("einsum"), O>>;
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;
 

@@ -89,5 +89,9 @@ constexpr Verdict einsum_reduced4(std::string_view op, const TensorSpec& x, cons
                                   const TensorSpec& u) {
   return detail_::einsum_reduced_of(op, detail_::operands(x, y, z, u));
 }
+/// einsum and einsum_unreduced of five operands and more.
+constexpr Verdict einsum_of_more(std::string_view name, std::string_view op) {
+  return {{}, title_of(name, op) + ": a product has at most 4 operands; multiply some of them first"};
+}
 
 }  // namespace shardlib::rules

@@ -262,6 +262,15 @@ constexpr Verdict no_operator(std::string_view symbol, std::string_view name, co
               "(x, y)`, which gives one for each element, or compare numbers, as `item(x)`"};
 }
 
+/// An element by number.
+constexpr Verdict no_subscript(const TensorSpec& x) {
+  return {{},
+          "[] of " + quoted(x) +
+              ": a device holds a shard, so a tensor has no element by number; take a part along an unsharded dim with "
+              "`narrow<\"M -> N\">(x, begin, size)` (a local copy), rows by indices with `index_unreduced`, all parts "
+              "along the first dim with `unstack`, or read this device's shard with `x.span()[i]`"};
+}
+
 /// A linear op of one operand: negation, scaling, float casts, stop_gradient.
 constexpr Verdict linear(const TensorSpec& x) {
   return {x, {}};

@@ -174,6 +174,10 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
     return value_;
   }
 
+  /// A compile error that names the ops which take a part.
+  template <class I, Spec X = S>
+  auto operator[](const I& at) const->Tensor<D, detail::result_of<rules::no_subscript, X>>;
+
   // Elementwise arithmetic, which broadcasts by name. The result has the dims of the operand with the most dims, then
   // the dims that only the other operand has: "M" and "B/d L M" give "B/d L M".
   template <class E, Spec T>
