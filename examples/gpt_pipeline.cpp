@@ -53,9 +53,11 @@ constexpr std::int64_t most_shown_microbatches = 1024;
 
 // Where the layers lie: by --stage-layers, or else as evenly as they go.
 pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& schedule) {
-  if (o.stage_layers.empty()) return {schedule, o.layers};
+  if (o.stage_layers.empty())
+    return naming_option(fmt::format("--layers {}", o.layers), [&] { return pipeline::LayerMap(schedule, o.layers); });
   std::vector<int> counts;
-  std::istringstream list(o.stage_layers);
+  // getline passes over an empty word at the end.
+  std::istringstream list(o.stage_layers.ends_with(',') ? o.stage_layers + ',' : o.stage_layers);
   for (std::string word; std::getline(list, word, ',');) {
     if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != std::string::npos)
       throw UsageError(fmt::format("--stage-layers {}: '{}' is not a number; give one for each stage, as in 2,3,3",
@@ -64,7 +66,7 @@ pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& sch
   }
   if (const auto all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); all != o.layers)
     throw UsageError(fmt::format("--stage-layers {} are {} layers, but --layers is {}", o.stage_layers, all, o.layers));
-  return {schedule, counts};
+  return naming_option("--stage-layers " + o.stage_layers, [&] { return pipeline::LayerMap(schedule, counts); });
 }
 
 // The models' common layout: the schedule, and the layers that it places on each rank.
@@ -574,6 +576,7 @@ int program(int argc, char** argv) {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };
   };
+  if (!o.training.graph.empty() && world_rank() == 0) io::require_writable(o.training.graph, "--graph");
   run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
   run::announce(options, o.training);
   if (!o.training.graph.empty() &&

@@ -198,6 +198,10 @@ def prune(tool):
     check("--keep" in tool.run(2, "prune", run, "--keep", "0"), "--keep 0")
     check("no directory" in tool.run(2, "prune", run + "/no", "--keep", "1"), "no directory")
     check("has no checkpoints" in tool.run(2, "prune", tool.root, "--keep", "1"), "no checkpoints")
+    file = os.path.join(folder, "LATEST")
+    for words in (["list", file], ["prune", file, "--keep", "1"]):
+        check(f"'{file}' is a file: give the folder of a run" in tool.run(2, *words), f"{words}: not a folder")
+    check("'b' is one argument too many: give CKPT alone" in tool.run(2, "verify", "a", "b"), "too many arguments")
 
 
 def killed_midway(tool, run, folder, fresh):

@@ -309,11 +309,13 @@ def mistakes(p):
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
-        (["--mesh=p=2", "--schedule=/nowhere/x.csv"], ["/nowhere/x.csv", "cannot be read"]),
+        (["--mesh=p=2", "--schedule=/nowhere/x.csv"], ["cannot read the schedule '/nowhere/x.csv': No such file"]),
         (["--mesh=p=3", "--layers=2"], ["2 layers", "3 stages", "fewer stages"]),
         (["--mesh=p=2", "--stage-layers=3,4"], ["--stage-layers 3,4", "7 layers", "--layers is 8"]),
-        (["--mesh=p=2", "--stage-layers=3,2,3"], ["3 numbers of layers", "2 stages"]),
-        (["--mesh=p=2", "--stage-layers=8,0"], ["stage 1", "0 layers"]),
+        (["--mesh=p=2", "--stage-layers=3,2,3"], ["--stage-layers 3,2,3: 3 numbers of layers", "2 stages"]),
+        (["--mesh=p=2", "--stage-layers=8,0"], ["--stage-layers 8,0: stage 1", "0 layers"]),
+        (["--mesh=p=2", "--stage-layers=4,4,"], ["--stage-layers 4,4,: '' is not a number"]),
+        (["--mesh=p=2", "--layers=1"], ["--layers 1: 1 layer is too few for the 2 stages"]),
         (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is not a number"]),
         (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["--schedule 1f1b, --stages 4, --mesh p=2", "`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
@@ -334,6 +336,9 @@ def mistakes(p):
     for options, words in wrong:
         for ranks in [0, 2] if p.mpiexec else [0]:
             run(p, *options, ranks=ranks).fails(2, *words)
+    for graph, why in [("/nowhere/a.svg", "No such file"), (p.folder + "/folder.svg", "not a regular file")]:
+        os.makedirs(p.folder + "/folder.svg", exist_ok=True)
+        run(p, "--mesh=p=2", f"--graph={graph}").fails(2, "--graph: cannot write", why, "nothing has been computed yet")
     run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     if p.mpiexec:
         run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")

@@ -256,6 +256,8 @@ def errors(folder):
     fails("see --help", text, "--out", out, "--validation-fraction", 2)
     fails(f"'{folder}/none'", folder + "/none", "--out", out)
     fails(f"the folder '{folder}/empty' holds no files", folder + "/empty", "--out", out)
+    fails("is given twice: give each file once", text, folder + "/./" + os.path.basename(text), "--out", out)
+    fails("--out is given an empty value: give DIR", text, "--out=")
     fails("no tokenizer 'nothing'", text, "--out", out, "--tokenizer", "nothing")
     write(folder + "/zero.txt", b"a\0")
     fails(f"'{folder}/zero.txt' is not a text file: byte 1 is zero", folder + "/zero.txt", "--out", out)

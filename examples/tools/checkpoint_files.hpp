@@ -24,10 +24,11 @@ inline std::string show_bytes(std::uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-/// The directory of checkpoints of a run's folder, or the path itself. Throws UsageError if there is nothing.
+/// The directory of checkpoints of a run's folder, or the path itself. Throws UsageError if it is no directory.
 inline std::string directory_of(const std::string& path) {
-  if (!io::file_exists(path))
-    throw UsageError("there is no directory '" + path + "': give the folder of a run or of its checkpoints");
+  const std::string give = ": give the folder of a run or of its checkpoints";
+  if (!io::file_exists(path)) throw UsageError("there is no directory '" + path + "'" + give);
+  if (!std::filesystem::is_directory(path)) throw UsageError("'" + path + "' is a file" + give);
   const std::string below = path + "/checkpoints";
   return io::file_exists(below) ? below : path;
 }

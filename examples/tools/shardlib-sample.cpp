@@ -37,13 +37,16 @@ Command command_of(const std::string& run) {
   try {
     if (io::file_exists(path)) {
       const auto starts = nlohmann::json::parse(io::as_text(io::read_file(path)));
-      const auto& start = starts.at(starts.size() - 1);
-      const Command command{start.at("command").get<std::vector<std::string>>(), start.value("directory", "")};
-      if (!command.words.empty()) return command;
-      why = "the command has no words";
+      why = "it lists no start";
+      if (starts.is_array() && !starts.empty()) {
+        const auto& start = starts.back();
+        const Command command{start.at("command").get<std::vector<std::string>>(), start.value("directory", "")};
+        if (!command.words.empty()) return command;
+        why = "the command has no words";
+      }
     }
-  } catch (const nlohmann::json::exception& error) {
-    why = error.what();
+  } catch (const nlohmann::json::exception&) {
+    why = "it is not the run.json of a run";
   }
   throw UsageError(
       fmt::format("'{}' names no command that has trained the run ({}): call its trainer with --config "
@@ -133,7 +136,8 @@ int program(int argc, char** argv) {
     throw UsageError("give the folder of a run first: shardlib-sample RUN [OPTION...] (see --help)");
   const std::string run = given[0], config = run + "/config.toml";
   if (!io::file_exists(config))
-    throw UsageError(fmt::format("'{}' is not a folder of a run: it has no config.toml", run));
+    throw UsageError(
+        fmt::format("'{}' is not a folder of a run: it has no config.toml; give the folder that --run made", run));
   const auto gives = [&](std::string_view option) {
     return std::ranges::any_of(given, [&](std::string_view word) {
       return word == option || (word.starts_with(option) && word.substr(option.size()).starts_with('='));

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,7 +39,10 @@ struct TextFile {
 inline std::vector<TextFile> find_files(const std::vector<std::string>& inputs) {
   namespace fs = std::filesystem;
   std::vector<TextFile> files;
+  std::set<fs::path> seen;
   const auto add = [&](const std::string& path) {
+    if (!seen.insert(fs::absolute(path).lexically_normal()).second)
+      throw UsageError("'" + path + "' is given twice: give each file once");
     std::error_code error;
     const auto changed = fs::last_write_time(path, error).time_since_epoch().count();
     files.push_back({path, io::InputFile(path).size(), static_cast<std::int64_t>(changed)});

@@ -4,8 +4,12 @@
 #include "shardlib/pipeline/schedule.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -92,12 +96,14 @@ SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& nam
 
 SHARDLIB_INLINE Schedule read_csv(const std::string& path) {
   shardlib::detail::require_regular_file(path);
+  if (std::error_code error; std::filesystem::is_directory(path, error))
+    throw UsageError("'" + path + "' is a folder: give a file of tasks");
   std::ifstream file(path, std::ios::binary);
   std::string text;
   char block[4096];
   while (file.read(block, sizeof block), file.gcount() > 0) text.append(block, static_cast<std::size_t>(file.gcount()));
   if (!file.is_open() || file.bad())
-    throw UsageError("the schedule " + path + " cannot be read; check that it exists and is readable");
+    throw UsageError("cannot read the schedule '" + path + "': " + std::strerror(errno));
   return parse_csv(text, path);
 }
 

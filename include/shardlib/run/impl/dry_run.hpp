@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "shardlib/device/impl/local_place.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/memory/control_groups.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/run/console.hpp"
@@ -148,15 +149,21 @@ inline std::vector<Plan> plans_of(const std::vector<AxisSize>& mesh, const Devic
 /// As plans_of. Throws UsageError if the policy names ops that the program does not run, which a dry run finds.
 inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vector<AxisSize>& mesh,
                                        const DeviceBody& body, std::string_view stage_axis) {
+  const bool names = policy != nullptr && names_ops(*policy);
+  if (names &&
+      (("," + policy->name + ",").find(",,") != std::string::npos || policy->name.find(' ') != std::string::npos))
+    throw UsageError("--recompute '" + policy->name +
+                     "': one of its ops has no name: write none, dots, seqax, "
+                     "attention, everything, or ops with commas and no spaces, as in einsum_unreduced,all_gather");
   try {
     return plans_of(mesh, body, stage_axis);
   } catch (const UsageError&) {
     throw;
   } catch (const Error& error) {
-    if (policy == nullptr || !names_ops(*policy)) throw;
+    if (!names) throw;
     const std::string chosen = std::exchange(policy->name, "everything");
     static_cast<void>(plans_of(mesh, body, stage_axis));  // throws if the mistake is not the policy's
-    throw UsageError("--recompute " + chosen + ": " + error.what());
+    throw UsageError("--recompute '" + chosen + "': " + error.what());
   }
 }
 
@@ -252,6 +259,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
                              GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
+  if (!training.graph.empty() && speaks) io::require_writable(training.graph, "--graph");
   const bool prints = training.plan && speaks;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   const std::optional<double> bytes = detail::planned_bytes(training);
