@@ -293,7 +293,9 @@ TEST_CASE("training: a checkpoint whose first steps are not finite is set aside,
       CHECK(e.checkpoints() == (always ? Names{"step-00000016", "step-00000024.diverged"}
                                        : Names{"step-00000024.diverged", "step-00000032", "step-00000040"}));
       if (always) {
-        CHECK(done->error.starts_with("step 21: loss inf and gradient norm 1 are not finite; lower --learning-rate"));
+        CHECK(done->error.starts_with(
+            "step 21: loss inf and gradient norm 1 are not finite; lower --learning-rate, look at the data of this "
+            "step, find the first op with a NaN by --find-nan, or go on with --on-spike "));
         continue;
       }
       CHECK(done->error.empty());

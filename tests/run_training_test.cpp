@@ -224,6 +224,32 @@ TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", 
                            "choose more than 20, or a shorter --warmup");
 }
 
+TEST_CASE("training: what a program without a function cannot do", "[run][training]") {
+  if (under_mpi()) return;
+  const Scratch folder;
+  on_mesh("d=1", [&](const DevicePtr& device) {
+    run::Program program;
+    program.step = [](const run::Step&) { return run::StepResult{1, 1}; };
+    const auto train = [&](const run::Training& training) {
+      return error_of<UsageError>([&] { run::train(device, training, data(io::Rows::packed), "", program); });
+    };
+    const std::string why = " computes a loss, and this program's Program::validate is empty: leave it out";
+    run::Training validates = of_steps(1), evaluates = of_steps(1), samples = of_steps(1);
+    validates.validate_every = 10;
+    CHECK(train(validates) == "--validate-every 10" + why);
+    evaluates.evaluate = "questions.jsonl";
+    CHECK(train(evaluates) == "--evaluate questions.jsonl" + why);
+    samples.sample.max_tokens = 3;
+    samples.directory = folder / "run";
+    program.checkpoints.save = [](const run::Checkpoints::Saved&) {};
+    program.checkpoints.load = [](std::int64_t, const auto&) { return std::nullopt; };
+    program.checkpoints.poll = program.checkpoints.flush = [] { return false; };
+    run::train(device, samples, data(io::Rows::packed), "", program);
+    CHECK(contents(samples.directory + "/console.log")
+              .find("note: this program draws no samples: its Program::decode is empty") != std::string::npos);
+  });
+}
+
 TEST_CASE("training: a loss is the mean over the tokens that count, on every mesh, in microbatches, in validation",
           "[run][training]") {
   const Scratch folder = Scratch::shared(under_mpi(), world_rank());

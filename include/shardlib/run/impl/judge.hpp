@@ -57,20 +57,35 @@ class Judge {
     if (!finite && resumed_at_ && step < *resumed_at_ + first_steps + skips_)
       return decide(StepVerdict::distrust_checkpoint);
     if (training_.on_spike == "rewind") return decide(StepVerdict::rewind);
-    fail(step);
+    fail(step, finite);
   }
-  [[noreturn]] void fail(std::int64_t step) const {
+  [[noreturn]] void fail(std::int64_t step, bool finite) const {
     throw Error(
-        fmt::format("step {}: {}{}; lower --learning-rate, look at the data of this step, or go on with "
+        fmt::format("step {}: {}{}; lower --learning-rate, look at the data of this step, {}or go on with "
                     "--on-spike {}rewind. The last checkpoint is untouched",
                     step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
-                    skips_ > 0 ? "" : "skip or "));
+                    finite ? "" : "find the first op with a NaN by --find-nan, ", skips_ > 0 ? "" : "skip or "));
   }
 
   [[nodiscard]] StepVerdict verdict() const { return verdict_; }
+  [[nodiscard]] bool goes_back() const {
+    return verdict_ == StepVerdict::rewind || verdict_ == StepVerdict::distrust_checkpoint;
+  }
   [[nodiscard]] const std::string& why() const { return why_; }
   /// A checkpoint of an earlier process is set aside only once. After that, trouble is the run's own.
   void trust() { resumed_at_.reset(); }
+  /// What the run's record says of its return from this step to the checkpoint `to`; it had begun from `resumed_at`.
+  [[nodiscard]] std::string event_of_return(std::int64_t step, std::int64_t to, std::int64_t resumed_at) const {
+    return verdict_ == StepVerdict::distrust_checkpoint
+               ? fmt::format(
+                     "step {}: {}; the checkpoint of step {} is set aside as diverged, and the run goes on "
+                     "from the one of step {}",
+                     step, why_, resumed_at, to)
+               : fmt::format(
+                     "step {}: {}; the run goes back to the checkpoint of step {}, and from there on with the "
+                     "batches after this one",
+                     step, why_, to);
+  }
   /// Records that the run goes back to this checkpoint. Throws Error if that has not helped before.
   void rewinds(std::int64_t step, std::int64_t to) {
     rewinds_ = to == rewound_to_ ? rewinds_ + 1 : 1;

@@ -42,9 +42,6 @@ inline void declare_vain(Options& o, const Training& t) {
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
-  o.in_vain({"--mesh"}, [&t](const Options&) {
-    return t.mesh.empty() ? "with an empty value: give axes, as in d=4,t=2, or leave it out for the default" : "";
-  });
   o.in_vain({"--step-graph"}, [&t](const Options&) {
     return t.plan || t.sample_only || !t.graph.empty() ? "in a call that does not train: leave it out" : "";
   });
@@ -103,6 +100,14 @@ inline void check_settings(const Training& t) {
     if (given) throw UsageError(std::string(name) + " writes into the folder of a run: give --run DIR too");
   if (t.on_spike == "rewind")
     throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
+}
+
+/// Throws UsageError for options that need a loss, if the program computes none without a step.
+inline void check_validate(const Training& t, const Program& program) {
+  if (program.validate) return;
+  const std::string why = " computes a loss, and this program's Program::validate is empty: leave it out";
+  if (t.validate_every > 0) throw UsageError(fmt::format("--validate-every {}{}", t.validate_every, why));
+  if (!t.evaluate.empty()) throw UsageError("--evaluate " + t.evaluate + why);
 }
 
 /// Throws UsageError for options that read the leaves of a program's state, if the program does not give them.

@@ -89,6 +89,19 @@ class TrainingLoop {
 
  private:
   void run_to_end() {
+    const std::optional<Checkpoints::Saved> found = begin();
+    const std::int64_t first = found ? found->step : 0;
+    const StopOnSignal stop(speaks_ ? &directory_ : nullptr);  // before other threads start: they inherit its mask
+    first < training_.steps ? loop(first, found) : use_model(first, found.has_value());
+    if (progress_) progress_->finish();
+    if (speaks_ && metrics_.is_open()) metrics_.sync();
+    if (speaks_ && directory_.exists() && first < training_.steps && live_report_.finish())
+      say("report: " + directory_.report());
+    answers_.evaluate();
+  }
+
+  /// Compares the newest checkpoint with this run, loads it, and opens what the run writes. Returns what was loaded.
+  std::optional<Checkpoints::Saved> begin() {
     check_allowed(training_, configuration_);
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs(training_, directory_);
@@ -129,96 +142,92 @@ class TrainingLoop {
     }
     say(fmt::format("{} parameters, mesh {}, {}", program_.parameters, to_string(device_->axes()),
                     described_data(training_, data_)));
+    if (training_.sample.max_tokens > 0 && !program_.decode)
+      say("note: this program draws no samples: its Program::decode is empty");
     peak_ = peak_of_run(device_, training_, program_.dtype);
-    const StopOnSignal stop(speaks_ ? &directory_ : nullptr);  // before other threads start: they inherit its mask
+    return found;
+  }
+
+  /// Trains from step `first` on, until the last step or a signal.
+  void loop(std::int64_t first, const std::optional<Checkpoints::Saved>& found) {
     if (found) {
       skipped_batches_ = found->skipped_batches;
       resumed_at_ = first;
       events_of_next_.push_back(fmt::format("resumed at step {} on mesh {}", first, to_string(device_->axes())));
     }
-    if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
+    if (training_.on_spike == "rewind" && !found)  // a spike may come before --save-every
       saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, records_of_window(), found.has_value());
-    bool goes_on = true;
-    if (first < training_.steps && due(first - 1, training_.sample_every)) {
-      // Before the first step, or after the last one before a stop: those that the run does not have.
-      goes_on = answers_.sample(first - 1, samples_of(*device_, directory_, first - 1, training_.prompt));
-      if (!goes_on) say(stopped_by_signal(directory_.exists()));
-    }
-    if (first < training_.steps) read_from(first);  // starts the clock of the time left
-    device_->pool()->trim();                        // initialization has left free ranges that no step may use
-    device_->pool()->reset_peak();                  // a resumed run has held two states
+    // Before the first step, or after the last one before a stop: the samples that the run does not have.
+    if (due(first - 1, training_.sample_every) &&
+        !answers_.sample(first - 1, samples_of(*device_, directory_, first - 1, training_.prompt)))
+      return say(stopped_by_signal(directory_.exists()));
+    read_from(first);               // starts the clock of the time left
+    device_->pool()->trim();        // initialization has left free ranges that no step may use
+    device_->pool()->reset_peak();  // a resumed run has held two states
     // By default without a run's first step, which is not typical: memory comes from the system.
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + training_.trace_from, training_.steps - 1),
                      training_.trace_steps);
-    for (std::int64_t step = first; goes_on && step < training_.steps;) {
-      const bool last = step + 1 == training_.steps;
+    for (std::int64_t step = first; step < training_.steps;) {
       Record record = train_step(step);
-      if (judge_.verdict() == Judge::StepVerdict::rewind ||
-          judge_.verdict() == Judge::StepVerdict::distrust_checkpoint) {
-        step = go_back(step);
-        continue;
-      }
-      if (due(step, training_.check_replicas)) check_replicas(record);
-      histograms_.write(record, events_.get());
-      if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
-        const double begin = shardlib::detail::steady_seconds();
-        record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
-        record.seconds.emplace_back("validation", shardlib::detail::steady_seconds() - begin);
-      }
-      // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
-      // next record.
-      if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
-      bool stopped = stopping(device_);
-      std::optional<Checkpoints::Saved> saved;
-      if (speaks_) write(record);
-      progress_->step(record);
-      if (speaks_) live_report_.step();
-      if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
-        const double begin = shardlib::detail::steady_seconds();
-        // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
-        saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
-        saving_.save(*saved, last || stopped);
-        checkpoint_seconds_ = shardlib::detail::steady_seconds() - begin;
-      } else if (directory_.exists()) {
-        saving_.poll();
-      }
-      if ((due(step, training_.sample_every) && !stopped) || last) {
-        progress_->pause();
-        if (!answers_.sample(step) && !last && !stopped) {
-          stopped = true;  // the run goes on from here, with the samples that are missing
-          if (!saved) saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
-          if (directory_.exists()) saving_.save(*saved, true);  // again, as the one under way may fail
-        }
-      }
-      if (stopped && !last) {
-        progress_->message(stopped_by_signal(directory_.exists()));
-        break;
-      }
-      ++step;
+      if (!judge_.goes_back() && !after_step(record)) break;
+      step = judge_.goes_back() ? go_back(step) : step + 1;
     }
-    if (goes_on && first < training_.steps && program_.finish) program_.finish();
-    if (goes_on && trace_ && first < training_.steps) {
-      trace_->finish();
-      if (trace_->written()) say("trace: " + directory_.trace());
+    if (program_.finish) program_.finish();
+    if (trace_) trace_->finish();
+    if (trace_ && trace_->written()) say("trace: " + directory_.trace());
+  }
+
+  /// Validates, writes the record, saves and samples, where they are due. Returns whether no signal stops the run here.
+  bool after_step(Record& record) {
+    const std::int64_t step = record.step;
+    const bool last = step + 1 == training_.steps;
+    if (due(step, training_.check_replicas)) check_replicas(record);
+    histograms_.write(record, events_.get());
+    if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
+      const double begin = shardlib::detail::steady_seconds();
+      record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
+      record.seconds.emplace_back("validation", shardlib::detail::steady_seconds() - begin);
     }
-    if (first >= training_.steps) {
-      if (directory_.exists() && !found) {
-        saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
-      } else {
-        say(first > training_.steps
-                ? fmt::format("the checkpoint of step {} is used: --steps {} leaves nothing to train", first,
-                              training_.steps)
-                : fmt::format("all {} steps are done", training_.steps));
+    // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
+    // next record.
+    if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
+    bool stopped = stopping(device_);
+    std::optional<Checkpoints::Saved> saved;
+    if (speaks_) write(record);
+    progress_->step(record);
+    if (speaks_) live_report_.step();
+    if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
+      const double begin = shardlib::detail::steady_seconds();
+      // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
+      saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
+      saving_.save(*saved, last || stopped);
+      checkpoint_seconds_ = shardlib::detail::steady_seconds() - begin;
+    } else if (directory_.exists()) {
+      saving_.poll();
+    }
+    if ((due(step, training_.sample_every) && !stopped) || last) {
+      progress_->pause();
+      if (!answers_.sample(step) && !last && !stopped) {
+        stopped = true;  // the run goes on from here, with the samples that are missing
+        if (!saved) saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
+        if (directory_.exists()) saving_.save(*saved, true);  // again, as the one under way may fail
       }
-      answers_.sample(first - 1, 0, samples_of(*device_, directory_, first - 1, training_.prompt));
     }
-    if (progress_) progress_->finish();
-    if (speaks_ && metrics_.is_open()) metrics_.sync();
-    if (speaks_ && directory_.exists() && first < training_.steps && live_report_.finish())
-      say("report: " + directory_.report());
-    answers_.evaluate();
+    if (stopped && !last) progress_->message(stopped_by_signal(directory_.exists()));
+    return last || !stopped;
+  }
+
+  /// Where no step is left: saves a model that is no checkpoint yet, and samples.
+  void use_model(std::int64_t first, bool found) {
+    if (directory_.exists() && !found)
+      saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
+    else if (first > training_.steps)
+      say(fmt::format("the checkpoint of step {} is used: --steps {} leaves nothing to train", first, training_.steps));
+    else
+      say(fmt::format("all {} steps are done", training_.steps));
+    answers_.sample(first - 1, 0, samples_of(*device_, directory_, first - 1, training_.prompt));
   }
 
   void say(const std::string& line) const {
@@ -276,13 +285,7 @@ class TrainingLoop {
     });
     judge_.begin(found->step, records_of_window(), false);
     last_validation_.reset();
-    events_of_next_.push_back(
-        distrusts ? fmt::format("step {}: {}; the checkpoint of step {} is set aside as diverged, and the run goes on "
-                                "from the one of step {}",
-                                step, judge_.why(), resumed_at_, found->step)
-                  : fmt::format("step {}: {}; the run goes back to the checkpoint of step {}, and from there on with "
-                                "the batches after this one",
-                                step, judge_.why(), found->step));
+    events_of_next_.push_back(judge_.event_of_return(step, found->step, resumed_at_));
     message(events_of_next_.back());
     read_from(found->step);
     return found->step;
@@ -382,6 +385,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
   }
   detail::check_settings(training);  // for programs that open no data by open_data
   detail::require_one_run(device, training, configuration, data);
+  detail::check_validate(training, program);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::check_leaves(training, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
