@@ -21,7 +21,6 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -32,6 +31,7 @@
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/impl/local_place.hpp"
+#include "shardlib/device/impl/mpi_session.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/system.hpp"
@@ -334,43 +334,23 @@ inline void refuse_copies() {
 
 }  // namespace detail
 
-SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char** argv,
-                                const std::function<int()>& program) {
+SHARDLIB_INLINE int run_program(int argc, char** argv, const std::function<int()>& program) {
   detail::occupy_standard_streams();
   detail::keep_running_without_reader();
   bool has_started_kokkos = false;
+  detail::MpiSession mpi;
   detail::Ending ending;
-#if defined(SHARDLIB_WITH_MPI)
-  bool finalize_mpi = false;
-  std::optional<detail::mpi::Deadline> deadline;  // for what waits for other ranks
-#endif
   try {
     detail::refuse_copies();
-#if defined(SHARDLIB_WITH_MPI)
-    if (under_mpi()) {
-      deadline.emplace("the start of MPI");
-      finalize_mpi = detail::mpi::start(&argc, &argv);
-      detail::shm::start();
-      deadline.reset();
-    }
-#endif
+    if (under_mpi()) mpi.start(&argc, &argv);
     detail::check_settings();
     has_started_kokkos = detail::initialize_kokkos();
     ending.status = program();
-#if defined(SHARDLIB_WITH_MPI)
-    ending.idle = detail::mpi::process.idle;
-#endif
+    ending.idle = mpi.is_idle();
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
-#if defined(SHARDLIB_WITH_MPI)
-  deadline.reset();
-  if (finalize_mpi) deadline.emplace("the end of the program");
-#endif
-  const std::string message = detail::settle(ending);
-#if defined(SHARDLIB_WITH_MPI)
-  deadline.reset();
-#endif
+  const std::string message = mpi.limited("the end of the program", [&] { return detail::settle(ending); });
   // The other ranks have printed the message of an idle rank.
   if (!message.empty() && !ending.idle) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.
@@ -379,11 +359,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
     ending.status = 1;
   }
   if (has_started_kokkos) detail::finalize_kokkos();
-#if defined(SHARDLIB_WITH_MPI)
-  detail::shm::node.reset();
-  if (finalize_mpi) deadline.emplace("the end of MPI");
-  detail::mpi::stop(finalize_mpi);
-#endif
+  mpi.stop();
   return ending.status;
 }
 
