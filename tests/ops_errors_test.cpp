@@ -116,7 +116,7 @@ TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
     one.layers = {Block{scale, scale}, Block{scale, {}}};
     const std::string empty = error_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
     CHECK_THAT(empty,
-               Catch::Matchers::StartsWith("the leaf `layers/1/bias`: operator*") && Catch::Contains(at(__LINE__ - 1)));
+               Catch::Matchers::StartsWith("the leaf `layers/1/bias`: operator*") && Catch::Contains(at(__LINE__ - 2)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
     CHECK_THAT(error_of([&] { for_each_leaf(read, one); }), Catch::Matchers::StartsWith("the leaf `layers/1/bias`: "));
     two.layers = {Block{scale, scale}};
@@ -373,7 +373,9 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
       return to_partial<"+d -> +d +t">(sum(f(x)));
     };
     ERROR_IS(
-        "* of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, a weight" + remedy,
+        "operator* of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, a "
+        "weight" +
+            remedy,
         value_and_grad(mesh, of_weight, x));
   });
 }
@@ -435,7 +437,8 @@ TEST_CASE("division of integers by zero", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
     const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
     ERROR_IS(
-        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with "
+        "operator/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, e.g. "
+        "with "
         "`where`" +
             on_one,
         wait_for(x / zeros<i32, "A">(mesh, {{"A", 3, 4}})));
@@ -513,11 +516,11 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
         " was never given a value; make one with an op, as `zeros` or `place`, before it is used";
     const Tensor<f32, "A"> x;
     const std::string message = "a tensor `f32[A]`" + remedy;
-    ERROR_IS("+: " + message, x + x);
+    ERROR_IS("operator+: " + message, x + x);
     ERROR_IS("exp: " + message, exp(x));
-    ERROR_IS("*: " + message, x * 2.0);
+    ERROR_IS("operator*: " + message, x * 2.0);
     ERROR_IS("sum<`A -> `>: " + message, sum(x));
-    ERROR_IS("+: " + message, zeros<f32, "A">(mesh, {{"A", 2}}) + x);
+    ERROR_IS("operator+: " + message, zeros<f32, "A">(mesh, {{"A", 2}}) + x);
     ERROR_IS("shard<`A -> A/t`>: " + message, shard<"A -> A/t">(x));
     ERROR_IS("einsum_unreduced<`A, A -> `>: " + message, einsum_unreduced<"A, A -> ">(x, x));
     ERROR_IS("fetch: " + message, fetch(x));
