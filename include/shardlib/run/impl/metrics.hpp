@@ -28,7 +28,7 @@
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/excerpt.hpp"
+#include "shardlib/support/text.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
 
