@@ -57,14 +57,16 @@ Loss mean_square(const T& x) {
   return to_partial<"+d -> +d +t">(sum(square(cast<f32>(x))));
 }
 
+// All dims are padded.
 constexpr std::int64_t width = 48, hidden_width = 24;
 template <dtype C>
 X<C> input(const Grid& mesh, std::uint64_t stream = 0) {
-  return random_normal<C, "B/d M">(mesh, {{"B", 4 * mesh.size("d")}, {"M", width}}, {4, stream});
+  const std::int64_t rows = 4 * mesh.size("d");
+  return random_normal<C, "B/d M">(mesh, {{"B", rows - 1, rows}, {"M", width - 3, width}}, {4, stream});
 }
 template <dtype C>
 Layers<C> listed(const Grid& mesh, std::int64_t count, std::int64_t h = hidden_width) {
-  const Sizes sizes{{"M", width}, {"H", h}};
+  const Sizes sizes{{"M", width - 3, width}, {"H", h - 1, h}};
   Layers<C> layers;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto stream = static_cast<std::uint64_t>(i);
@@ -167,6 +169,15 @@ void expect_loops(const Grid& mesh, std::int64_t count, std::int64_t h) {
                 policy + ", stacked and prefetched");
     expect(detail::program_state(mesh.device()).pending.empty(), "something is under way behind the end");
   }
+  // The stacked dim, too.
+  const auto padded = [&](const auto& x) {
+    return place<std::remove_cvref_t<decltype(x)>>(mesh, fetch(x),
+                                                   {{"Y", count, count + 2}, {"M", width - 3, width}, {"H", h - 1, h}});
+  };
+  of_stacked = value_and_grad(mesh, L::ahead_stacked, Stacked<C>{padded(s.in), padded(s.out)}, x, bias, "dots");
+  const Stacked<C>& due = stacked_gradient.second;
+  expect_same(std::pair(expected.first, Stacked<C>{padded(due.in), padded(due.out)}), of_stacked,
+              "a padded number of layers");
 }
 
 }  // namespace
@@ -187,7 +198,7 @@ TEST_CASE("scan_layers of no layers returns its carry", "[ops][loops]") {
     expect_same_bits(x, scan_layers(layer<f32>, none, x, x), "no layers");
     expect_same_bits(x, scan_layers(layer<f32>, none, x, {.recompute = {"dots"}}, x), "no layers, recompute");
     expect_same_bits(x, scan_layers(with_prefetch(gather<f32>, layer_of_gathered<f32>), none, x, x), "prefetch");
-    const Sizes sizes{{"Y", 0}, {"M", width}, {"H", hidden_width}};
+    const Sizes sizes{{"Y", 0}, {"M", width - 3, width}, {"H", hidden_width - 1, hidden_width}};
     const Stacked<f32> stacked{zeros<f32, "Y M/d H/t">(mesh, sizes), zeros<f32, "Y H/t M/d">(mesh, sizes)};
     expect_same_bits(x, scan_layers<"Y">(layer<f32>, stacked, x, x), "stacked");
     expect_same_bits(x,
@@ -305,6 +316,12 @@ TEST_CASE("leaves of different numbers of layers are an error", "[ops][loops]") 
     const auto two = stacked(listed<f32>(mesh, 2)), three = stacked(listed<f32>(mesh, 3));
     ERROR_IS("scan_layers<`Y`>: the leaf `out` has 3 parts, but the first has 2; stack as many tensors in each leaf",
              scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, three.out}, x, x));
+    const auto padded =
+        place<Tensor<f32, "Y H/t M/d">>(mesh, fetch(two.out), {{"Y", 2, 4}, {"H", 23, 24}, {"M", 45, 48}});
+    ERROR_IS(
+        "scan_layers<`Y`>: the leaf `out` has 2 (padded to 4) parts, but the first has 2; stack as many tensors in "
+        "each leaf",
+        scan_layers<"Y">(layer<f32>, Stacked<f32>{two.in, padded}, x, x));
     ERROR_IS("scan_layers<`Y`>: no leaf of the tree has a value", scan_layers<"Y">(layer<f32>, Stacked<f32>{}, x, x));
     expect_error(
         [&] {
@@ -395,37 +412,46 @@ template <dtype C>
 using Sequence = Tensor<C, "L B/d M">;
 
 template <dtype C>
-void expect_recurrence(const Grid& mesh) {
-  const Sizes sizes{{"L", 5}, {"B", 2 * mesh.size("d")}, {"M", 16}, {"H", 8}, {"K", 8}};
+void expect_recurrence(const Grid& mesh, const NamedSize& length) {
+  const int d = mesh.size("d");
+  const Sizes sizes{length, {"B", 2 * d - 1, 2 * d}, {"M", 15, 16}, {"H", 8}, {"K", 8}};
+  using Sums = Tensor<f32, "L B/d">;
   struct Weights {
     Cell<C> cell;
     Sequence<C> xs;
     State<C> h;
+    Sums scale;
   };
   const Weights w{
       {random_normal<C, "M/d H">(mesh, sizes, {1, 0}) * 0.25, random_normal<C, "H/d K">(mesh, sizes, {2, 0}) * 0.25},
       random_normal<C, "L B/d M">(mesh, sizes, {3, 0}),
-      random_normal<C, "B/d H">(mesh, sizes, {4, 0})};
-  const auto loss = [](const State<C>& h, const Tensor<f32, "L B/d">& ys) -> Loss {
-    return mean_square(h) + mean_square(ys);
+      random_normal<C, "B/d H">(mesh, sizes, {4, 0}),
+      random_normal<f32, "L B/d">(mesh, sizes, {5, 0})};
+  using Parts = std::vector<Tensor<f32, "B/d">>;
+  const auto loss = [](const State<C>& h, const Parts& ys) -> Loss {
+    Loss sum = mean_square(h);
+    for (const auto& y : ys) sum = sum + mean_square(y);
+    return sum;
   };
   const auto by_hand = [loss](const Weights& v) {
     State<C> h = v.h;
-    std::vector<Tensor<f32, "B/d">> ys;
+    Parts ys;
+    const Parts scale = unstack<"L">(v.scale);
     for (const auto& x : unstack<"L">(v.xs)) {
       const auto [next, y] = cell<C>(h, x, v.cell);
       h = next;
-      ys.push_back(y);
+      ys.push_back(y * scale[ys.size()]);
     }
-    return loss(h, stack<"L">(ys));
+    return loss(h, ys);
   };
+  // The sums are padded as the sequence is: both are in one op.
   const auto loop = [loss](const Weights& v) {
     const auto [h, ys] = scan<"L">(cell<C>, v.h, v.xs, v.cell);
-    return loss(h, ys);
+    return loss(h, unstack<"L">(ys * v.scale));
   };
   const auto again = [loss](const Weights& v, const std::string& policy) {
     const auto [h, ys] = scan<"L">(cell<C>, v.h, v.xs, {.recompute = {policy}}, v.cell);
-    return loss(h, ys);
+    return loss(h, unstack<"L">(ys * v.scale));
   };
   const auto expected = value_and_grad(mesh, by_hand, w);
   expect_same(expected, value_and_grad(mesh, loop, w), "scan");
@@ -436,9 +462,12 @@ void expect_recurrence(const Grid& mesh) {
 }  // namespace
 
 TEST_CASE("scan has the bits of a recurrence by hand", "[ops][loops]") {
-  on_meshes(meshes, [](const DevicePtr& device) {
-    expect_recurrence<f32>(Grid(device));
-    expect_recurrence<bf16>(Grid(device));
+  std::vector<std::string> all = meshes;
+  all.emplace_back("d=4,t=2");
+  on_meshes(all, [](const DevicePtr& device) {
+    expect_recurrence<f32>(Grid(device), {"L", 5});
+    expect_recurrence<f32>(Grid(device), {"L", 5, 8});
+    expect_recurrence<bf16>(Grid(device), {"L", 5, 7});
   });
 }
 

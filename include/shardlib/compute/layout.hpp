@@ -14,15 +14,15 @@ namespace shardlib::detail {
 
 /// Checks that two operands have the same sizes, except along dim `at` of each.
 SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at);
-/// Records a stack of the parts. `sources` holds one VJP for each part.
-SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
+/// Records a stack of the parts along a dim of that size. `sources` holds one VJP for each part.
+SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts, DimSize size,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources);
 /// Records the same bytes as a value on another view of the device, under another spec and other sizes.
 SHARDLIB_INLINE ValuePtr record_on(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& spec,
                                    const GlobalSizes& global, std::span<EdgeSource> sources);
 
 template <class Out, class X>
-Out record_stack(const OpInfo& op, const std::vector<X>& parts) {
+Out record_stack(const OpInfo& op, const std::vector<X>& parts, DimSize size) {
   std::vector<EdgeSource> sources;
   std::vector<ValuePtr> values;
   for (const X& part : parts) {
@@ -30,7 +30,7 @@ Out record_stack(const OpInfo& op, const std::vector<X>& parts) {
     sources.push_back(erased<"stack", Out>(vjp(part, StackVjp<Dual<X, axes_of<Out::spec>()>>{number})));
     values.push_back(part.value());
   }
-  return Out(record_stack_erased(op, values, parsed<Out::spec>, sources));
+  return Out(record_stack_erased(op, values, size, parsed<Out::spec>, sources));
 }
 
 }  // namespace shardlib::detail

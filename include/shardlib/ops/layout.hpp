@@ -260,9 +260,10 @@ struct StackVjp {
                               PutPart{at});
   }
 };
-/// Records a stack of any number of operands, with one VJP for each operand.
+/// Records a stack of any number of operands, with one VJP for each operand. `size` is that of the new dim: as many,
+/// and perhaps padding.
 template <class Out, class X>
-Out record_stack(const OpInfo& op, const std::vector<X>& parts);
+Out record_stack(const OpInfo& op, const std::vector<X>& parts, DimSize size);
 /// Appends the parts of `x` along its first dim. They are the outputs of one node, whose VJP stacks their cotangents to
 /// `due`.
 void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x, const TensorSpec& part,
@@ -276,7 +277,8 @@ template <DimName Dim, dtype D, Spec S>
 auto stack(const std::vector<Tensor<D, S>>& parts, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::stack, Dim, S, S>> {
   const detail::Calling op{"stack", Dim, site};
-  return detail::record_stack<Tensor<D, detail::result_of<rules::stack, Dim, S, S>>>(op, parts);
+  return detail::record_stack<Tensor<D, detail::result_of<rules::stack, Dim, S, S>>>(
+      op, parts, static_cast<std::int64_t>(parts.size()));
 }
 /// `stack<"part">(a, b)`
 template <DimName Dim, dtype D, Spec S, dtype E, Spec T>

@@ -135,10 +135,12 @@ Carry scan_checked(const F& f, const Layers& layers, const Carry& x, const Extra
 }
 template <DimName Dim, class F, class W, class Carry, class... Extra>
 Carry scan_stacked(const F& f, const W& stacked, const Carry& x, const Extra&... extra) {
-  if constexpr (check_stacked<"scan_layers", Dim, W>())
-    return scan_checked(f, unstack_tree<Dim>(OpInfo{"scan_layers", Dim, {}}, stacked), x, extra...);
-  else
+  if constexpr (check_stacked<"scan_layers", Dim, W>()) {
+    DimSize size = 0;
+    return scan_checked(f, unstack_tree<Dim>(OpInfo{"scan_layers", Dim, {}}, stacked, size), x, extra...);
+  } else {
     return x;
+  }
 }
 template <OpName Name, class F>
 Checkpointed<F> recomputed(F f, const LoopOptions& options) {
@@ -226,12 +228,13 @@ auto scan_steps(const Body& body, const F& /*f*/, Carry carry, const Xs& xs, con
     return std::pair(carry, carry);
   } else {
     std::vector<std::tuple_element_t<1, R>> ys;
-    for (const auto& x : unstack_tree<Dim>(OpInfo{"scan", Dim, {}}, xs)) {
+    DimSize size = 0;
+    for (const auto& x : unstack_tree<Dim>(OpInfo{"scan", Dim, {}}, xs, size)) {
       const auto step = body(carry, x, extra...);
       carry = step.carry;
       ys.push_back(step.y);
     }
-    return std::pair(carry, stack_trees<Dim>(OpInfo{"scan", Dim, {}}, ys));
+    return std::pair(carry, stack_trees<Dim>(OpInfo{"scan", Dim, {}}, ys, size));
   }
 }
 template <DimName Dim, class Body, class F, class Carry, class Xs, class... Extra>
@@ -261,7 +264,7 @@ Carry fori(std::int64_t count, F f, const Carry& carry, const LoopOptions& optio
 
 /// Calls f(carry, x, extra...) for each part of xs, a tensor or a tree of tensors, along their first dim, which is
 /// unsharded. f returns std::pair(carry, y). Returns the last carry, and the y stacked along that dim: a tensor, or of
-/// a struct a StackedTree. `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
+/// a struct a StackedTree, padded as xs is. `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
 template <DimName Dim, class F, class Carry, class Xs, class... Extra>
 auto scan(F f, const Carry& carry, const Xs& xs, const Extra&... extra) {
   return detail::scan_along<Dim>(detail::ScanFunction<F>{f}, f, carry, xs, extra...);

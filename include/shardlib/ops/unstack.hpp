@@ -97,28 +97,29 @@ void collect_part(const W& stacked, P& part, const ValuePtr*& parts, std::size_t
     (std::make_index_sequence<tree_width<W>>{});
   }
 }
-[[noreturn, gnu::noinline, gnu::cold]] inline void fail_layers(const OpInfo& op, const Path& path, std::int64_t first,
-                                                               std::int64_t size) {
-  throw Error(op.describe() + ": the leaf `" + path.text() + "` has " + std::to_string(size) +
-              " parts, but the first has " + std::to_string(first) + "; stack as many tensors in each leaf");
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_layers(const OpInfo& op, const Path& path, DimSize first,
+                                                               DimSize size) {
+  throw Error(op.describe() + ": the leaf `" + path.text() + "` has " + to_string(size) + " parts, but the first has " +
+              to_string(first) + "; stack as many tensors in each leaf");
 }
 
+/// Sets `size` to that of the stacked dim, which has no more parts than its true size.
 template <DimName Dim, class W>
-auto unstack_tree(const OpInfo& op, const W& stacked) -> parts_t<Dim, W> {
+auto unstack_tree(const OpInfo& op, const W& stacked, DimSize& size) -> parts_t<Dim, W> {
   std::vector<ValuePtr> parts;
-  std::int64_t count = -1;
+  size = -1;
   const auto cut = [&]<class D, Spec S>(const Path& path, const Tensor<D, S>& leaf) {
     if (!leaf) return;
     using Due = Dual<Tensor<D, S>, axes_of<S>()>;
-    const std::int64_t size = leaf.size(Dim);
-    if (count >= 0 && count != size) fail_layers(op, path, count, size);
-    count = size;
+    const DimSize own = leaf.value()->global[0];
+    if (size.size >= 0 && size != own) fail_layers(op, path, size, own);
+    size = own;
     unstack_to(parts, {"unstack", op.spec, op.site}, leaf.value(), parsed<part_t<Dim, Tensor<D, S>>::spec>,
                parsed<Due::spec>);
   };
   visit(cut, {}, stacked);
-  if (count < 0) throw EmptyTensor(op.describe() + ": no leaf of the tree has a value");
-  parts_t<Dim, W> layers(static_cast<std::size_t>(count));
+  if (size.size < 0) throw EmptyTensor(op.describe() + ": no leaf of the tree has a value");
+  parts_t<Dim, W> layers(static_cast<std::size_t>(size.size));
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const ValuePtr* leaf = parts.data();
     collect_part(stacked, layers[i], leaf, i, layers.size());
@@ -164,12 +165,12 @@ struct stack_fields<Dim, std::tuple<F...>> {
 }
 /// Stacks the leaves at one place of several trees. A leaf that no tree has stays without a value.
 template <DimName Dim, class To, class W>
-void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<const W*>& trees) {
+void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<const W*>& trees, DimSize stacked) {
   if constexpr (is_tensor<W>) {
     std::vector<W> parts;
     bool any = trees.empty();
     for (const W* part : trees) any = any || bool(*part), parts.push_back(*part);
-    if (any) to = record_stack<To>(op, parts);
+    if (any) to = record_stack<To>(op, parts, stacked);
   } else if constexpr (is_array<W>) {
     const std::size_t size = trees.empty() ? 0 : trees.front()->size();
     for (const W* list : trees)
@@ -178,14 +179,14 @@ void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<
     for (std::size_t i = 0; i < size; ++i) {
       std::vector<const typename W::value_type*> elements;
       for (const W* list : trees) elements.push_back(&(*list)[i]);
-      stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements);
+      stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements, stacked);
     }
   } else {
     const auto member = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       std::vector<const std::tuple_element_t<I, field_types<W>>*> members;
       for (const W* tree : trees) members.push_back(&std::get<I>(fields(*tree)));
       constexpr std::string_view name = field_name<typename named_as<W>::type, I>();
-      stack_leaves<Dim>(op, {&path, name}, std::get<I>(fields(to)), members);
+      stack_leaves<Dim>(op, {&path, name}, std::get<I>(fields(to)), members, stacked);
     };
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (member(std::integral_constant<std::size_t, I>()), ...);
@@ -194,12 +195,12 @@ void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<
   }
 }
 template <DimName Dim, class W>
-auto stack_trees(const OpInfo& op, const std::vector<W>& trees) -> stack_t<Dim, W> {
+auto stack_trees(const OpInfo& op, const std::vector<W>& trees, DimSize size) -> stack_t<Dim, W> {
   if (trees.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tree at least");
   std::vector<const W*> all;
   for (const W& tree : trees) all.push_back(&tree);
   stack_t<Dim, W> stacked;
-  stack_leaves<Dim>(op, {}, stacked, all);
+  stack_leaves<Dim>(op, {}, stacked, all, size);
   return stacked;
 }
 
@@ -246,7 +247,8 @@ template <DimName Dim, class W, class = std::enable_if_t<!is_tensor<W>>>
 auto unstack(const W& stacked, Site site = Site::current())
     -> std::enable_if_t<detail::check_stacked<"unstack", Dim, W>(), detail::parts_t<Dim, W>> {
   const detail::Calling op{"unstack", Dim, site};
-  return detail::unstack_tree<Dim>(op, stacked);
+  DimSize size = 0;
+  return detail::unstack_tree<Dim>(op, stacked, size);
 }
 
 /// Stacks the leaves of trees of one structure along a new dim, which is the first of each leaf: the inverse of
@@ -255,7 +257,7 @@ template <DimName Dim, class W, class = std::enable_if_t<!is_tensor<W>>>
 auto stack(const std::vector<W>& trees, Site site = Site::current())
     -> std::enable_if_t<detail::checked_tree<"stack", W>, StackedTree<Dim, W>> {
   const detail::Calling op{"stack", Dim, site};
-  return detail::stack_trees<Dim>(op, trees);
+  return detail::stack_trees<Dim>(op, trees, static_cast<std::int64_t>(trees.size()));
 }
 
 }  // namespace shardlib

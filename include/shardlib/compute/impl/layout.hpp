@@ -233,12 +233,12 @@ struct StackParts {
     return result;
   }
 };
-SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
+SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts, DimSize size,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources) {
   if (parts.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tensor at least");
   const Value& like = *parts[0];
   GlobalSizes global;
-  global.push_back(static_cast<std::int64_t>(parts.size()));
+  global.push_back(size);
   for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
   for (const ValuePtr& part : parts) check_same_sizes(op, like, *part, -1);
   return record_erased(op, like.device, like.dtype, spec, global, StackParts{parts}, sources);
