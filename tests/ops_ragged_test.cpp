@@ -14,28 +14,35 @@ const std::vector<std::string>& ragged_meshes() {
   return meshes;
 }
 
-/// Sizes that every mesh divides: rows of a device, places, groups and so on.
+/// Sizes that every mesh divides: rows of a device, places, groups and so on. If `pad`, the last place and the last
+/// group are padding.
 struct Setup {
   const std::vector<AxisSize>& mesh;
-  std::int64_t places, groups;  // of the whole mesh
+  bool pad;
+  std::int64_t places, groups;  // of the whole mesh, with padding
   std::int64_t blocks = 1;      // of rows
   Global counts;
 
   Setup(const std::vector<AxisSize>& axes, std::int64_t places_each, std::int64_t groups_each, std::uint64_t seed)
-      : mesh(axes) {
+      : mesh(axes), pad(seed % 2 == 1) {
     const std::int64_t d = size_of_axis(mesh, "d"), e = size_of_axis(mesh, "e");
     places = d * e * places_each;
     groups = d * e * groups_each;
     blocks = d * e;
-    counts = {{"P", "X"}, {places, groups}, std::vector<double>(static_cast<std::size_t>(places * groups))};
+    const DimSize p = padded(places), x = padded(groups);
+    counts = {
+        {"P", "X"}, {p.size, x.size}, std::vector<double>(static_cast<std::size_t>(p.size * x.size)), {places, groups}};
     // Many are 0, and some places have nothing.
     for (std::size_t i = 0; i < counts.data.size(); ++i)
-      if (mix(seed + i / static_cast<std::size_t>(groups)) % 5 != 0)
+      if (mix(seed + i / static_cast<std::size_t>(x.size)) % 5 != 0)
         counts.data[i] = static_cast<double>(std::max<std::int64_t>(0, std::int64_t(mix(seed * 77 + i) % 6) - 2));
   }
   [[nodiscard]] std::int64_t count(std::int64_t p, std::int64_t x) const {
-    return static_cast<std::int64_t>(counts.data[static_cast<std::size_t>(p * groups + x)]);
+    if (p >= counts.shape[0] || x >= counts.shape[1]) return 0;
+    return static_cast<std::int64_t>(counts.data[static_cast<std::size_t>(p * counts.shape[1] + x)]);
   }
+  /// The size with its padding, if this setup has any.
+  [[nodiscard]] DimSize padded(std::int64_t size) const { return {pad && size > 1 ? size - 1 : size, size}; }
 
   /// Calls f(block of rows, place, group, first row in the block) in the order of a block's rows, for counts of `spec`.
   template <class F>
@@ -66,8 +73,12 @@ struct Setup {
   }
 };
 
-Global random_array(Names names, Shape shape, std::uint64_t seed) {
-  Global x{std::move(names), std::move(shape), {}};
+Global random_array(Names names, const std::vector<DimSize>& sizes, std::uint64_t seed) {
+  Global x{std::move(names), {}, {}};
+  for (const DimSize& size : sizes) {
+    x.shape.push_back(size.size);
+    x.padded.push_back(size.padded);
+  }
   x.data.resize(count_of(x.shape));
   for (std::size_t i = 0; i < x.data.size(); ++i) x.data[i] = draw(Draw::odd, seed, i);
   return x;
@@ -111,7 +122,7 @@ Global moved(const Setup& s, const Global& x, const TensorSpec& from, const Tens
              const std::string& name, std::int64_t rows) {
   Global y = x;
   y.names[0] = name;
-  y.shape[0] = rows * s.blocks;
+  y.padded[0] = y.shape[0] = rows * s.blocks;
   y.data.assign(count_of(y.shape), 0.0);
   const auto row = static_cast<std::int64_t>(count_of(y.shape)) / y.shape[0];
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> at;
@@ -133,8 +144,8 @@ void check_exchange(const DevicePtr& device, std::int64_t places_each, std::int6
   for (std::uint64_t seed = 1; seed < 5; ++seed) {
     const Setup s(device->axes(), places_each, groups_each, seed);
     const std::int64_t have = s.most(from, axes) + 2, bound = s.most(to, axes) + static_cast<std::int64_t>(seed % 2);
-    const Global x = random_array({std::string(rows.dims[0].name), "M"}, {have * s.blocks, 4}, seed);
-    const Global ct = random_array({"S", "M"}, {bound * s.blocks, 4}, seed + 9);
+    const Global x = random_array({std::string(rows.dims[0].name), "M"}, {have * s.blocks, s.padded(4)}, seed);
+    const Global ct = random_array({"S", "M"}, {bound * s.blocks, s.padded(4)}, seed + 9);
     Global back = moved(s, ct, to, from, axes, x.names[0], have);
     const Tensor<i32, From> sent(place(device, DType::i32, from, s.counts));
     const Tensor<i32, To> received(place(device, DType::i32, to, s.counts));
@@ -219,22 +230,22 @@ TEST_CASE("ragged_all_to_all rejects counts that do not fit", "[ops]") {
 // ---- grouped_einsum ------------------------------------------------------------------------------------------------
 
 /// The dims of a spec as names and sizes, of which `rows` is the first of `x`.
-Global sized_array(const TensorSpec& spec, const std::map<std::string, std::int64_t, std::less<>>& sizes,
-                   std::uint64_t seed) {
+using DimSizes = std::map<std::string, DimSize, std::less<>>;
+Global sized_array(const TensorSpec& spec, const DimSizes& sizes, std::uint64_t seed) {
   Names names;
-  Shape shape;
+  std::vector<DimSize> shape;
   for (const Dim& dim : spec.dims) {
     names.emplace_back(dim.name);
     shape.push_back(sizes.find(dim.name)->second);
   }
-  return random_array(std::move(names), std::move(shape), seed);
+  return random_array(std::move(names), shape, seed);
 }
 
 /// Adds the products of corresponding elements to those of `y`; a row's group is its index along X.
 void add_products(const std::vector<std::int64_t>& group, const Global& a, const Global& b, Global& y,
-                  const std::map<std::string, std::int64_t, std::less<>>& sizes) {
+                  const DimSizes& sizes) {
   Names names{"S"};
-  Shape shape{sizes.find("S")->second};
+  Shape shape{sizes.find("S")->second.size};
   for (const Global* x : {&a, &b, static_cast<const Global*>(&y)})
     for (std::size_t i = 0; i < x->names.size(); ++i)
       if (x->names[i] != "X" && std::find(names.begin(), names.end(), x->names[i]) == names.end()) {
@@ -262,8 +273,8 @@ void check_grouped(const DevicePtr& device, std::int64_t places_each, std::int64
     Setup s(device->axes(), places_each, groups_each, seed);
     s.blocks = part_of(device->axes(), coordinates_of(device->axes(), 0), axes).second;
     const std::int64_t each = s.most(counted, axes) + static_cast<std::int64_t>(seed % 3);
-    const std::map<std::string, std::int64_t, std::less<>> sizes{
-        {"S", each * s.blocks}, {"X", s.groups}, {"M", 4}, {"F", 6}, {"H", 2}};
+    const DimSizes sizes{
+        {"S", each * s.blocks}, {"X", s.padded(s.groups)}, {"M", s.padded(4)}, {"F", s.padded(6)}, {"H", 2}};
     std::vector<std::int64_t> group(static_cast<std::size_t>(each * s.blocks), -1);
     s.for_each(counted, axes, [&](std::int64_t block, std::int64_t p, std::int64_t x, std::int64_t first) {
       for (std::int64_t i = 0; i < s.count(p, x); ++i) group[static_cast<std::size_t>(block * each + first + i)] = x;
