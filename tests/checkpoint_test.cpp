@@ -92,6 +92,11 @@ Weights make_state(const DT& mesh, int salt) {
   return s;
 }
 
+/// A leaf has no elements.
+void expect_state(const Weights& found, const Weights& expected) {
+  expect_same_bits(found, expected, "the state", 1);
+}
+
 CheckpointMeta some_meta() {
   CheckpointMeta meta;
   meta.data_hash = "abc";
@@ -158,7 +163,7 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
       on_mesh(to, [&](const DT& mesh) {
         Weights state = make_state(mesh, 0);
         const CheckpointMeta meta = io::load(mesh, folder + "/step-00000007", state);
-        expect_same_bits(state, make_state(mesh, 5));
+        expect_state(state, make_state(mesh, 5));
         CheckpointMeta expected = some_meta();
         expected.step = 7;
         expect(meta == expected, "meta");
@@ -234,7 +239,7 @@ TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is foun
       Weights loaded = make_state(mesh, 0);
       const std::string message = error_of([&] { io::load(mesh, folder, loaded); });
       CHECK(message.find("is damaged: '" + file + "'") != std::string::npos);
-      expect_same_bits(loaded, make_state(mesh, 0));
+      expect_state(loaded, make_state(mesh, 0));
       ++checked;
     };
     const bool manifest = file == "manifest.json";
@@ -301,7 +306,7 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       expect(opened && opened->meta().step == 1, "opened");
       const io::CheckpointMeta meta = io::load(mesh, *opened, state, {.verify = false});
       expect(meta.step == 1, "the step that was loaded");
-      expect_same_bits(state, make_state(mesh, 5));
+      expect_state(state, make_state(mesh, 5));
     });
   }
 }
@@ -316,7 +321,7 @@ TEST_CASE("checkpoint: devices that would load different ones are found", "[chec
     expect_error([&] { io::load(mesh, mine, state); },
                  "device 1 reads another checkpoint under '" + mine +
                      "' than device 0: give all of them the same folder, on a file system that all nodes share");
-    expect_same_bits(state, make_state(mesh, 5));
+    expect_state(state, make_state(mesh, 5));
   });
 }
 
@@ -348,7 +353,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
       io::save(mesh, scratch.path(), 2, make_state(mesh, 50));
       Weights state = make_state(mesh, 0);
       io::load(mesh, scratch / "step-00000002", state);
-      expect_same_bits(state, make_state(mesh, 50));
+      expect_state(state, make_state(mesh, 50));
     });
   }
 }
@@ -444,7 +449,7 @@ TEST_CASE("checkpoint: killed at any moment, the newest whole one is there", "[c
     CHECK(*newest == scratch / (saved ? "step-00000002" : "step-00000001"));
     Weights state = make_state(mesh, 0);
     io::load(mesh, *newest, state);
-    expect_same_bits(state, make_state(mesh, saved ? 50 : 5));
+    expect_state(state, make_state(mesh, saved ? 50 : 5));
     // The next save clears what was left.
     io::save(mesh, scratch.path(), 3, state, {}, {.keep = 1});
     CHECK(names_in(scratch.path()) == std::vector<std::string>{"LATEST", "step-00000003"});
@@ -488,7 +493,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       for (const auto& [step, salt] : {std::pair{1, 5}, {2, 50}}) {
         Weights state = make_state(mesh, 0);
         io::load(mesh, scratch / io::checkpoint_name(step), state);
-        expect_same_bits(state, make_state(mesh, salt));
+        expect_state(state, make_state(mesh, salt));
       }
       // An error in the background comes with the next call, on all devices, and then the saver goes on.
       set_hook(*device, [&](std::string_view phase, int d) {
@@ -588,7 +593,7 @@ TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]
   io::save(mesh, scratch.path(), 35, make_state(mesh, 60), {}, {.keep = 1});
   Weights loaded = make_state(mesh, 0);
   io::load(mesh, scratch / "step-00000035", loaded);
-  expect_same_bits(loaded, make_state(mesh, 60));
+  expect_state(loaded, make_state(mesh, 60));
   CHECK(steps() == std::vector<std::string>{"00000035", "00000040"});
   for (const std::string latest : {"nonsense", "", "step-35", "step-00000099"}) {
     put(scratch / "LATEST", latest);
