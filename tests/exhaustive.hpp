@@ -102,12 +102,6 @@ inline detail::ValuePtr unbroadcast_to(const detail::ValuePtr& ct, const TensorS
   return ct;
 }
 
-/// The meshes for specs over d and t: 1, 2, 3, 4, 6 and 8 devices; on the last, all are replicated over a third axis.
-inline const std::vector<std::string>& spec_meshes() {
-  static const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3", "d=2,t=2,p=2"};
-  return meshes;
-}
-
 /// Calls body(device, i) on each mesh for each i below what prepare() returned, with sizes that the meshes divide and,
 /// after another prepare(), padded.
 template <class Prepare, class Body>

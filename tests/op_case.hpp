@@ -274,4 +274,19 @@ inline void check_cases(const std::vector<Case>& cases, const std::vector<std::s
   check_cases_as_sized(std::move(padded), meshes);
 }
 
+/// The meshes for specs over d and t: 1, 2, 3, 4, 6 and 8 devices; on the last, all are replicated over a third axis.
+inline const std::vector<std::string>& spec_meshes() {
+  static const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3", "d=2,t=2,p=2"};
+  return meshes;
+}
+
+/// check_cases of an op's legal placements. Under MPI, on devices other than the CPU and with a sanitizer it takes
+/// every seventh of them, as cases take longer there.
+inline void check_placements(const std::vector<Case>& cases) {
+  const bool all = !is_slow() && !under_mpi() && device_kind() == DeviceKind::cpu;
+  std::vector<Case> taken;
+  for (std::size_t i = 0; i < cases.size(); i += all ? 1 : 7) taken.push_back(cases[i]);
+  check_cases(taken, spec_meshes());
+}
+
 }  // namespace shardlib::test

@@ -1,8 +1,12 @@
 // index_unreduced, scatter_add, take_along and cross_entropy: lookups in tables that may be sharded along the looked-up
 // dim.
 #include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "op_case.hpp"
+#include "shape_specs.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -121,33 +125,63 @@ TEST_CASE("index_unreduced and scatter_add along several dims", "[ops]") {
 #undef SCATTER
 }
 
-/// Elements at the indices along V, in whose place the indices have V or another dim.
-void taken(const std::vector<Global>& x, Global& y) {
-  const auto at = static_cast<std::size_t>(std::find(x[0].names.begin(), x[0].names.end(), "V") - x[0].names.begin());
-  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, y.names);
-  for_each_index(y.shape, [&](Shape i) {
-    double& element = y.data[offset(to, i)];
-    i[at] = static_cast<std::int64_t>(x[1].data[offset(to, i)]);
-    element = x[0].data[offset(from, i)];
+/// Elements at the indices along a dim, in whose place the indices have this dim or another.
+Reference taken_along(const std::string& dim) {
+  const auto each_element = [dim](const std::vector<Global>& x, const Global& y, const auto& f) {
+    const Names& names = x[0].names;
+    const auto at = static_cast<std::size_t>(std::find(names.begin(), names.end(), dim) - names.begin());
+    const Shape from = strides_along(x[0], names), to = strides_along(y, y.names);
+    for_each_index(y.shape, [&](Shape i) {
+      const std::size_t element = offset(to, i);
+      i[at] = static_cast<std::int64_t>(x[1].data[element]);
+      f(offset(from, i), element);
+    });
+  };
+  return {[=](const std::vector<Global>& x, Global& y) {
+            each_element(x, y, [&](std::size_t from, std::size_t to) { y.data[to] = x[0].data[from]; });
+          },
+          [=](const std::vector<Global>& x, const Global& ct, std::vector<Global>& dx) {
+            each_element(x, ct, [&](std::size_t from, std::size_t to) { dx[0].data[from] += ct.data[to]; });
+          }};
+}
+
+/// Adds the cases of indices of all specs for an operand of spec I, and the same dims.
+template <DimName Dim, std::size_t I>
+void add_take(std::vector<Case>& cases) {
+  each<two_dims.size()>([&](auto k) {
+    static constexpr Spec spec{two_dims[I]}, ids{two_dims[k]};
+    if constexpr (rules::take_along(Dim, spec, ids).ok()) {
+      using D = turn_of_all<I + k>;
+      const std::string dim(std::string_view{Dim});
+      cases.push_back(make_case<Tensor<D, spec>, Tensor<std::conditional_t<k % 2 == 0, i32, u32>, ids>>(
+          "take_along " + dim + " of " + std::string(two_dims[I]) + ", " + std::string(two_dims[k]),
+          [](const auto& x, const auto& i) { return take_along<Dim>(x, i); }, taken_along(dim),
+          {.law = Law::joint,
+           .tolerance = std::is_same_v<D, bf16> ? 0.02 : 0,
+           .draws = {is_floating(dtype_v<D>) ? Draw::odd : Draw::integers, Draw::index}}));
+    }
   });
 }
 
 TEST_CASE("take_along", "[ops]") {
-#define TAKE(dtype, itype, from, ids)                                                                                \
-  make_case<Tensor<dtype, from>, Tensor<itype, ids>>(                                                                \
-      "take_along of " #dtype " " from ", " ids, [](const auto& x, const auto& i) { return take_along<"V">(x, i); }, \
-      taken, {.law = Law::joint, .draws = {is_floating(dtype_v<dtype>) ? Draw::odd : Draw::integers, Draw::index}})
-  check_cases({
-      TAKE(f32, i32, "B/d V", "B/d K"),
-      TAKE(f32, i32, "B/d V", "B/d V"),
-      TAKE(f32, u32, "V C/t +d", "D C/t"),
-      TAKE(f64, i32, "B V", "B L/t"),
-      TAKE(f64, i32, "A/d/t V", "A/d/t K"),
-      TAKE(f32, i32, "2 V 2", "2 V/t 2"),
-      TAKE(bf16, i32, "V C/d", "K C/d"),
-      TAKE(i32, i32, "B/d V", "B/d K"),
+  std::vector<Case> cases;
+  each<two_dims.size()>([&](auto i) {
+    add_take<"A", i>(cases);
+    add_take<"B", i>(cases);
   });
+  // An axis on which the operand is not replicated has one place in the indices. Of the others, each may be on the dim:
+  // one axis in 2 ways, both in 5.
+  CHECK(cases.size() == 2 * (5 + 4 * 2 + 5));
+  // Another dim in its place, and dims of a fixed size.
+#define TAKE(dtype, from, ids)                                                                            \
+  make_case<Tensor<dtype, from>, Tensor<i32, ids>>(                                                       \
+      "take_along of " from ", " ids, [](const auto& x, const auto& i) { return take_along<"V">(x, i); }, \
+      taken_along("V"), {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
+  cases.push_back(TAKE(f32, "V C/t +d", "D C/t"));
+  cases.push_back(TAKE(f64, "B V", "B L/t"));
+  cases.push_back(TAKE(f32, "2 V 2", "2 V/t 2"));
 #undef TAKE
+  check_placements(cases);
 }
 
 TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects an index outside the dim", "[ops]") {

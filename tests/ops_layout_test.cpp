@@ -1,5 +1,6 @@
 // rename, rearrange, transpose, merge, split, stack_shards, concat, stack and broadcast, with their VJPs.
 #include "op_case.hpp"
+#include "shape_specs.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -220,32 +221,46 @@ TEST_CASE("transpose", "[ops]") {
   });
 }
 
-TEST_CASE("stack", "[ops]") {
-  on_meshes({"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}, [](const DevicePtr& device) {
-    static const TensorSpec part = parse_tensor("C/d L +t").spec, whole = parse_tensor("S C/d L +t").spec;
-    static const TensorSpec dual = parse_tensor("S C/d L").spec, dual_part = parse_tensor("C/d L").spec;
+TEST_CASE("stack and unstack", "[ops]") {
+  std::vector<Case> cases;
+  each<two_dims.size()>([&](auto i) {
+    static constexpr Spec spec{two_dims[i]};
+    using X = Tensor<turn_of_all<i>, spec>;
+    const Draw draw = is_floating(dtype_v<typename X::value_type>) ? Draw::odd : Draw::integers;
+    cases.push_back(make_case<X, X>(
+        "stack of " + std::string(two_dims[i]), [](const auto& a, const auto& b) { return stack<"two">(a, b); },
+        Reference(
+            [](const std::vector<Global>& x, Global& y) {
+              y.data = x[0].data;
+              y.data.insert(y.data.end(), x[1].data.begin(), x[1].data.end());
+            },
+            [](const std::vector<Global>&, const Global& ct, std::vector<Global>& dx) {
+              const auto middle = ct.data.begin() + static_cast<std::ptrdiff_t>(dx[0].data.size());
+              dx[0].data.assign(ct.data.begin(), middle);
+              dx[1].data.assign(middle, ct.data.end());
+            }),
+        {.law = Law::joint, .draws = {draw, draw}}));
+    if constexpr (rules::unstack("unstack", "operand", "A", spec).ok())
+      cases.push_back(
+          make_case<X>("unstack of " + std::string(two_dims[i]), [](const auto& x) { return unstack<"A">(x)[2]; },
+                       Reference(
+                           [](const std::vector<Global>& x, Global& y) {
+                             std::copy_n(x[0].data.begin() + 2 * std::ssize(y.data), y.data.size(), y.data.begin());
+                           },
+                           [](const std::vector<Global>&, const Global& ct, std::vector<Global>& dx) {
+                             std::copy(ct.data.begin(), ct.data.end(), dx[0].data.begin() + 2 * std::ssize(ct.data));
+                           }),
+                       {.draws = {draw}}));
+  });
+  CHECK(cases.size() == 18 + (3 * 3 + 1));
+  check_placements(cases);
+  on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
     using Part = Tensor<f32, "C/d L +t">;
-    std::vector<Part> parts;
-    Global expected{{"S", "C", "L"}, {3, 6, 6}, {}}, cotangent = expected;
-    std::vector<Global> pieces;
-    for (std::uint64_t i = 0; i < 3; ++i) {
-      const Global one{{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 1).data};
-      parts.push_back(Part(detail::as_leaf(*place(device, DType::f32, part, one))));
-      expected.data.insert(expected.data.end(), one.data.begin(), one.data.end());
-      pieces.push_back({{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 7).data});
-      cotangent.data.insert(cotangent.data.end(), pieces.back().data.begin(), pieces.back().data.end());
-    }
-    const auto z = stack<"S">(parts);
-    static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "S C/d L +t">>);
-    expect(z.size("S") == 3, "the number of operands");
-    expect_close(assemble(*z.value(), whole), expected, DType::f32, 1e-6, "stack");
-    std::vector<detail::Slot> slots;
-    for (const Part& p : parts) slots.push_back(p.value()->slot);
-    const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, dual, cotangent)}}, slots);
-    for (std::size_t i = 0; i < 3; ++i)
-      expect_close(assemble(*found[i], dual_part), pieces[i], DType::f32, 1e-6, "cotangent");
-    const auto two = stack<"S">(parts[0], parts[1]);
-    expect(two.size("S") == 2, "two operands");
+    const auto one = to_partial<"C/d L -> C/d L +t">(full<f32, "C/d L">(mesh, {{"C", 6}, {"L", 2}}, 1.0));
+    const auto three = stack<"S">(std::vector{one, one * 2.0, one * 3.0});
+    static_assert(std::is_same_v<std::remove_const_t<decltype(three)>, Tensor<f32, "S C/d L +t">>);
+    expect_equal(fetch(sum<"S C L -> S">(all_gather<"S C L">(all_reduce<"S C/d L">(three)))).data,
+                 std::vector<f32>{12, 24, 36});
     expect_error([&] { stack<"S">(std::vector<Part>{}); },
                  "stack<`S`>: there is nothing to stack; give one tensor at least");
   });

@@ -1,76 +1,16 @@
-// Reductions other than sums and maxima: prod, logsumexp, var, vector_norm, any, all, with their VJPs.
-#include <cmath>
+// Reductions of the values that formulas get wrong: prod, logsumexp, var, vector_norm, max, min, any, all, with their
+// VJPs. Their placements are in ops_exhaustive_typed_test.cpp.
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
+#include "support.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
 
 namespace {
 
-#define FOLD(dtype, from, expression, reference, ...) \
-  ONE(dtype, from, expression, folded(reference), .law = Law::none, __VA_ARGS__)
-
-double product_of(const std::vector<double>& x) {
-  double product = 1;
-  for (const double v : x) product *= v;
-  return product;
-}
-double variance_of(const std::vector<double>& x) {
-  double mean = 0, sum = 0;
-  for (const double v : x) mean += v / static_cast<double>(x.size());
-  for (const double v : x) sum += (v - mean) * (v - mean);
-  return sum / static_cast<double>(x.size());
-}
-double norm_of(const std::vector<double>& x) {
-  double sum = 0;
-  for (const double v : x) sum += v * v;
-  return std::sqrt(sum);
-}
-double log_of_sum(const std::vector<double>& x) {
-  double sum = 0;
-  for (const double v : x) sum += std::exp(v);
-  return std::log(sum);
-}
-double some(const std::vector<double>& x) {
-  for (const double v : x)
-    if (v != 0) return 1;
-  return 0;
-}
-double every(const std::vector<double>& x) {
-  for (const double v : x)
-    if (v == 0) return 0;
-  return 1;
-}
-
-TEST_CASE("prod, logsumexp, var and vector_norm", "[ops]") {
-  check_cases({
-      FOLD(f64, "D B/t K", (prod<"D B/t K -> B/t">(x)), product_of, .tolerance = 1e-6, .draws = {Draw::even}),
-      FOLD(i32, "L B/d", (prod<"L B/d -> B/d">(x)), product_of, .draws = {Draw::integers}),
-      FOLD(bf16, "D C/t", (prod<"D C/t -> C/t">(x)), product_of, .tolerance = 0.02),
-      FOLD(f64, "B C/t V", (logsumexp<"C/t">(x)), log_of_sum, .tolerance = 1e-6),
-      FOLD(bf16, "V B/d/t", (logsumexp<"V B/d/t -> B/d/t">(x)), log_of_sum, .tolerance = 0.02),
-      FOLD(f32, "B/d M", (var<"B/d M -> B/d">(x)), variance_of, .tolerance = 4e-6),
-      FOLD(f64, "B C/t V", (var<"C/t">(x)), variance_of, .tolerance = 1e-6),
-      FOLD(f32, "B/d M", (vector_norm<"B/d M -> B/d">(x)), norm_of, .tolerance = 4e-6),
-      FOLD(f64, "B M C/t", (vector_norm<"C/t">(x)), norm_of, .tolerance = 1e-6),
-  });
-}
-
-TEST_CASE("any and all", "[ops]") {
-  check_cases({
-      FOLD(bool_, "B/d K", (any<"B/d K -> B/d">(x)), some, .draws = {Draw::truth}),
-      FOLD(bool_, "two A/t", (all<"two A/t -> A/t">(x)), every, .draws = {Draw::truth}),
-      FOLD(bool_, "B V", (any<"">(x)), some, .draws = {Draw::truth}),
-      FOLD(bool_, "A/d/t two", (all<"A/d/t">(x)), every, .draws = {Draw::truth}),
-  });
-}
-
-// The placements above are those of dims; here are the values that formulas get wrong.
 TEST_CASE("reductions of zeros, infinities and nothing", "[ops]") {
   on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     constexpr f64 inf = std::numeric_limits<f64>::infinity();

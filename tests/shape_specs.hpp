@@ -1,9 +1,16 @@
 // Every small tensor spec over given dims and axes, for exhaustive tests of the rules.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/spec/spec.hpp"
 
 namespace shardlib::test {
@@ -39,6 +46,26 @@ inline std::vector<std::string> specs_of_any(const std::vector<std::vector<std::
   for (const auto& dims : lists)
     for (auto& spec : specs_of(dims)) all.push_back(spec);
   return all;
+}
+
+/// Those of the dims A and B, for types.
+inline constexpr std::array<std::string_view, 18> two_dims{
+    "A/d/t B", "A/t/d B",  "A/d B/t",  "A/d B +t",  "A/d B",  "A/t B/d", "A B/d/t", "A B/t/d", "A B/d +t",
+    "A B/d",   "A/t B +d", "A B/t +d", "A B +d +t", "A B +d", "A/t B",   "A B/t",   "A B +t",  "A B"};
+
+/// The dtypes, which take turns from spec to spec: of floating point, and with an integer.
+template <std::size_t I>
+using turn_of = std::tuple_element_t<I % 3, std::tuple<f32, bf16, f64>>;
+template <std::size_t I>
+using turn_of_all = std::tuple_element_t<I % 4, std::tuple<f32, bf16, f64, i32>>;
+
+/// Calls f with 0 to n - 1, each a constant.
+template <std::size_t N, class F>
+void each(const F& f) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (f(std::integral_constant<std::size_t, I>{}), ...);
+  }
+  (std::make_index_sequence<N>{});
 }
 
 }  // namespace shardlib::test
