@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <set>
 #include <shardlib/shardlib.hpp>
@@ -33,12 +34,13 @@ constexpr std::string_view twice =
     "+ - * / abs clamp cos cross_entropy erf exp expm1 gelu log log1p map masked maximum minimum mod pow relu rsqrt "
     "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_unreduced windows "
     "all_gather all_reduce all_to_all reduce_scatter shard shift to_partial index_unreduced scatter_add sort "
-    "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack transpose "
-    "tril triu unstack cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
+    "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
+    "stack_shards "
+    "transpose tril triu unstack unstack_shards cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
 // and ops that throw.
 constexpr std::string_view once =
-    "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering linear_scan max min on_submeshes prod "
-    "reinterpret";
+    "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering grouped_einsum linear_scan max min "
+    "on_submeshes prod ragged_all_to_all reinterpret";
 
 /// Positive, as some functions need it, and away from kinks.
 Weights random_weights(const Grid& mesh, std::uint64_t seed, double mean = 1) {
@@ -261,6 +263,11 @@ void products(const Grid& mesh, Ops& ops) {
       "einsum_unreduced");
 }
 
+/// A whole dim that each mesh divides.
+Tensor<f64, "A K"> four_columns(const Weights& w) {
+  return narrow<"C -> K">(all_gather<"A/d C -> A C">(w.c), 0, 4);
+}
+
 void placements(Ops& ops) {
   ops.exact("all_gather", [](const Weights& w) { return cubes(all_gather<"A/d B/t -> A B/t">(w.a) * 0.5); });
   ops.exact("reduce_scatter all_reduce", [](const Weights& w) {
@@ -270,8 +277,23 @@ void placements(Ops& ops) {
   ops.exact("all_to_all",
             [](const Weights& w) { return cubes(all_to_all<"A/d B -> A B/d">(all_gather<"A/d B/t -> A/d B">(w.a))); });
   ops.exact("shift", [](const Weights& w) {
-    const auto rows = narrow<"C -> K">(all_gather<"A/d C -> A C">(w.c), 0, 4);
+    const auto rows = four_columns(w);
     return cubes(shift<over<"t">>(shard<"A K -> A K/t">(rows), 1) * shard<"A K -> A K/t">(square(rows)));
+  });
+  // Each device counts a row for the group of its own number.
+  const auto counts = [](const Grid& mesh) {
+    return one_hot<"X", i32>(iota<"P/t">(mesh, mesh.size("t")), mesh.size("t"));
+  };
+  ops.none("ragged_all_to_all", [counts](const Weights& w) {
+    const auto rows = shard<"K A -> K/t A">(transpose(four_columns(w)));
+    const auto sent = counts(Grid(w.a.device()));
+    return cubes(ragged_all_to_all<"K/t A -> S/t A">(rows, sent, all_to_all<"P/t X -> P X/t">(sent), {{"S", 4}}));
+  });
+  ops.none("grouped_einsum", [counts](const Weights& w) {
+    const Grid mesh(w.a.device());
+    const auto rows = shard<"K A -> K/t A">(transpose(four_columns(w)));
+    const auto weights = broadcast<"A C -> X A C">(all_gather<"A/d C -> A C">(w.c), {{"X", mesh.size("t")}});
+    return cubes(grouped_einsum<"K/t A, X A C -> K/t C">(rows, weights, counts(mesh)));
   });
   ops.none("on_submeshes", [](const Weights& w) {
     const auto twice_of = [](const Mesh<"d">&, const auto& x) { return x * 2.0; };
@@ -341,6 +363,20 @@ void layouts(Ops& ops) {
     const auto parts = unstack<"C">(transpose(w.c));
     return cubes(parts[0] * parts[2]) + cubes(parts[3]);
   });
+  ops.exact("stack unstack", [](const Weights& w) {  // along a padded dim
+    const auto step = [](const Tensor<f64, "B/t">& h, const Tensor<f64, "B/t">& row) {
+      const auto next = h * row;
+      return std::pair(next, next + row);
+    };
+    const auto rows = all_gather<"A/d B/t -> A B/t">(w.a);
+    const auto [last, seen] = scan<"A">(step, shard<"B -> B/t">(w.b), rows);
+    return cubes(last) + cubes(seen * rows);
+  });
+  ops.exact("stack_shards unstack_shards", [](const Weights& w) {
+    const auto columns = shard<"A K -> A K/t">(four_columns(w));
+    const auto shards = stack_shards<"A K/t -> P/t A W">(columns);
+    return cubes(shards * exp(shards)) + cubes(unstack_shards<"P/t A W -> A K/t">(square(shards)) * columns);
+  });
 }
 
 TEST_CASE("second derivatives of each op, or an error", "[grad]") {
@@ -408,16 +444,17 @@ TEST_CASE("value_and_grad of a function that calls it: a gradient penalty", "[gr
   });
 }
 
-/// The N-th derivative of each exp(x).
+/// The N-th derivative of each element of f(x).
+using Block = Tensor<f64, "A/d B/t">;
 template <int N>
-Tensor<f64, "A/d B/t"> nth_gradient(const Grid& mesh, const Tensor<f64, "A/d B/t">& x) {
-  const auto f = [&](const Tensor<f64, "A/d B/t">& y) -> Loss {
+Block nth_gradient(const Grid& mesh, const std::function<Block(const Block&)>& f, const Block& x) {
+  const auto loss = [&](const Block& y) -> Loss {
     if constexpr (N == 1)
-      return sum(exp(y));
+      return sum(f(y));
     else
-      return sum(nth_gradient<N - 1>(mesh, y));
+      return sum(nth_gradient<N - 1>(mesh, f, y));
   };
-  return value_and_grad(mesh, f, x).second;
+  return value_and_grad(mesh, loss, x).second;
 }
 TEST_CASE("second derivatives of recomputed and prefetched functions, and higher ones", "[grad]") {
   on_meshes(meshes, [](const Grid& mesh) {
@@ -489,10 +526,34 @@ TEST_CASE("second derivatives of recomputed and prefetched functions, and higher
     const Weights found = reduce_gradients(mesh, value_and_grad(mesh, curvature(exps), w).second);
     const auto by_hand = found.a - square(v.a) * exp(w.a);
     expect(item(all_reduce<"+d +t -> ">(sum(square(by_hand)))) < 1e-28, "v^2 exp(a)");
-    // Up to the fifth, of one operand.
-    expect(item(all_reduce<"+d +t -> ">(sum(square(nth_gradient<5>(mesh, w.a) - exp(w.a))))) < 1e-24, "fifth");
-    const std::string sixth = error_of([&] { static_cast<void>(nth_gradient<6>(mesh, w.a)); });
-    expect(sixth.find("functions of numbers have derivatives up to order 5; take") != std::string::npos, sixth);
+    // Up to the fifth: of one operand, by one of two, and by all.
+    const auto fifth = [&](const char* what, const std::function<Block(const Block&)>& f, const Block& expected) {
+      const auto squares = [](const Block& x) { return item(all_reduce<"+d +t -> ">(sum(square(x)))); };
+      const double error = squares(nth_gradient<5>(mesh, f, w.a) - expected) / squares(expected);
+      expect(error < 1e-24, std::string("fifth, ") + what + ": " + show(error));
+      const std::string sixth = error_of([&] { static_cast<void>(nth_gradient<6>(mesh, f, w.a)); });
+      expect(sixth.find("functions of numbers have derivatives up to order 5; take") != std::string::npos,
+             std::string("sixth, ") + what + ": " + sixth);
+    };
+    fifth(
+        "exp(x)", [](const Block& y) { return exp(y); }, exp(w.a));
+    if (mesh.size() == 4) {
+      const auto b = shard<"B -> B/t">(w.b);
+      const Block x = w.a, x2 = x * x;
+      fifth(
+          "b / x", [b](const Block& y) { return map([](auto p, auto q) { return q / p; }, y, b); },
+          b * -120.0 / (x2 * x2 * x2));
+      fifth(
+          "x^b", [b](const Block& y) { return pow(y, b); },
+          pow(x, b - 5.0) * (b * (b - 1.0) * (b - 2.0) * (b - 3.0) * (b - 4.0)));
+      fifth(
+          "exp(x x)", [](const Block& y) { return map([](auto p, auto q) { return exp(p * q); }, y, y); },
+          exp(x2) * x * (x2 * x2 * 32.0 + x2 * 160.0 + 120.0));
+      fifth(
+          "exp(x x x)",
+          [](const Block& y) { return map([](auto p, auto q, auto r) { return exp(p * q * r); }, y, y, y); },
+          exp(x2 * x) * x * (x2 * x * (x2 * x2 * x2 * 243.0 + x2 * x * 1620.0 + 2160.0) + 360.0));
+    }
     // What has no third derivative says so.
     const auto softmaxes = allow_unused([](const Weights& p) { return cubes(softmax<"C">(p.c)); });
     const auto of_softmax = allow_unused([&](const Weights& p) -> Loss {
