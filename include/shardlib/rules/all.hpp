@@ -14,6 +14,7 @@
 #include "shardlib/rules/index.hpp"
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"
+#include "shardlib/rules/loops.hpp"
 #include "shardlib/rules/loss.hpp"
 #include "shardlib/rules/positions.hpp"
 #include "shardlib/rules/ragged.hpp"

@@ -189,65 +189,6 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
               "it refers to may be gone; pass a type that owns what it needs"};
 }
 
-/// scan_layers, fori, scan: the reason why the function does not accept what the loop passes to it, `args` arguments.
-/// `callable` has the other reasons.
-constexpr Verdict loop_function(std::string_view op, int args, int parameters, int at, bool not_const,
-                                std::string_view declared, std::string_view given) {
-  const Text title = Text(op) + ": ";
-  const Text form = Text("; write ") + (op == "fori"   ? "f(i, carry, extra arguments...)"
-                                        : op == "scan" ? "f(carry, x, extra arguments...)"
-                                                       : "f(carry, layer, extra arguments...)");
-  const Text parameter = title + "parameter " + number(at + 1) + " of the function";
-  if (parameters < 0)
-    return {{}, title + "the function does not take the " + number(args) + " arguments that the loop passes" + form};
-  if (at < 0)
-    return {{},
-            title + "the function has " + number(parameters) + (parameters == 1 ? " parameter" : " parameters") +
-                ", but the loop passes " + number(args) + form};
-  if (not_const)
-    return {{},
-            parameter + ", " + quoted(declared) + ", is not const; write " + quoted("const " + Text(declared) + "&")};
-  return {{}, parameter + " is " + quoted(declared) + ", but the loop passes " + quoted(given) + form};
-}
-
-/// scan_layers, fori, scan: the function returns another tensor than it takes.
-constexpr Verdict carry(std::string_view op, DType carry_dtype, const TensorSpec& carry, DType returned_dtype,
-                        const TensorSpec& returned) {
-  const TensorSpec &is = returned, &due = carry;
-  if (is == due && returned_dtype == carry_dtype) return {};
-  Text why = Text(op) + ": the carry is " + quoted(Text(name(carry_dtype)) + "[" + to_string(due) + "]") +
-             ", but the function returns " + quoted(Text(name(returned_dtype)) + "[" + to_string(is) + "]") +
-             ", and the next iteration takes it";
-  if (!(is == due)) {
-    why = why + ": " + difference(is, due);
-    if (const Text advice = conversion(is, due); !advice.empty()) why = why + "; " + advice;
-  }
-  if (returned_dtype != carry_dtype) why = why + "; write " + quoted(Text("cast<") + name(carry_dtype) + ">");
-  return {{}, why};
-}
-/// The same of other types.
-constexpr Verdict carry_type(std::string_view op, std::string_view carry, std::string_view returned) {
-  return {{},
-          Text(op) + ": the carry is " + quoted(carry) + ", but the function returns " + quoted(returned) +
-              ", and the next iteration takes it; return " + quoted(carry) +
-              (op == "scan" ? " as the first of the pair" : "")};
-}
-/// scan: the function returns the carry, and a tensor or a tree.
-constexpr Verdict scan_result(bool is_pair, std::string_view returned) {
-  if (is_pair) return {};
-  return {{},
-          "scan: the function returns " + quoted(returned) +
-              "; return std::pair(carry, y), where y is a tensor or a tree of tensors, which the loop stacks"};
-}
-/// scan_layers: the layers are an Array.
-constexpr Verdict layer_list(bool is_list, std::string_view type) {
-  if (is_list) return {};
-  return {{},
-          "scan_layers: " + quoted(type) +
-              " is not an Array of layers; for a tree of stacked tensors name the stacked dim, "
-              "`scan_layers<\"layer\">(f, stacked, x)`"};
-}
-
 /// The reasons why a type is not a tree of tensors.
 enum class NoTree { no_struct, not_public, bases, tuple, optional, variant, list, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
