@@ -77,7 +77,7 @@ auto config_by_pointer(const X& x, const Layer& w, const Config* config) {
 }
 
 // The backward pass would take its tensors for constants.
-// expect: explicit_activation_checkpointing: `std::pair<.*>` is not a tree of tensors: its parts have no names; take a plain
+// expect: explicit_activation_checkpointing: `std::pair<.*` is not a tree of tensors: its parts have no names; take a plain
 auto weights_in_pair(const X& x, const Layer& w) {
   return explicit_activation_checkpointing([](const X& y, const auto& v) { return y * v.second; })(x, std::pair{w, x});
 }
@@ -91,7 +91,7 @@ auto number_among_tensors(const X& x) {
   return explicit_activation_checkpointing([](const Scaled& s) { return s.x * s.scale; })(Scaled{x, 2});
 }
 
-// expect: explicit_activation_checkpointing: `std::vector<.*>` is not a tree of tensors: a list of trees needs a name; take
+// expect: explicit_activation_checkpointing: `std::vector<.*` is not a tree of tensors: a list of trees needs a name; take
 auto list_of_tensors(const X& x) {
   return explicit_activation_checkpointing([](const std::vector<X>& all) { return all.at(0); })(std::vector<X>{x, x});
 }

@@ -150,7 +150,7 @@ auto captured_gather(const X& x, const Layers& w) {
 }
 
 // a tuple's tensors would be taken for constants of the layer
-// expect: scan_layers: `std::pair<.*>` is not a tree of tensors: its parts have no names; take a plain struct, or an argument
+// expect: scan_layers: `std::pair<.*` is not a tree of tensors: its parts have no names; take a plain struct, or an argument
 auto pair_of_extras(const X& x, const Layers& w) {
   return scan_layers([](const X& y, const Layer& v, const auto& extra) { return layer(y, v) * extra.first; }, w, x,
                      {.recompute = {"dots"}}, std::pair{x, 1});
@@ -166,7 +166,7 @@ auto number_in_extra(const X& x) {
               {.recompute = {"everything"}}, Scaled{x, 0.5});
 }
 
-// expect: scan: `std::optional<.*>` is not a tree of tensors: whether it holds a tensor is known at run time alone
+// expect: scan: `std::optional<.*` is not a tree of tensors: whether it holds a tensor is known at run time alone
 auto optional_extra(const X& h, const Tensor<f32, "L B/d M">& xs) {
   return scan<"L">([](const X& now, const X& x, const auto& bias) { return cell(now + *bias, x); }, h, xs,
                    {.recompute = {"dots"}}, std::optional<X>(h));

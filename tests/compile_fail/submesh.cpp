@@ -95,7 +95,7 @@ auto still_sharded(const Mesh<"d e t">& mesh, const Tensor<f32, "B/e">& x) {
   return on_submeshes<"N/e">(mesh, [](const Mesh<"d t">&, const Tensor<f32, "B/e">& y) { return y; }, x);
 }
 
-// expect: on_submeshes: `std::tuple<.*>` is not a tree of tensors: its parts have no names; .*; a tree is a tensor, an Array of trees, or
+// expect: on_submeshes: `std::tuple<.*` is not a tree of tensors: its parts have no names; take a plain struct, or an argument
 auto list_of_tensors(const Mesh<"d e t">& mesh, const Tensor<f32, "B">& x) {
   return on_submeshes<"N/e">(mesh, [](const auto&, const auto& all) { return std::get<0>(all); }, std::tuple{x, x});
 }
