@@ -208,8 +208,7 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
-/// is one. *Throws* if the trees differ in structure, for an empty leaf, and if one tree is passed twice to be written:
-/// the errors name `function`.
+/// is one. *Throws*, naming `function`, if the trees differ in structure, a leaf is empty, or a tree is written twice.
 [[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function,
                                                                    const LeafFactorsOf& factors, std::size_t moments,
                                                                    const UntypedLeaves<ValuePtr>& weights,
@@ -223,9 +222,8 @@ template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
   require_matches(decays, weights);
-  return list_updates(
-      function, [&](std::string_view name) { return leaf_factors(decays, name); }, N, untyped_leaves(weights),
-      untyped_leaves(grads), others);
+  const auto factors = [&](std::string_view name) { return leaf_factors(decays, name); };
+  return list_updates(function, factors, N, untyped_leaves(weights), untyped_leaves(grads), others);
 }
 /// As above, after a check of all types.
 template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads, class... Rest>

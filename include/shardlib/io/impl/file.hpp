@@ -159,8 +159,10 @@ SHARDLIB_INLINE std::vector<std::string> files_below(const std::string& folder) 
     if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
     if (hidden) continue;
     if (it->is_regular_file(gone)) paths.push_back(it->path().string());
-    if (it->is_symlink(gone) && !it->exists(gone))
+    if (it->is_symlink(gone) && !it->exists(gone)) {
+      if (error = gone; error.value() == ELOOP) break;
       throw UsageError("'" + it->path().string() + "' is a symbolic link to nothing: fetch its file, or remove it");
+    }
   }
   if (error)
     throw UsageError("cannot list the folder '" + folder + "': " +
