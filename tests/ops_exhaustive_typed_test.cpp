@@ -220,11 +220,12 @@ void add_shift(std::vector<Case>& cases, const std::vector<AxisSize>& mesh, int 
         {.draws = {is_floating(dtype_v<D>) ? Draw::odd : Draw::integers}}));
 }
 
+constexpr int steps_of_turn[2][2] = {{1, 0}, {-2, 7}};
+
 TEST_CASE("shift over every spec and axis", "[ops][exhaustive]") {
-  static constexpr int steps[2][2] = {{1, 0}, {-2, 7}};
   for (const auto& mesh : op_meshes())
     each<2>([&](auto turn) {
-      for (const int by : steps[turn]) {
+      for (const int by : steps_of_turn[turn]) {
         std::vector<Case> cases;
         each<two_dims.size()>([&](auto i) {
           add_shift<turn_of_all<i + turn>, i, "d">(cases, parse_mesh(mesh), by);
