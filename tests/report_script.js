@@ -108,6 +108,14 @@ function drawn(p, where) {
 function one(file) {
   let p = load(file);
   drawn(p, "one run");
+  const marks = count => {  // how many heights the marks of events have, and the greatest
+    const notes = Array.from({length: count}, (_, i) => ({step: 20 * i, run: 0, text: "resumed"}));
+    const edit = text => text.replace(/"notes":\[[^\]]*\]/, '"notes":' + JSON.stringify(notes));
+    const found = [...load(file, "", null, edit).svg("loss").matchAll(/class="note"[^>]*d="M\S+ (\S+)V(\S+)"/g)];
+    return {count: found.length, height: Math.max(...found.map(m => m[2] - m[1]))};
+  };
+  check(marks(12).count === 12 && marks(12).height > 200, "an event is a line from top to bottom");
+  check(marks(13).count === 13 && marks(13).height < 20, "many events leave the curves free");
   check(p.plot("loss").getAttribute("tabindex") === "0", "a chart takes the focus");
   check(p.plot("loss").getAttribute("role") === "slider", "a chart has the role of what arrows move");
   check(!p.bar.find(".toggle").length, "one run alone cannot be hidden");

@@ -204,7 +204,7 @@ TEST_CASE("report: one run, a metrics file, and what is not a run", "[run]") {
   const std::string page = contents(folder / "first/report.html");
   for (const char* text :
        {"<title>first</title>", "id=\"loss\"", "id=\"grad_norm\"", "id=\"learning_rate\"", "id=\"speed\"", "id=\"mfu\"",
-        "id=\"memory\"", "id=\"breakdown0\"", "Sampled texts", "model.d"})
+        "id=\"memory\"", "id=\"breakdown0\"", "Sampled texts", "<th>model</th>"})
     CHECK(page.find(text) != std::string::npos);
   CHECK(run::report({folder / "first/metrics.jsonl"}).find("<title>metrics.jsonl</title>") != std::string::npos);
   CHECK(run::report({(folder / "first") + "/"}).find("<title>first</title>") != std::string::npos);
@@ -266,8 +266,9 @@ TEST_CASE("report: what a run has done out of turn is marked and listed", "[run]
   const std::string page = run::report({path});
   CHECK(page.find(R"({"step":3,"run":0,"text":"step 3: a \"spike\" \u003cb>"})") != std::string::npos);
   CHECK(page.find("the last 50 of 80") != std::string::npos);
-  CHECK(page.find("<td class=\"num\">29</td>") == std::string::npos);
-  CHECK(page.find("<td class=\"num\">31</td><td>step 31: a &quot;spike&quot; &lt;b&gt;</td>") != std::string::npos);
+  CHECK(page.find("<td class=\"num step\">29</td>") == std::string::npos);
+  CHECK(page.find("<td class=\"num step\">31</td><td>step 31: a &quot;spike&quot; &lt;b&gt;</td>") !=
+        std::string::npos);
 }
 
 TEST_CASE("report: a long run stays small", "[run]") {

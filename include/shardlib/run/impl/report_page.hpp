@@ -6,7 +6,8 @@ namespace shardlib::run::detail {
 /// How to read and use the charts.
 inline constexpr const char* report_help =
     "Strong curves are means (medians of speeds, times and memory) over 2 % of what is shown; the steps' own values "
-    "are faint behind. Upright dotted lines mark events, such as a restart; they are listed below. "
+    "are faint behind. Upright dotted lines, short ones if there are many, mark events, such as a restart; they are "
+    "listed below. "
     "Drag over a chart to zoom in; a double click shows the whole range again. <span "
     "class=\"keyboard\">With "
     "the keyboard, in a chart: arrows, Page Up, Page Down, Home and End read values; + and - zoom, Shift and an arrow "
@@ -30,6 +31,7 @@ h1{font-size:24px;margin:0 0 4px;font-weight:650;overflow-wrap:anywhere}
 h2{font-size:17px;margin:34px 0 12px;font-weight:650}
 p.sub{margin:0 0 18px;color:var(--dim)}
 .grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:16px}
+.grid2>.card:last-child:nth-child(odd){grid-column:1/-1}
 .card,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0;padding:12px 14px}
 .card{position:relative}
 .box{overflow-x:auto}
@@ -88,6 +90,10 @@ th{font-weight:600;color:var(--dim);font-size:13px}
 tr:last-child td{border-bottom:0}
 td.num,th.num{text-align:right}
 th,td{min-width:56px}
+td.step,th.step{width:1px}
+.sections{columns:2 400px;column-gap:36px}
+.sections table{table-layout:fixed;break-inside:avoid;margin-bottom:14px}
+.sections th:first-child{width:48%}
 main>.box+.box{margin-top:12px}
 td:first-child code{white-space:nowrap}
 td code{font:13px/1.4 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}

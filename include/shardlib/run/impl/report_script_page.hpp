@@ -110,17 +110,18 @@ function draw(c) {
     out += `<path class="grid" d="M${c.left} ${y(v).toFixed(1)}H${right}"/><text x="${c.left - 7}" y="${
       (y(v) + 4).toFixed(1)}" text-anchor="end">${label}</text>`;
   for (const [v, label] of x_ticks(state.axis, low, high, (right - c.left) / 64))
-    out += `<text x="${Math.min(x_at(v), w - 4 * label.length).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
+    out += `<text x="${Math.min(x_at(v), w - 4 * label.length - 4).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
       label}</text>`;
-  out += `<text x="${(c.left + right) / 2}" y="${h - 3}" text-anchor="middle">${axes[state.axis].title}</text>`;
+  out += `<text x="${(c.left + right) / 2}" y="${h - 6}" text-anchor="middle">${axes[state.axis].title}</text>`;
   // A picture of its own clips what is outside, but for marks at the ends.
   const clip = [c.left - 5, margin.top, right - c.left + 10, bottom - margin.top];
   out += `<svg x="${clip[0]}" y="${clip[1]}" width="${clip[2]}" height="${clip[3]}" viewBox="${clip.join(" ")}">`;
-  for (const note of c.notes) {
-    const x = x_at(convert(page.runs[note.run], "step", state.axis, note.step));
-    if (!state.hidden.has(note.run) && x >= c.left && x <= right)
-      out += `<path class="note" style="stroke:var(--${page.runs[note.run].color})" d="M${x.toFixed(1)} ${margin.top}V${bottom}"/>`;
-  }
+  const notes = c.notes.filter(n => !state.hidden.has(n.run))
+    .map(n => ({color: page.runs[n.run].color, x: x_at(convert(page.runs[n.run], "step", state.axis, n.step))}))
+    .filter(n => n.x >= c.left && n.x <= right);
+  const top = notes.length > 12 ? bottom - 14 : margin.top;  // many whole lines would hide the curves
+  for (const {x, color} of notes)
+    out += `<path class="note" style="stroke:var(--${color})" d="M${x.toFixed(1)} ${top}V${bottom}"/>`;
   const color = (s, kind) => `style="${kind}:var(--${s.color})"`;
   for (const curve of curves) {
     const {s, ys} = curve;

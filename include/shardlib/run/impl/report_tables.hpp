@@ -154,12 +154,13 @@ inline std::string events_section(const std::vector<RunData>& runs) {
     std::vector<std::string> rows;
     for (const Record& record : run.records)
       for (const std::string& event : record.events)
-        rows.push_back(fmt::format("<tr><td class=\"num\">{}</td><td>{}</td></tr>", record.step, markup_escape(event)));
+        rows.push_back(
+            fmt::format("<tr><td class=\"num step\">{}</td><td>{}</td></tr>", record.step, markup_escape(event)));
     if (rows.empty()) continue;
     const std::size_t first = rows.size() - std::min(rows.size(), most);
     out += "<div class=\"box\">" + (runs.size() > 1 ? "<p class=\"sub\">" + swatch(run) + "</p>" : std::string()) +
            (first > 0 ? fmt::format("<p class=\"sub\">the last {} of {}</p>", most, rows.size()) : "") +
-           "<table><tr><th class=\"num\">step</th><th>what happened</th></tr>";
+           "<table><tr><th class=\"num step\">step</th><th>what happened</th></tr>";
     for (std::size_t i = first; i < rows.size(); ++i) out += rows[i];
     out += "</table></div>\n";
   }
@@ -189,6 +190,23 @@ inline std::string samples_section(const std::vector<RunData>& runs) {
   return out.empty() ? "" : "<h2>Sampled texts</h2><div class=\"grid2\">" + out + "</div>\n";
 }
 
+/// The configuration of one run, a table for each section of its file.
+inline std::string sections_of(const RunData& run) {
+  std::string out = "<div class=\"sections\">", open = "\n";  // the name of no section
+  for (const ConfigEntry& entry : run.config) {
+    const std::size_t point = entry.key.find('.');
+    const std::string section = point == std::string::npos ? "" : entry.key.substr(0, point);
+    if (section != open)
+      out += fmt::format("{}<table><tr><th>{}</th><th>value</th></tr>\n", open == "\n" ? "" : "</table>",
+                         section.empty() ? "key" : markup_escape(section));
+    open = section;
+    out += fmt::format("<tr><td><code>{}</code></td><td><code>{}</code></td></tr>\n",
+                       markup_escape(point == std::string::npos ? entry.key : entry.key.substr(point + 1)),
+                       markup_escape(entry.value));
+  }
+  return out + "</table></div>";
+}
+
 inline std::string config_table(const std::vector<RunData>& runs) {
   std::vector<std::string> keys;
   for (const RunData& run : runs) {
@@ -197,9 +215,10 @@ inline std::string config_table(const std::vector<RunData>& runs) {
     }
   }
   if (keys.empty()) return "";
-  const bool many = runs.size() > 1;
+  std::string out = "<h2>Configuration</h2><div class=\"box\">";
+  if (runs.size() == 1) return out + sections_of(runs.front()) + "</div>\n";
   std::string head = "<tr><th>key</th>", differing, rest;
-  for (const RunData& run : runs) head += "<th>" + (many ? swatch(run) : std::string("value")) + "</th>";
+  for (const RunData& run : runs) head += "<th>" + swatch(run) + "</th>";
   head += "</tr>";
   for (const std::string& key : keys) {
     std::set<std::string> values;
@@ -213,8 +232,6 @@ inline std::string config_table(const std::vector<RunData>& runs) {
     const bool differs = values.size() > 1;
     (differs ? differing : rest) += (differs ? "<tr class=\"differs\">" : "<tr>") + row + "</tr>\n";
   }
-  std::string out = "<h2>Configuration</h2><div class=\"box\">";
-  if (!many) return out + "<table>" + head + rest + "</table></div>\n";
   out += differing.empty() ? "<p>The configurations are the same.</p>" : "<table>" + head + differing + "</table>";
   return out + "<details id=\"same\"><summary>the same in all runs</summary><table>" + head + rest +
          "</table></details></div>\n";
