@@ -196,6 +196,8 @@ def trace(path):
         check(isinstance(e["ts"], (int, float)) and e["dur"] > 0 and e["tid"] > 0, f"the event {e} has its times")
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     check(all(tracks[e["pid"], e["tid"]] == e["cat"] for e in spans), "each event is on its category's track")
+    tids = [tid for _, tid in tracks]
+    check(len(set(tids)) == len(tids) and all(pid != tid for pid, tid in tracks), f"each track has its own tid: {tids}")
     gathers = [e for e in spans if e["name"] == "all_gather"]
     check(all(e["args"] == {"spec": "M/d F -> M F", "bytes": 1 << 20} for e in gathers), "spec and bytes are there")
 

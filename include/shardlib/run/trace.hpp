@@ -1,4 +1,4 @@
-// Traces of a run for chrome://tracing and ui.perfetto.dev: a process row for each rank, a track for each category.
+// Traces of a run for ui.perfetto.dev: a process row for each rank, a track for each category.
 #pragma once
 
 #include <cstdint>

@@ -90,6 +90,7 @@ SHARDLIB_INLINE void Trace::record(const TraceEvent& event) {
 
 SHARDLIB_INLINE std::string Trace::json() const {
   if (!on()) return {};
+  constexpr std::size_t most_tracks = 16;
   const Recording& recording = *recording_;
   const std::lock_guard lock(recording_->mutex);
   std::vector<std::size_t> track(recording.texts.size(), 0);
@@ -102,11 +103,12 @@ SHARDLIB_INLINE std::string Trace::json() const {
   std::size_t tracks = 0;
   for (const Event& event : recording.events) {
     if (track[event.track] != 0 || recording.texts[event.track].empty()) continue;
-    track[event.track] = ++tracks;
+    // Readers take a tid as one process's, and the thread whose tid is its pid as the first to show.
+    track[event.track] = most_tracks * static_cast<std::size_t>(recording.rank) + ++tracks;
     const std::string name = detail::trace_text(recording.texts[event.track]);
-    lines.push_back(detail::trace_metadata("thread_name", recording.rank, tracks, "name", name));
-    lines.push_back(
-        detail::trace_metadata("thread_sort_index", recording.rank, tracks, "sort_index", std::to_string(tracks)));
+    lines.push_back(detail::trace_metadata("thread_name", recording.rank, track[event.track], "name", name));
+    lines.push_back(detail::trace_metadata("thread_sort_index", recording.rank, track[event.track], "sort_index",
+                                           std::to_string(tracks)));
   }
   const auto microseconds = [](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) * 1e-3); };
   std::int64_t end = 0;
