@@ -489,8 +489,25 @@ TEST_CASE("a folded graph keeps products and collectives, and has no cycle", "[g
   REQUIRE(count(folded, "class=\"input") == 0);
   for (const std::string weight : {"w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})  // gathered in both passes
     REQUIRE(count(folded, "[label=\"all_gather\\n[layer/" + weight + ",\\n") == 2);
-  // The backward pass below the forward pass, and all text at least 9 pixels high in a window of 1400.
+  // The backward pass below the forward pass, not beside it, and all text at least 9 pixels high in a window of 1400.
   const std::string svg = run::svg(folded);
+  struct Frame {
+    double left, bottom, right, top;  // y grows downward
+  };
+  const auto frame = [&](const std::string& pass) {
+    const std::size_t at = svg.find("points=\"", svg.find("<title>cluster_" + pass)) + 8;
+    std::string numbers = svg.substr(at, svg.find('"', at) - at);
+    std::ranges::replace(numbers, ',', ' ');
+    std::istringstream points(numbers);
+    Frame f{};
+    points >> f.left >> f.bottom >> f.right >> f.top >> f.right;  // three corners: the left ones, and a right one
+    return f;
+  };
+  const Frame forward = frame("forward"), backward = frame("backward");
+  REQUIRE(forward.top < forward.bottom);
+  REQUIRE(forward.bottom < backward.top);
+  const double width = std::max(forward.right, backward.right) - std::min(forward.left, backward.left);
+  REQUIRE(width < 1.1 * std::max(forward.right - forward.left, backward.right - backward.left));
   REQUIRE(count(folded, "fontsize=12") == 2);
   REQUIRE(std::stod(svg.substr(svg.find("viewBox=\"0.00 0.00 ") + 19)) <= 12 * 1400 / 9.0);
   REQUIRE(count(folded, "  // kept n") > 5);

@@ -104,9 +104,9 @@ class Graph {
   [[nodiscard]] std::string text(const std::string& title) const {
     std::string out = fmt::format(
         "digraph {{\n  label={}; labelloc=t; fontname=\"sans-serif\"; fontsize=16; bgcolor=transparent; nodesep=0.02; "
-        "ranksep=0.3;\n  node [fontname=\"sans-serif\", fontsize=12, margin=\"0.06,0.03\", color=\"#444444\"];\n"
+        "ranksep=0.3;{}\n  node [fontname=\"sans-serif\", fontsize=12, margin=\"0.06,0.03\", color=\"#444444\"];\n"
         "  edge [fontname=\"sans-serif\", fontsize=12, color=\"#777777\", fontcolor=\"#555555\", arrowsize=0.7];\n",
-        quote(title));
+        quote(title), folded_ ? " newrank=true;" : "");  // else `dot` places the passes side by side
     out += nodes(Kind::input);
     for (const auto& [kind, name] : {std::pair{Kind::before, "before"},
                                      {Kind::forward, "forward"},
