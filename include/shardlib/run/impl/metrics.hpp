@@ -28,9 +28,9 @@
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/text.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 
