@@ -97,6 +97,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, weights);
   run::begin(trained, o.optimizer);
   run::Program program = run::program_of(mesh, trained, o.training);
+  program.gradient_bytes = program.weight_bytes;  // their sums are f32, those of one microbatch too
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);

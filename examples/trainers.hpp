@@ -30,7 +30,7 @@ inline void declare_others(shardlib::run::Options& options) {
                     "--rope-context", "--rope-low", "--rope-high", "--rope-yarn", "--rope-beta-fast",
                     "--rope-beta-slow", "--rope-truncate", "--rope-amplitude", "--qkv-bias", "--qk-norm"});
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
-  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--dtype", "--tied", "--dropout"});
+  options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--tied", "--dropout"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});
   options.known_by({"gpt_pipeline"}, {"--schedule", "--stages", "--stage-layers", "--show-schedule",
                                       "--fuse-steady-state", "--show-placement", "--timeline", "--model"});

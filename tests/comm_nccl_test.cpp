@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "shardlib/comm/dry.hpp"
+#include "shardlib/comm/impl/nccl_members.hpp"
 #include "shardlib/comm/staged.hpp"
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/tree_kernel.hpp"

@@ -1292,6 +1292,9 @@ def moe(p):
     p.run("moe", [*resumed, "--mesh=d=1,s=1"]).succeeds()  # the same mesh
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"]).succeeded()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")
+    both = [p.run("moe", [*bad, "--plan", "--mesh=d=2", f"--dtype={dtype}"]).out for dtype in ("f32", "bf16")]
+    rows = [re.findall(r"^  (weights|gradients) +(.*)$", out, re.M) for out in both]
+    planned.check(len(rows[0]) == 2 and rows[0] == rows[1], f"weights and sums of gradients are f32: {rows}")
     planned = p.run("moe", [*bad, "--plan", "--mesh=e=2,s=2"]).succeeded()
     moved = dict(re.findall(r"^  (causal_attention|ragged_all_to_all) .*? +([des]) +\d+ ", planned.out, re.M))
     planned.check(moved == {"causal_attention": "s", "ragged_all_to_all": "e"}, "keys and values move over s, rows over e")
@@ -1450,7 +1453,7 @@ def mistakes(p):
         ([f"--data={nowhere}"], ["nowhere/file", "--data"]),
         ([f"--validation-data={nowhere}"], ["nowhere/file"]),
         ([f"--data={p.folder}"], [p.folder, "flat-tokens", "--stream"]),
-        (["--data="], ["--data"]),
+        (["--data="], ["--data is given an empty value: give PATH"]),
         ([p.text], ["needs its option's name before it, as in --data", p.text]),
         (["--mesh="], ["--mesh is given an empty value: give AXES, or leave the option out"]),
         (["--run", ""], ["--run is given an empty value: give DIR, or leave the option out"]),

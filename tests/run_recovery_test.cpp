@@ -295,7 +295,7 @@ TEST_CASE("training: a checkpoint whose first steps are not finite is set aside,
       if (always) {
         CHECK(done->error.starts_with(
             "step 21: loss inf and gradient norm 1 are not finite; lower --learning-rate, look at the data of this "
-            "step, find the first op with a NaN by --find-nan, or go on with --on-spike "));
+            "step, find the first op with a NaN, if one has it, by --find-nan, or go on with --on-spike "));
         continue;
       }
       CHECK(done->error.empty());

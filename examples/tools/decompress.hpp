@@ -11,7 +11,6 @@
 #include <shardlib/support/error.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

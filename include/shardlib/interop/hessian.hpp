@@ -14,7 +14,7 @@
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/interop/check_gradients.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
-#include "shardlib/optim/optimizers.hpp"
+#include "shardlib/optim/global_norm.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/types/tree.hpp"
 
@@ -24,11 +24,10 @@ namespace detail {
 
 /// The Euclidean norm of leaves of f32 or f64.
 template <Spec A, class Tree>
-double norm_of_leaves(const Mesh<A>& /*mesh*/, const Tree& tree) {
+double norm_of_leaves(const Mesh<A>& mesh, const Tree& tree) {
   Tensor<f32, dual_spec("", A)> total;
-  for_each_leaf([&](std::string_view,
-                    const auto& leaf) { add_squares(total, cast<f32>(leaf), [](std::string_view) { return true; }); },
-                tree);
+  const auto all = [](std::string_view) { return true; };
+  for_each_leaf([&](std::string_view, const auto& leaf) { add_squares(mesh, total, cast<f32>(leaf), all); }, tree);
   return root_of(total);
 }
 template <class Tree>

@@ -1,7 +1,6 @@
 // The mesh that --mesh names.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -161,7 +161,11 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
 inline std::string read_config_file(const std::string& path) {
   if (std::error_code error; std::filesystem::is_directory(path, error))
     throw UsageError("'" + path + "' is a folder: give a file, as in '" + path + "/config.toml'");
-  return std::string(io::as_text(io::read_file(path)));
+  try {
+    return std::string(io::as_text(io::read_file(path)));
+  } catch (const StorageError& error) {  // also of a file that may not be read: no start again would help
+    throw UsageError(error.what());
+  }
 }
 
 /// A value as command-line texts, if it has one of the TOML types that the target takes.

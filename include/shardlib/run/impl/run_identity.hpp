@@ -131,6 +131,7 @@ inline void check_allowed(const Training& training, const std::string& configura
 inline std::string value_if_absent(const Training& training, const std::string& name) {
   if (name == "shuffle") return "\"yes\"";
   if (name == "optimizer") return "\"adamw\"";
+  if (name == "dtype") return "\"f32\"";
   if (name == "ema") return "0.0";
   if (name == "rope_yarn") return "false";
   if (name == "lr_mult" || name == "decay_mult" || name == "freeze") return "[]";
