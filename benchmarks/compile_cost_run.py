@@ -2,7 +2,7 @@
 """What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
 
 examples/gpt_fsdp.cpp, as the build folder compiles it, by ninja's command and without ccache, but for its object, which goes
-to a folder of its own. With its flags also README's program of 40 lines and the training program of examples/template: as
+to a folder of its own. With its flags also README's program of 30 lines and the training program of examples/template: as
 programs that link shardlib::compiled, as header-only ones, and as far as the front end goes. And a source that includes
 shardlib/shapes.hpp alone, as far as g++'s front end goes.
 
@@ -55,7 +55,7 @@ def main():
     level = re.findall(r" (-O\S*)", command)
     header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]
     print(ran(["g++", "--version"]).splitlines()[0])
-    print(f"{'':<52}{'runs':>4} {'median':>8}  (least .. most)")
+    print(f"{'':<58}{'runs':>4} {'median':>8}  (least .. most)")
     optimized = level[-1] if level else "not optimized"
     with open(os.path.join(ROOT, "README.md")) as text:
         readme = re.search(r"```cpp\n([^`]*int main[^`]*)```", text.read()).group(1)
@@ -73,7 +73,7 @@ def main():
         columns = zip(*(cost(*arguments) for _ in range(runs)))
         for unit, values in zip(("seconds", "peak GB"), columns):
             spread = f"({min(values):.3f} .. {max(values):.3f})"
-            print(f"{f'{name}: {unit}':<52}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
+            print(f"{f'{name}: {unit}':<58}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
 
 
 if __name__ == "__main__":

@@ -400,7 +400,7 @@ TEST_CASE("wrong ids of the simulated device are errors when the host next waits
         // The divisor's zero, of each width, and in the order of ops.
         const auto quotient = numerator / divisor;
         const auto zero = [](const std::string& divisor) {
-          return "/: the divisor `" + divisor +
+          return "operator/: the divisor `" + divisor +
                  "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where` "
                  "(device 0 (d=0) of mesh d=1)";
         };

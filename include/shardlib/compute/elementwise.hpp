@@ -55,6 +55,7 @@ SHARDLIB_INLINE void check_divisor(const Value& divisor);
 
 template <class F, class D>
 Buffer IntegerDivide<F, D>::operator()(const Value& out) const {
+  a->storage->materialize();  // a wait between the check and this op's end would report the check without its name
   check_divisor(*b);
   return Pointwise<F, D>{a, b}(out);
 }

@@ -33,6 +33,7 @@ struct LookupLoops {
 
 template <class D>
 Buffer Lookup<D>::operator()(const Value& out) const {
+  table->storage->materialize();  // a wait behind the check of ids would report it without the op's name
   const LookupLoops loops(*table, indices, out.local, *out.spec);
   Buffer result = allocate(out);
   kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), loops.ids(), result.data());
@@ -40,6 +41,7 @@ Buffer Lookup<D>::operator()(const Value& out) const {
 }
 template <class D>
 Buffer ScatterAdd<D>::operator()(const Value& out) const {
+  ct->storage->materialize();
   const LookupLoops loops(out, indices, ct->local, *ct_spec);
   Buffer result = allocate(out);
   kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), loops.ids(), result.data(),
@@ -48,6 +50,7 @@ Buffer ScatterAdd<D>::operator()(const Value& out) const {
 }
 template <class D>
 void ScatterAddTo<D>::operator()(const Value& out, std::byte* sum) const {
+  this->ct->storage->materialize();
   const LookupLoops loops(out, this->indices, this->ct->local, *this->ct_spec);
   kernels::scatter_add_to(out.device->exec(), dtype_c<D>, loops.lookup, this->ct->data().data(), loops.ids(), sum);
 }

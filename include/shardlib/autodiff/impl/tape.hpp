@@ -156,11 +156,15 @@ Buffer with_op_in_errors(const Value& out, const F& f) {
   Region* const memory = out.device->pool()->device_memory();
   Faults* const faults = memory == nullptr ? nullptr : memory->faults();
   const std::size_t before = faults == nullptr ? 0 : faults->count();
+  const auto name_checks = [&] {
+    if (faults != nullptr) faults->name(before, [&](const std::string& reason) { return with_op(out, reason); });
+  };
   try {
     Buffer result = f();
-    if (faults != nullptr) faults->name(before, [&](const std::string& reason) { return with_op(out, reason); });
+    name_checks();
     return result;
   } catch (const Error& error) {
+    name_checks();
     // In a replay, the operands' ops run inside this one and have already added their names.
     if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(" (" + out.device->describe() + ")"))
       throw;

@@ -80,6 +80,7 @@ SHARDLIB_INLINE void LookupLoops::join(const Value& table, const Indices& indice
   for (const IndexAlong& index : indices) unit = std::gcd(unit, rows_along(table, index).row_stride);
   unit = std::max<std::int64_t>(unit, 1);
   lookup.rows = 1;
+  for (const IndexAlong& index : indices) index.ids->storage->materialize();  // checks are named when the op ends
   for (int i = 0; i < indices.size(); ++i) {
     kernels::Lookup along = rows_along(table, indices[i]);
     const Shape steps = strides_of(*indices[i].ids, result);

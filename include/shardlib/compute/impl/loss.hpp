@@ -190,6 +190,9 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   const Exec exec = out.device->exec();
   const std::int64_t rows = l.rows(), n = l.vocabulary(), first = l.first_id();
   add_flops(out, l.product_flops());
+  // A check is named when this op ends. So no operand may wait for a message in between.
+  l.x->storage->materialize();
+  l.table->storage->materialize();
   check_targets(l);
   const Buffer result = allocate(out), mine = allocate(out), partial = allocate(out);
   A *const loss = result.as<A>(), *const highest = mine.as<A>(), *const sum = partial.as<A>();

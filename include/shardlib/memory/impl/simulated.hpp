@@ -114,8 +114,9 @@ class Simulated final : public Heap {
   void synchronize() override {
     faults_.close([this](void* to, const void* from, std::size_t bytes) {
       queue_.synchronize();
+      if (bytes == 0) return;
       const MemoryAccess access(this);
-      if (bytes > 0) std::memcpy(to, from, bytes);
+      std::memcpy(to, from, bytes);
     });
   }
   bool copy(void* to, const void* from, std::size_t bytes) override {
