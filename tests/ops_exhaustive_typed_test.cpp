@@ -143,6 +143,7 @@ TEST_CASE("reductions other than sums over every spec and subset of dims", "[ops
   });
   // The dim that stays is sharded or not; both go only where neither is; argmax takes one.
   CHECK(cases.size() == 8 * (5 + 5 + 1) + (5 + 5));
+  const std::size_t placements = cases.size();
   // Dims on both sides of those that go, or that stay; products of elements as they are.
   cases.insert(cases.end(), {
                                 FOLD(f64, "D B/t K", (prod<"D B/t K -> B/t">(x)), product_of, .tolerance = 1e-6,
@@ -153,7 +154,7 @@ TEST_CASE("reductions other than sums over every spec and subset of dims", "[ops
                                 FOLD(f64, "B C/t V", (var<"C/t">(x)), variance_of, .tolerance = 1e-6),
                                 FOLD(f64, "B/t M C", (vector_norm<"B/t C">(x)), norm_of, .tolerance = 1e-6),
                             });
-  check_placements(cases);
+  check_placements(cases, placements);
 }
 
 template <std::size_t I, DimName Dim>

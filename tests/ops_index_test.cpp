@@ -172,6 +172,7 @@ TEST_CASE("take_along", "[ops]") {
   // An axis on which the operand is not replicated has one place in the indices. Of the others, each may be on the dim:
   // one axis in 2 ways, both in 5.
   CHECK(cases.size() == 2 * (5 + 4 * 2 + 5));
+  const std::size_t placements = cases.size();
   // Another dim in its place, and dims of a fixed size.
 #define TAKE(dtype, from, ids)                                                                            \
   make_case<Tensor<dtype, from>, Tensor<i32, ids>>(                                                       \
@@ -181,7 +182,7 @@ TEST_CASE("take_along", "[ops]") {
   cases.push_back(TAKE(f64, "B V", "B L/t"));
   cases.push_back(TAKE(f32, "2 V 2", "2 V/t 2"));
 #undef TAKE
-  check_placements(cases);
+  check_placements(cases, placements);
 }
 
 TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects an index outside the dim", "[ops]") {

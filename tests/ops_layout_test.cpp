@@ -253,7 +253,7 @@ TEST_CASE("stack and unstack", "[ops]") {
                        {.draws = {draw}}));
   });
   CHECK(cases.size() == 18 + (3 * 3 + 1));
-  check_placements(cases);
+  check_placements(cases, cases.size());
   on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
     using Part = Tensor<f32, "C/d L +t">;
     const auto one = to_partial<"C/d L -> C/d L +t">(full<f32, "C/d L">(mesh, {{"C", 6}, {"L", 2}}, 1.0));

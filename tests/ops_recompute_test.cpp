@@ -298,8 +298,8 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
                                      return dropout(x, 0.1, {seed, static_cast<std::uint64_t>(runs++)});
                                    }),
                "dropout at ", "the key of random numbers is another one");
-    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) * 2.0 : exp(x); }), "scale at ",
-               "the number of ops is 1 in the forward pass and 2 now");
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) * 2.0 : exp(x); }),
+               "operator* at ", "the number of ops is 1 in the forward pass and 2 now");
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : tanh(x); }), "exp at ",
                "other ops have run, or ops of other sizes");
     // What was saved does not fit: there are too few values, too many, or another one is due.

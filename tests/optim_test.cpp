@@ -259,6 +259,8 @@ TEST_CASE("Muon with a stacked dim: a matrix for each layer, and no matrix of th
     expect(same(layers.other, named.other) && !same(layers.other, adamw.other), "a matrix apart");
     const auto matrix = [](std::string_view name) { return name != "w"; };
     expect(same(after(Muon{.adamw = {}, .matrix = matrix, .stacked_dim = "Y"}).w, adamw.w), "`matrix` leaves some out");
+    ERROR_IS("Muon: no leaf has the stacked_dim `Z` as its first dim; name the dim of scan_layers, or leave it out",
+             after(Muon{.adamw = {}, .stacked_dim = "Z"}));
   });
 }
 

@@ -1,13 +1,16 @@
 // Muon: steps along orthogonal matrices.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib {
 /// Muon (Jordan et al. 2024): momentum, whose matrices are orthogonalized before a step. Leaves that are not matrices,
@@ -39,6 +42,12 @@ struct Muon {
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Muon", learning_rate, step, {momentum, adamw.beta1, adamw.beta2});
+    const auto is_stacked = [&](const auto& leaf) {
+      return !leaf.spec->dims.empty() && leaf.spec->dims[0].name == stacked_dim;
+    };
+    if (!stacked_dim.empty() && std::ranges::none_of(detail::untyped_leaves(weights, false).leaves, is_stacked))
+      throw UsageError("Muon: no leaf has the stacked_dim `" + stacked_dim +
+                       "` as its first dim; name the dim of scan_layers, or leave it out");
     for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
       update(leaf, learning_rate, scale, step);
   }

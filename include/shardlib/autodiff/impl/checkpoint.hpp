@@ -60,6 +60,8 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
   std::vector<std::pair<Slot, ValuePtr>> roots;
   ValuePtr result;
   const auto root = [&](const ValuePtr& value) {
+    if (roots.size() == cotangents.size())
+      fail_replay(value->made_by, "its result has more tensors than in the forward pass", device);
     roots.emplace_back(value->slot, cotangents[roots.size()]);
     result = value;
   };
@@ -69,6 +71,8 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
     const WithNames scope(s, forward.names);
     call.run(fresh, root);
     if (result) check_same(forward, s, *result);
+    if (result && roots.size() != cotangents.size())
+      fail_replay(result->made_by, "its result has fewer tensors than in the forward pass", device);
   }
   return {roots, std::move(leaves)};
 }
