@@ -229,10 +229,19 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor
   else
     return detail::product_of_many<O, detail::dtype_or<Out, D>>(site, x, y, z, u);
 }
+namespace detail {
+/// The result of a product of five operands or more: an error. The condition names an operand's type, as g++ would meet
+/// the error in calls with fewer operands, too.
+template <bool FiveTensors, OpName Name, OpSpec O>
+inline constexpr Spec of_more{""};
+template <OpName Name, OpSpec O>
+inline constexpr Spec of_more<true, Name, O> = result_of<rules::einsum_of_more, Name, O>;
+}  // namespace detail
+
 /// A compile error: a product has at most 4 operands.
 template <OpSpec O, class Out = void, tensor X, tensor Y, tensor Z, tensor U, tensor V, tensor... More>
 auto einsum_unreduced(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
-    -> Tensor<typename X::value_type, detail::result_of<rules::einsum_of_more, OpName("einsum_unreduced"), O>>;
+    -> Tensor<typename X::value_type, detail::of_more<tensor<V>, "einsum_unreduced", O>>;
 
 namespace detail {
 
@@ -290,7 +299,7 @@ auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z,
 }
 template <OpSpec O, class Sum = void, tensor X, tensor Y, tensor Z, tensor U, tensor V, tensor... More>
 auto einsum(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
-    -> Tensor<typename X::value_type, detail::result_of<rules::einsum_of_more, OpName("einsum"), O>>;
+    -> Tensor<typename X::value_type, detail::of_more<tensor<V>, "einsum", O>>;
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;
 

@@ -247,7 +247,7 @@ consteval bool holds_tensor() {
 /// a compile error: the function would get the tensors as they are.
 template <OpName Name, class... Args>
 constexpr bool check_arguments() {
-  constexpr auto check = []<class T>(std::type_identity<T>) {
+  [[maybe_unused]] constexpr auto check = []<class T>(std::type_identity<T>) {  // g++ warns of no arguments
     if constexpr (!is_tree<T>() && holds_tensor<T>())
       return checked_tree<Name, T>;
     else
