@@ -322,7 +322,7 @@ def mistakes(p):
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
-        (["--mesh=p=2", "--show-schedule", "--microbatches=999999999"], ["--batch 16", "--microbatches 999999999"]),
+        (["--mesh=p=2", "--show-schedule", "--microbatches=9999999"], ["--batch 16", "--microbatches 9999999"]),
         (["--mesh=p=2", "--show-schedule", "--batch=2048", "--microbatches=2048"], ["--show-schedule", "at most 1024", "--microbatches is 2048"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--show-schedule"]),
         (["--mesh=p=2", "--schedule=1f1b", "--show-schedule", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--schedule 1f1b"]),
