@@ -349,7 +349,8 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
     const auto b = place<Tensor<i32, "A">>(mesh, vector_of<i32>({2, 2, -2, -2, -1, 3}));
     expect_equal(fetch(floor_divide(a, b)).data, std::vector<i32>{3, -4, -4, 3, least, -715827883});
     expect_equal(fetch(mod(a, b)).data, std::vector<i32>{1, 1, -1, -1, 0, 1});
-    expect(error_of([&] { wait_for(mod(a, b - b)); }).find("by which integers cannot be divided") != std::string::npos, "mod");
+    expect(error_of([&] { wait_for(mod(a, b - b)); }).find("by which integers cannot be divided") != std::string::npos,
+           "mod");
     expect(error_of([&] { floor_divide(a, 0.0); }).starts_with("floor_divide of `A` at "), "floor_divide by a number");
     expect(
         error_of([&] { clamp(a, 2.0, 1.0); }).find("the lower bound 2 is above the upper bound 1") != std::string::npos,
