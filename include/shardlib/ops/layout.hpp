@@ -265,9 +265,9 @@ struct StackVjp {
 template <class Out, class X>
 Out record_stack(const OpInfo& op, const std::vector<X>& parts, DimSize size);
 /// Appends the parts of `x` along its first dim. They are the outputs of one node, whose VJP stacks their cotangents to
-/// `due`.
-void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x, const TensorSpec& part,
-                const TensorSpec& due);
+/// `due`. Returns the size of that dim.
+DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x, const TensorSpec& part,
+                   const TensorSpec& due);
 
 }  // namespace detail
 

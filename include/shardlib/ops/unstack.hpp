@@ -111,11 +111,10 @@ auto unstack_tree(const OpInfo& op, const W& stacked, DimSize& size) -> parts_t<
   const auto cut = [&]<class D, Spec S>(const Path& path, const Tensor<D, S>& leaf) {
     if (!leaf) return;
     using Due = Dual<Tensor<D, S>, axes_of<S>()>;
-    const DimSize own = leaf.value()->global[0];
+    const DimSize own = unstack_to(parts, {"unstack", op.spec, op.site}, leaf.value(),
+                                   parsed<part_t<Dim, Tensor<D, S>>::spec>, parsed<Due::spec>);
     if (size.size >= 0 && size != own) fail_layers(op, path, size, own);
     size = own;
-    unstack_to(parts, {"unstack", op.spec, op.site}, leaf.value(), parsed<part_t<Dim, Tensor<D, S>>::spec>,
-               parsed<Due::spec>);
   };
   visit(cut, {}, stacked);
   if (size.size < 0) throw EmptyTensor(op.describe() + ": no leaf of the tree has a value");

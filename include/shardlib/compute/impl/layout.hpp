@@ -243,8 +243,8 @@ SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector
   for (const ValuePtr& part : parts) check_same_sizes(op, like, *part, -1);
   return record_erased(op, like.device, like.dtype, spec, global, StackParts{parts}, sources);
 }
-SHARDLIB_INLINE void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x,
-                                const TensorSpec& part, const TensorSpec& due) {
+SHARDLIB_INLINE DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x,
+                                   const TensorSpec& part, const TensorSpec& due) {
   const auto stack_cotangents = [op, device = x->device, dtype = x->dtype, global = x->global,
                                  &due](const std::vector<ValuePtr>& cotangents) {
     std::vector<EdgeSource> sources;
@@ -284,6 +284,7 @@ SHARDLIB_INLINE void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, 
     });
     parts.push_back(one);
   }
+  return x->global[0];
 }
 
 }  // namespace shardlib::detail
