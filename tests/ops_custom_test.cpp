@@ -223,7 +223,7 @@ TEST_CASE("an op of one's own: an operand that is differentiated has a VJP", "[c
       return x * cast<f64>(signs) * v.scale * v.gain;
     });
     expect_equal(fetch(sign_of.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2.0));
-    // A VJP may save what is no operand, as a statistic of one that other ops have computed.
+    // A VJP may save a tensor that is not an operand. Here it is a statistic of one, which other ops have computed.
     const auto saved = gradient([&](const Weights& v) {
       const auto kernel = [](custom::Shard<f64> y, custom::Shard<const f64> in) {
         for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = in.data[i] * in.data[i];

@@ -1,7 +1,6 @@
 // A training step under a pipeline schedule: loss and gradients of all microbatches, stage by stage.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -308,8 +307,8 @@ template <Spec P, Spec A>
 /// the Arrays over it (`Array<"layers/p", Layer>`) is one weight on all ranks that hold it, which are owners(leaf
 /// name), in ascending order. These get the same bits. Without such leaves, leave `owners` out. All ranks call it, once
 /// per step. *Throws* if a rank that holds a leaf is not among its owners; an owner that holds none makes the others
-/// wait. `reduce_gradients(mesh,
-/// std::move(step.gradients), [&](std::string_view) { return ranks_of(schedule, {0}); })`
+/// wait. `reduce_gradients(mesh, std::move(step.gradients), [&](std::string_view) { return ranks_of(schedule, {0});
+/// })`
 template <Spec P, Spec A, class G, class Owners = detail::NoOwners>
 [[nodiscard]] auto reduce_gradients(const StagedMesh<P, A>& mesh, G gradients, const Owners& owners = {}) ->
     typename detail::reduced<Mesh<A>, G>::type {
@@ -343,10 +342,10 @@ template <Spec P, Spec A, class Tree, class Counts = detail::CountsAll>
   namespace core = shardlib::detail;
   constexpr bool is_shared = std::is_same_v<Counts, detail::CountsAll> && detail::has_shared<P, Tree>();
   static_assert(core::checked<rules::counted_leaf, core::Literal{std::string_view(P)}, is_shared>::ok);
-  constexpr Spec part = core::dual_spec("", StagedMesh<P, A>::stage_axes), everywhere = core::dual_spec("", A);
+  constexpr Spec part = core::dual_spec("", StagedMesh<P, A>::stage_axes);
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
   core::add_squares(mesh.stage(), total, gradients, counts);
-  return std::sqrt(static_cast<double>(item(all_reduce<core::op_spec_of(everywhere, "")>(mesh.part_of_sum(total)))));
+  return core::root_of(mesh.part_of_sum(total));
 }
 
 }  // namespace shardlib::pipeline

@@ -25,4 +25,11 @@ inline void require_regular_file(const std::string& path) {
   if (::stat(path.c_str(), &status) == 0) require_regular_file(path, status);
 }
 
+/// Throws UsageError if the path is a folder. `remedy` says what to give in its place.
+inline void refuse_folder(const std::string& path, const std::string& remedy) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
+    throw UsageError("'" + path + "' is a folder: " + remedy);
+}
+
 }  // namespace shardlib::detail

@@ -70,9 +70,11 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
     const WithMode mode(s, ProgramState::Mode::replay, forward.saved, forward.kept);
     const WithNames scope(s, forward.names);
     call.run(fresh, root);
-    if (result) check_same(forward, s, *result);
-    if (result && roots.size() != cotangents.size())
-      fail_replay(result->made_by, "its result has fewer tensors than in the forward pass", device);
+    if (result) {
+      check_same(forward, s, *result);
+      if (roots.size() != cotangents.size())
+        fail_replay(result->made_by, "its result has fewer tensors than in the forward pass", device);
+    }
   }
   return {roots, std::move(leaves)};
 }

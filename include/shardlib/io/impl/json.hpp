@@ -35,6 +35,14 @@ Json parse_json(std::string_view text, const typename Json::parser_callback_t& w
   return Json::parse(text, limited);
 }
 
+/// The member of an object. Throws Error, which ends with `remedy`, if there is none.
+template <class Json>
+const Json& member(const Json& object, const char* key, std::string_view remedy = "") {
+  if (!object.is_object() || !object.contains(key))
+    throw Error("it has no \"" + std::string(key) + "\"" + std::string(remedy));
+  return object.at(key);
+}
+
 /// Parses a JSON text as above. `twice` becomes the first key that the object, or an object in it, has twice: a parser
 /// keeps one of the two. Of the objects in it only the one named `within` counts, if that is given.
 inline nlohmann::json parse_json(std::string_view text, std::string& twice, std::string_view within = {}) {

@@ -7,9 +7,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -96,8 +94,7 @@ SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& nam
 
 SHARDLIB_INLINE Schedule read_csv(const std::string& path) {
   shardlib::detail::require_regular_file(path);
-  if (std::error_code error; std::filesystem::is_directory(path, error))
-    throw UsageError("'" + path + "' is a folder: give a file of tasks");
+  shardlib::detail::refuse_folder(path, "give a file of tasks");
   std::ifstream file(path, std::ios::binary);
   std::string text;
   char block[4096];

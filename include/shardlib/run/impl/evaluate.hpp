@@ -8,14 +8,13 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <filesystem>
 #include <limits>
 #include <string_view>
-#include <system_error>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
@@ -28,11 +27,7 @@ inline constexpr const char* question_form =
 inline Question question_of(std::string_view line) {
   using nlohmann::json;
   const json object = io::detail::parse_json(line);
-  const auto at = [&](const char* key) -> const json& {
-    if (!object.is_object() || !object.contains(key))
-      throw Error(fmt::format("it has no \"{}\"{}", key, question_form));
-    return object.at(key);
-  };
+  const auto at = [&](const char* key) -> const json& { return io::detail::member(object, key, question_form); };
   Question question;
   const json &context = at("ctx"), &endings = at("endings"), &label = at("label");
   if (!context.is_string()) throw Error("\"ctx\" is not a text");
@@ -56,8 +51,7 @@ inline Question question_of(std::string_view line) {
 }  // namespace detail
 
 SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
-  if (std::error_code error; std::filesystem::is_directory(path, error))
-    throw UsageError("'" + path + "' is a folder: give a file in HellaSwag's format");
+  shardlib::detail::refuse_folder(path, "give a file in HellaSwag's format");
   const io::Bytes bytes = io::read_file(path);
   std::string_view rest = io::as_text(bytes);
   std::vector<Question> questions;

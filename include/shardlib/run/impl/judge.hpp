@@ -60,11 +60,11 @@ class Judge {
     fail(step, finite);
   }
   [[noreturn]] void fail(std::int64_t step, bool finite) const {
-    throw Error(
-        fmt::format("step {}: {}{}; lower --learning-rate, look at the data of this step, {}or go on with "
-                    "--on-spike {}rewind. The last checkpoint is untouched",
-                    step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
-                    finite ? "" : "find the first op with a NaN, if one has it, by --find-nan, ", skips_ > 0 ? "" : "skip or "));
+    throw Error(fmt::format(
+        "step {}: {}{}; lower --learning-rate, look at the data of this step, {}or go on with "
+        "--on-spike {}rewind. The last checkpoint is untouched",
+        step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
+        finite ? "" : "find the first op with a NaN, if one has it, by --find-nan, ", skips_ > 0 ? "" : "skip or "));
   }
 
   [[nodiscard]] StepVerdict verdict() const { return verdict_; }

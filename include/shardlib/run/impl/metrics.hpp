@@ -60,12 +60,6 @@ void for_each_line(const std::string& text, const F& f) {
     f(text.substr(begin, end - begin), begin, number++);
 }
 
-/// The member of a record. Throws Error if there is none.
-inline const nlohmann::ordered_json& member(const nlohmann::ordered_json& object, const char* key) {
-  if (!object.is_object() || !object.contains(key)) throw Error(fmt::format("it has no \"{}\"", key));
-  return object.at(key);
-}
-
 [[noreturn]] inline void fail_record(const std::string& path, std::int64_t number, const std::string& line,
                                      const std::string& why = "") {
   throw Error(fmt::format("{}:{}: this is not a record of a run{}: {}; remove the line or choose another run", path,
@@ -73,7 +67,7 @@ inline const nlohmann::ordered_json& member(const nlohmann::ordered_json& object
 }
 
 inline double number_or_nan(const nlohmann::ordered_json& object, const char* key) {
-  const nlohmann::ordered_json& value = member(object, key);
+  const nlohmann::ordered_json& value = io::detail::member(object, key);
   return value.is_null() ? std::nan("") : value.get<double>();
 }
 
@@ -84,7 +78,7 @@ std::optional<T> maybe(const nlohmann::ordered_json& object, const char* key) {
 }
 
 inline void read_object(const nlohmann::ordered_json& object, Record& record) {
-  record.step = member(object, "step").get<std::int64_t>();
+  record.step = io::detail::member(object, "step").get<std::int64_t>();
   record.loss = number_or_nan(object, "loss");
   record.learning_rate = number_or_nan(object, "learning_rate");
   record.grad_norm = number_or_nan(object, "grad_norm");
@@ -106,9 +100,9 @@ inline void read_object(const nlohmann::ordered_json& object, Record& record) {
 }
 
 inline void read_object(const nlohmann::ordered_json& object, Sample& sample) {
-  sample.step = member(object, "step").get<std::int64_t>();
-  sample.prompt = member(object, "prompt").get<std::string>();
-  sample.text = member(object, "text").get<std::string>();
+  sample.step = io::detail::member(object, "step").get<std::int64_t>();
+  sample.prompt = io::detail::member(object, "prompt").get<std::string>();
+  sample.text = io::detail::member(object, "text").get<std::string>();
 }
 
 template <class T>

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -30,6 +29,7 @@
 #include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
@@ -159,8 +159,7 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
 }
 
 inline std::string read_config_file(const std::string& path) {
-  if (std::error_code error; std::filesystem::is_directory(path, error))
-    throw UsageError("'" + path + "' is a folder: give a file, as in '" + path + "/config.toml'");
+  shardlib::detail::refuse_folder(path, "give a file, as in '" + path + "/config.toml'");
   try {
     return std::string(io::as_text(io::read_file(path)));
   } catch (const StorageError& error) {  // also of a file that may not be read: no start again would help

@@ -219,7 +219,7 @@ class TrainingLoop {
     return last || !stopped;
   }
 
-  /// Where no step is left: saves a model that is no checkpoint yet, and samples.
+  /// A run without steps left to train: saves the model if no checkpoint has it yet, and samples from it.
   void use_model(std::int64_t first, bool found) {
     if (directory_.exists() && !found)
       saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
