@@ -627,6 +627,21 @@ TEST_CASE("causal_attention along a sharded length: a NaN shows in what sees it"
   });
 }
 
+TEST_CASE("causal_attention along a sharded length: a width of 0 has sums of its scores, too", "[ops]") {
+  on_mesh("d=1,s=2", [](const Ring& mesh) {
+    const Sizes sizes{{"B", 1}, {"L", 64}, {"Q", 2}, {"K", 2}, {"D", 0}, {"N", 16}};
+    const auto x = sharded_operands<f32>(mesh, sizes);
+    // Blocks as short as an empty one, and between them room for others.
+    std::vector<Tensor<f32, "N">> others;
+    for (int i = 0; i < 128; ++i) others.push_back(ones<f32, "N">(mesh, sizes));
+    for (std::size_t i = 64; i < others.size(); ++i) others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+    const auto y = causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v);
+    expect(y.span().empty(), "no elements");
+    for (const auto& other : others)
+      for (const f32 element : other.span()) expect(element == 1, "the memory of others");
+  });
+}
+
 TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memory", "[ops]") {
   constexpr std::int64_t local = 64, heads = 2, width = 4;
   const auto sizes_for = [](std::int64_t devices) {

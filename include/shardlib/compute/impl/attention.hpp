@@ -166,11 +166,12 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
   count_attention_flops(a, blocks, out, 2);
   const bool several = blocks.steps() > 1, wide = several && out.dtype == DType::bf16;
   const std::size_t accumulator = size_of(out.dtype == DType::f64 ? DType::f64 : DType::f32);
-  const auto count = static_cast<std::size_t>(out.count());
-  const Buffer whole = wide ? pool->allocate(count * accumulator) : result;
-  if (several && !totals)  // the next block of keys needs them
-    totals =
-        pool->allocate(count / static_cast<std::size_t>(std::max<std::int64_t>(1, out.local[a.width])) * accumulator);
+  const Buffer whole = wide ? pool->allocate(static_cast<std::size_t>(out.count()) * accumulator) : result;
+  if (several && !totals) {  // the next block of keys needs them
+    Shape rows = out.local;
+    rows[a.width] = 1;
+    totals = pool->allocate(static_cast<std::size_t>(product(rows)) * accumulator);
+  }
   const auto loops = attention_loops(a);
   a.forward(exec, loops, arrays(a, blocks, blocks.own()), wide, whole.data(), totals.data());
   for (int step = 1; step < blocks.steps(); ++step) {
