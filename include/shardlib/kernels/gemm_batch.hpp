@@ -16,25 +16,14 @@ void gemm_batch(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, st
                 const T* a, std::int64_t lda, std::int64_t stride_a, const T* b, std::int64_t ldb,
                 std::int64_t stride_b, C* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t count,
                 bool accumulate) {
-  if (m == 0 || n == 0) return;
-  if (k == 0) {
-    for (std::int64_t i = 0; i < count; ++i)
-      gemm<T, C>(exec, trans_a, trans_b, m, n, k, a, lda, b, ldb, c + i * stride_c, ldc, accumulate);
-    return;
-  }
 #if defined(SHARDLIB_LAUNCHER_CUDA)
-  if (exec.gpu() != nullptr)
+  if (exec.gpu() != nullptr && m > 0 && n > 0 && k > 0)
     return detail::gpu_gemm(*exec.gpu(), trans_a, trans_b, m, n, k, a, lda, stride_a, b, ldb, stride_b, c, ldc,
                             stride_c, count, accumulate);
 #endif
-  const auto one = [&](std::int64_t i) {
-    const T* const left = a + i * stride_a;
-    const T* const right = b + i * stride_b;
-    C* const result = c + i * stride_c;
-    gemm<T, C>(exec, trans_a, trans_b, m, n, k, left, lda, right, ldb, result, ldc, accumulate);
-  };
-  if (!exec.on_device() && count >= exec.available_threads()) return exec.for_each(count, one);
-  for (std::int64_t i = 0; i < count; ++i) one(i);  // the threads share each product, or a device runs it later
+  for (std::int64_t i = 0; i < count; ++i)
+    gemm<T, C>(exec, trans_a, trans_b, m, n, k, a + i * stride_a, lda, b + i * stride_b, ldb, c + i * stride_c, ldc,
+               accumulate);
 }
 
 }  // namespace shardlib::kernels

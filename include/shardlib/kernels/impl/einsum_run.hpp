@@ -50,9 +50,6 @@ void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* 
     a.layout.transposed = !a.layout.transposed;
     b.layout.transposed = !b.layout.transposed;
   }
-  if (batch.extent == 1)
-    return gemm(exec, a.layout.transposed, b.layout.transposed, rows, columns, s.depth.extent, a.data, a.layout.stride,
-                b.data, b.layout.stride, out, c.stride, accumulate);
   gemm_batch(exec, a.layout.transposed, b.layout.transposed, rows, columns, s.depth.extent, a.data, a.layout.stride,
              a.next, b.data, b.layout.stride, b.next, out, c.stride, next_out, batch.extent, accumulate);
 }
