@@ -54,8 +54,7 @@ using Map = MapLoops<F, D...>;
 #define ELEMENTWISE(...) KERNEL(body::Elementwise<body::ElementRow<__VA_ARGS__>>)
 #define REDUCTION(Op, T)                                                   \
   KERNEL(body::ReduceRuns<kernels::detail::Op, accumulator_t<T>, T, T>)    \
-  KERNEL(body::ReduceColumns<kernels::detail::Op, accumulator_t<T>, T, T>) \
-  KERNEL(body::Identity<kernels::detail::Op, T>)
+  KERNEL(body::ReduceColumns<kernels::detail::Op, accumulator_t<T>, T, T>)
 #define MOVES(U)               \
   KERNEL(body::CopyRows<U>)    \
   KERNEL(body::Transpose<U>)   \
@@ -119,6 +118,7 @@ using Map = MapLoops<F, D...>;
   MAP1(gelu_function, T)                                                   \
   MAP2(maximum_function, T)                                                \
   MAP2(OnNumbers<Gate>, T)                                                 \
+  ELEMENTWISE(body::ConstantElement<T>, T)                                 \
   ELEMENTWISE(body::AddElement, const T, f32)                              \
   ELEMENTWISE(body::AdamWNumbers, f32, f32, f32, const T)                  \
   ELEMENTWISE(body::AdamWNumbers, f32, f32, f32, const T, bf16)            \
@@ -203,7 +203,6 @@ REDUCTION(SumOp, i32)
 KERNEL(body::ReduceRuns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::ReduceColumns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::SumOfGroups<f32>)
-KERNEL(body::SumOfPieces<f32>)
 KERNEL(body::LogitSums<f32, i32>)
 KERNEL(body::LogitSums<f32, u32>)
 KERNEL(body::LogitSums<f64, i32>)

@@ -229,20 +229,6 @@ struct SumOfGroups {
   }
 };
 
-/// Sums n numbers.
-template <class Acc>
-struct SumOfPieces {
-  const Acc* sums;
-  std::int64_t n;
-  Acc* out;
-
-  template <class Team>
-  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t /*item*/) const {
-    const Acc sum = detail::team_reduce_row<SumOp, Acc>(team, n, sums);
-    team.one([=, to = out] { *to = sum; });
-  }
-};
-
 /// The place of the first maximum, or of the first NaN, of `counted` elements with a stride of `inner`. An item is such
 /// a row. Several lanes share its elements.
 template <class T>
@@ -291,21 +277,6 @@ struct Argmax {
       team.barrier();
       team.one([=] { *to = static_cast<i32>(tile[0].at); });
     }
-  }
-};
-
-/// The result of a reduction of nothing, in pieces.
-template <class Op, class T>
-struct Identity {
-  static constexpr std::int64_t piece = 4096;
-  T* out;
-  std::int64_t n;
-
-  template <class Team>
-  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
-    T* const to = out + item * piece;
-    team.lanes(n - item * piece < piece ? n - item * piece : piece,
-               [=](std::int64_t i) { to[i] = T(Op::template identity<accumulator_t<T>>()); });
   }
 };
 

@@ -4,6 +4,7 @@
 #include "shardlib/kernels/reduce.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,9 +12,11 @@
 #include <type_traits>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
 #include "shardlib/kernels/body/reduce_backward.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -68,10 +71,7 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   }
   const std::int64_t total = outs * per_out;
   if (outs == 0) return;
-  if (total == 0) {
-    using Kernel = body::Identity<Op, T>;
-    return exec.for_items((outs + Kernel::piece - 1) / Kernel::piece, 0, Kernel{out, outs});
-  }
+  if (total == 0) return apply_flat(exec, outs, body::ConstantElement<T>{T(Op::template identity<Acc>())}, out);
   const body::Results<T, Acc> whole{out, nullptr, outs};
   // If there are few results and much data, splits each reduction into pieces. The number of pieces depends only on
   // sizes and the kind of device, so that results are the same bit for bit. A GPU needs more pieces to be busy.
@@ -121,6 +121,9 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
   const std::int64_t pieces = (n + Kernel::piece - 1) / Kernel::piece;
   constexpr std::int64_t few = 4096;  // so many take one kernel
   if (n > 0 && n <= few) return exec.for_items(1, 0, Kernel{in, n, out});
+  const auto add_pieces = [&](const Acc* sums) {
+    detail::reduce<detail::SumOp>(exec, sums, std::array{pieces}, std::array{true}, {}, out);
+  };
   if (exec.on_device() && n > 0) {
     using Groups = body::SquaresOfGroups<T>;
     using Sums = body::SumOfGroups<Acc>;
@@ -132,13 +135,13 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
     Acc* const sums = pieces == 1 ? out : columns + groups * Groups::columns;
     exec.for_items_on_device((groups + Groups::together - 1) / Groups::together, 0, Groups{in, n, columns});
     exec.for_items_on_device(pieces, 0, Sums{columns, groups, sums});
-    if (pieces > 1) exec.for_items_on_device(1, 0, body::SumOfPieces<Acc>{sums, pieces, out});
+    if (pieces > 1) add_pieces(sums);
     return;
   }
   const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
   Acc* const sums = scratch.as<Acc>();
   exec.for_items(pieces, 0, Kernel{in, n, sums});
-  exec.for_items(1, 0, body::SumOfPieces<Acc>{sums, pieces, out});
+  add_pieces(sums);
 }
 
 template <class AnyDType>
