@@ -20,7 +20,7 @@ namespace shardlib::kernels::body {
 /// How a lane holds its share of a row: of each group of 64 numbers those of its columns, which are neighbors.
 template <class Team, class A, int Groups>
 struct HeldRow {
-  static constexpr int columns = 64 / Team::part_lanes, groups = Groups;
+  static constexpr int columns = 64 / Team::part_lanes;
   A values[Groups][columns];
 };
 

@@ -41,20 +41,17 @@ void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* 
            std::to_string(l.global_rows) + "; check the data against that size";
   };
   Nest<1> nest;  // each index once: skips the dims that the indices lack
-  std::int64_t last = 0;
-  for (std::size_t d = 0; d < l.shape.size(); ++d) {
+  for (std::size_t d = 0; d < l.shape.size(); ++d)
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
-    last += (l.shape[d] - 1) * l.index_strides[d];
-  }
   if (exec.on_device())
     return check_late(exec, nest.count(), body::IdOutside<I>{nest, indices, l.global_rows}, text(std::string(1, '\0')));
   const auto inner = nest.pop();
   const std::int64_t rows = nest.count();
-  exec.read(indices, last + 1, [&](const I* ids) {
+  exec.run([&] {
     Walk<1> walk(nest, 0);
     for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
       for (std::int64_t i = 0; i < inner.extent; ++i) {
-        const auto id = static_cast<std::int64_t>(ids[walk.offsets[0] + i * inner.strides[0]]);
+        const auto id = static_cast<std::int64_t>(indices[walk.offsets[0] + i * inner.strides[0]]);
         if (id >= 0 && id < l.global_rows) continue;
         throw Error(text(std::to_string(id)));
       }

@@ -171,10 +171,8 @@ SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return true;
   use();
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
-  const auto* const begin = static_cast<const std::byte*>(memory_.get());
-  const auto is_here = [&](const void* p) { return p >= begin && p < begin + bytes_; };
   // The host may use its side of a copy as soon as this returns.
-  if (!is_here(to) || !is_here(from)) synchronize();
+  if (!contains(to, bytes) || !contains(from, bytes)) synchronize();
   return true;
 }
 
