@@ -63,35 +63,41 @@ void eigen_gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std:
   }
 }
 
+/// A dim of a product in parts of whole tiles, as equal as possible. The remainder belongs to the last part, because
+/// the library would round a single row or column differently.
+struct GemmParts {
+  static constexpr std::int64_t tile_rows = 8, tile_columns = 48;  ///< tile size of oneDNN's kernels
+  std::int64_t size, tile, count = 1;
+
+  [[nodiscard]] std::int64_t tiles() const { return std::max<std::int64_t>(1, size / tile); }
+  [[nodiscard]] std::int64_t begin(std::int64_t i) const { return i == count ? size : tiles() * i / count * tile; }
+  [[nodiscard]] std::int64_t length(std::int64_t i) const { return begin(i + 1) - begin(i); }
+  [[nodiscard]] std::int64_t longest() const {
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < count; ++i) most = std::max(most, length(i));
+    return most;
+  }
+};
+
 /// Divides the rows and the columns of C into parts, one per thread. First it minimizes the largest part, then the
 /// data that the parts read.
 struct GemmGrid {
-  static constexpr std::int64_t tile_rows = 8, tile_columns = 48;  ///< tile size of oneDNN's kernels
-  std::int64_t rows = 1, columns = 1;
+  GemmParts rows, columns;
 
-  GemmGrid(std::int64_t threads, std::int64_t m, std::int64_t n) {
-    const auto largest = [](std::int64_t size, std::int64_t tile, std::int64_t parts) {
-      return (tiles(size, tile) + parts - 1) / parts;
-    };
+  GemmGrid(std::int64_t threads, std::int64_t m, std::int64_t n)
+      : rows{m, GemmParts::tile_rows}, columns{n, GemmParts::tile_columns} {
+    const auto largest = [](const GemmParts& dim, std::int64_t parts) { return (dim.tiles() + parts - 1) / parts; };
     std::pair<std::int64_t, std::int64_t> least;
     for (std::int64_t r = 1; r <= threads; ++r) {
       if (threads % r != 0) continue;
       const std::int64_t c = threads / r;
-      const std::pair cost(largest(m, tile_rows, r) * largest(n, tile_columns, c), r * n + c * m);
+      const std::pair cost(largest(rows, r) * largest(columns, c), r * n + c * m);
       if (r > 1 && cost >= least) continue;
       least = cost;
-      rows = r;
-      columns = c;
+      rows.count = r;
+      columns.count = c;
     }
   }
-  /// The start of part i. Parts are whole tiles, as equal as possible. The remainder belongs to the last part,
-  /// because the library would round a single row or column differently.
-  static std::int64_t begin(std::int64_t size, std::int64_t tile, std::int64_t parts, std::int64_t i) {
-    return i == parts ? size : tiles(size, tile) * i / parts * tile;
-  }
-
- private:
-  static std::int64_t tiles(std::int64_t size, std::int64_t tile) { return std::max<std::int64_t>(1, size / tile); }
 };
 
 /// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
@@ -108,11 +114,12 @@ struct Gemm {
   std::int64_t ldc;
   bool accumulate;
 
-  /// The part that computes rows [row, row + rows) and columns [column, column + columns) of C.
-  [[nodiscard]] Gemm part(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) const {
+  /// The product of part i of the rows of C and part j of its columns.
+  [[nodiscard]] Gemm part(const GemmParts& rows, std::int64_t i, const GemmParts& columns, std::int64_t j) const {
+    const std::int64_t row = rows.begin(i), column = columns.begin(j);
     Gemm g = *this;
-    g.m = rows;
-    g.n = columns;
+    g.m = rows.length(i);
+    g.n = columns.length(j);
     g.a += trans_a ? row : row * lda;
     g.b += trans_b ? column * ldb : column;
     g.c += row * ldc + column;
@@ -124,14 +131,10 @@ struct Gemm {
   void run() const {
     constexpr std::int64_t longest_panel = 1536;
     constexpr std::int64_t highest_panel = std::is_same_v<C, bf16> ? 384 : std::int64_t{1} << 62;
-    const std::int64_t panels = (n + longest_panel - 1) / longest_panel;
-    const std::int64_t row_panels = 1 + (m - 1) / highest_panel;
-    for (std::int64_t i = 0; i < panels * row_panels; ++i) {
-      const auto column = [&](std::int64_t j) { return GemmGrid::begin(n, GemmGrid::tile_columns, panels, j); };
-      const auto row = [&](std::int64_t j) { return GemmGrid::begin(m, GemmGrid::tile_rows, row_panels, j); };
-      const std::int64_t top = row(i % row_panels), left = column(i / row_panels);
-      part(top, row(i % row_panels + 1) - top, left, column(i / row_panels + 1) - left).run_panel();
-    }
+    const GemmParts rows{m, GemmParts::tile_rows, 1 + (m - 1) / highest_panel},
+        columns{n, GemmParts::tile_columns, (n + longest_panel - 1) / longest_panel};
+    for (std::int64_t i = 0; i < rows.count * columns.count; ++i)
+      part(rows, i % rows.count, columns, i / rows.count).run_panel();
   }
 
  private:
@@ -150,15 +153,14 @@ struct Gemm {
   /// Multiplies panels of B that are copied with rows at another distance: the same bits in half the time (m = 256,
   /// n = k = 1024). A copy has about 2 MiB.
   void run_copied() const {
-    constexpr std::int64_t elements = (std::int64_t{1} << 21) / sizeof(T), tile = GemmGrid::tile_columns;
-    const std::int64_t panels = std::min(1 + (n - 1) * k / elements, std::max<std::int64_t>(1, n / tile));
-    const auto column = [&](std::int64_t i) { return GemmGrid::begin(n, tile, panels, i); };
-    std::int64_t stride = 0;
-    for (std::int64_t i = 0; i < panels; ++i) stride = std::max(stride, column(i + 1) - column(i));
+    constexpr std::int64_t elements = (std::int64_t{1} << 21) / sizeof(T);
+    GemmParts columns{n, GemmParts::tile_columns};
+    columns.count = std::min(1 + (n - 1) * k / elements, columns.tiles());
+    std::int64_t stride = columns.longest();
     stride += stride % 256 == 0 ? 16 : 0;
     const auto copy = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(k * stride));
-    for (std::int64_t i = 0; i < panels; ++i) {
-      Gemm g = part(0, m, column(i), column(i + 1) - column(i));
+    for (std::int64_t i = 0; i < columns.count; ++i) {
+      Gemm g = part({m, GemmParts::tile_rows}, 0, columns, i);
       for (std::int64_t row = 0; row < k; ++row) std::copy_n(g.b + row * ldb, g.n, copy.get() + row * stride);
       g.b = copy.get();
       g.ldb = stride;
@@ -208,25 +210,12 @@ void convert_matrix(const Exec& exec, std::int64_t rows, std::int64_t columns, c
 /// The most elements of a piece that gemm_of_copies converts.
 inline constexpr std::int64_t copied_piece = std::int64_t{1} << 21;
 
-/// The parts of a dim of C or of the depth, each of whole tiles.
-struct GemmParts {
-  std::int64_t size, tile, count = 1;
-
-  [[nodiscard]] std::int64_t begin(std::int64_t i) const { return GemmGrid::begin(size, tile, count, i); }
-  [[nodiscard]] std::int64_t length(std::int64_t i) const { return begin(i + 1) - begin(i); }
-  [[nodiscard]] std::int64_t longest() const {
-    std::int64_t most = 0;
-    for (std::int64_t i = 0; i < count; ++i) most = std::max(most, length(i));
-    return most;
-  }
-};
-
 /// A product of bf16 on a CPU without instructions for it: of copies in f32, piece by piece. A piece has about
 /// `most` elements. One loop is over the depth, so a large product has its sums in another order than one of few parts.
 template <class C>
 void gemm_of_copies(const Exec& exec, const Gemm<bf16, C>& g, std::int64_t most = copied_piece) {
   constexpr bool narrow = !std::is_same_v<C, f32>;
-  GemmParts m{g.m, GemmGrid::tile_rows}, n{g.n, GemmGrid::tile_columns}, k{g.k, GemmGrid::tile_columns};
+  GemmParts m{g.m, GemmParts::tile_rows}, n{g.n, GemmParts::tile_columns}, k{g.k, GemmParts::tile_columns};
   const auto shorten = [most](GemmParts& x, GemmParts& y) {
     GemmParts& longer = x.longest() >= y.longest() ? x : y;
     if (x.longest() * y.longest() <= most || longer.longest() < 2 * longer.tile) return false;
@@ -304,13 +293,8 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
     // wait for each other while they pack.
     const detail::GemmGrid grid(threads, m, n);
     exec.for_each(threads, [&](std::int64_t i) {
-      const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, grid.tile_rows, grid.rows, j); };
-      const auto column = [&](std::int64_t j) {
-        return detail::GemmGrid::begin(n, grid.tile_columns, grid.columns, j);
-      };
-      const std::int64_t top = row(i / grid.columns), bottom = row(i / grid.columns + 1);
-      const std::int64_t left = column(i % grid.columns), right = column(i % grid.columns + 1);
-      if (top < bottom && left < right) whole.part(top, bottom - top, left, right - left).run();
+      const auto part = whole.part(grid.rows, i / grid.columns.count, grid.columns, i % grid.columns.count);
+      if (part.m > 0 && part.n > 0) part.run();
     });
   });
 }
