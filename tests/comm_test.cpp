@@ -759,6 +759,26 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
             nothing) == "no error");
 }
 
+TEST_CASE("a message of a launch that has failed does not reach the next launch") {
+  if (!under_mpi() || world_size() < 2) return;
+  for (const bool fails : {true, false}) {
+    const auto body = [fails](const DevicePtr& device) {
+      Communicator& comm = all_of(*device);
+      comm.barrier();
+      if (comm.rank() == 0) comm.send(make_buffer(*device, std::vector<i32>{fails ? 1 : 2}), 1);
+      if (fails) throw Error("stop");
+      const Buffer received = make_buffer<i32>(*device, 1);
+      if (comm.rank() == 1) comm.recv(received, 0).wait();
+      if (comm.rank() == 1) expect_equal(values_of<i32>(received), {2});
+    };
+    const bool runs = world_rank() < 2;
+    CHECK(error_of([&] {
+            launch({{"d", 2}}, body, {.allow_idle_ranks = true});
+          }) == (fails && runs ? "stop" : "no error"));
+    detail::mpi::compare_failures(detail::mpi::RankOutcome::success, 0);
+  }
+}
+
 TEST_CASE("a rank knows whether it was idle in the last launch") {
   if (!under_mpi()) return;
   for (const int n : {1, world_size()}) {

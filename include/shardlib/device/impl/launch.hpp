@@ -171,10 +171,11 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   if (mpi::process.idle) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
+  // It lives until `leave` has completed what the body has abandoned, which uses the device's communicators, or until
+  // `fail` has kept these from being freed.
+  DevicePtr device;
   try {
-    // It lives until `leave` has completed what the body has abandoned, which uses the device's communicators.
-    const auto device =
-        DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place, options.sums);
+    device = DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place, options.sums);
     run_device(device, threads, body);
     world->leave();
   } catch (...) {
