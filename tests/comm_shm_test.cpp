@@ -442,6 +442,29 @@ TEST_CASE("ranks out of step get an error that names both calls", "[shm]") {
   CHECK(error.ends_with(": every device of a group must make the same calls in the same order"));
 }
 
+TEST_CASE("what MPI may still write outlives a collective that fails when it starts", "[shm]") {
+  if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
+  const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
+  std::string error;
+  bool kept = false;
+  static_cast<void>(error_of([&] {
+    on_mesh("d=" + show(world_size()), [&](const DevicePtr& device) {
+      Communicator& comm = device->group({"d"});
+      const Buffer send = make_buffer<float>(*device, 1 << 20), recv = make_buffer<float>(*device, 1 << 20);
+      comm.barrier();
+      // Rank 0's call is known when the others begin theirs.
+      if (comm.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      error = error_of([&] {
+        comm.rank() == 0 ? comm.all_to_all(send, recv).wait()
+                         : comm.all_reduce(send, recv, DType::f32, Reduction::sum).wait();
+      });
+      kept = !recv.unique();
+      throw Error("stop");
+    });
+  }));
+  CHECK((error.find(" where rank ") != std::string::npos && kept));
+}
+
 TEST_CASE("groups come and go without filling the arena", "[shm]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   const auto room = [] {

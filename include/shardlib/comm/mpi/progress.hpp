@@ -256,7 +256,8 @@ class ProgressEngine {
   }
 
   std::shared_ptr<MpiOp> start(std::shared_ptr<MpiOp> op) {
-    if (!op->advance()) pending_.push_back(op);
+    pending_.push_back(op);  // first: after an error MPI still owns its buffers
+    if (op->advance()) pending_.pop_back();
     return op;
   }
   void advance() {
