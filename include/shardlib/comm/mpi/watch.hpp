@@ -220,14 +220,16 @@ class Watch {
     receive(text.data(), text.size(), status);
     return text;
   }
-  /// No one waits for this send, so its buffer is never freed.
+  /// No one waits for this send. Its buffer is freed by a later one, or never if it does not complete.
   static void post(const std::string& message, int to, int tag) {
-    static auto* const sent = new std::list<std::string>;
-    const std::string& kept = sent->emplace_back(message);
-    MPI_Request request = MPI_REQUEST_NULL;
+    static auto* const sent = new std::list<std::pair<std::string, MPI_Request>>;
+    sent->remove_if([](auto& earlier) {
+      int done = 0;
+      return MPI_Test(&earlier.second, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done != 0;
+    });
+    auto& [kept, request] = sent->emplace_back(message, MPI_REQUEST_NULL);
     check(MPI_Isend(kept.data(), static_cast<int>(kept.size()), MPI_BYTE, to, tag, process.control, &request),
           "asking other ranks", kept.size());
-    MPI_Request_free(&request);
   }
   template <class T>
   static void post(const T& message, int to, int tag) {
