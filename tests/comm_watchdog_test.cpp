@@ -1,5 +1,9 @@
 // What differs between devices is found before it computes, and who waits too long says for whom.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -237,6 +241,27 @@ TEST_CASE("the longest timeout of all is not over at once", "[watchdog]") {
     all_of(*device).barrier();
   };
   CHECK(outcome("d=2", late, {.timeout = std::chrono::milliseconds::max()}) == "no error");
+}
+
+TEST_CASE("a device is not late because the process was stopped for a while", "[watchdog]") {
+  if (under_mpi()) return;
+  const DeviceBody stops = [](const DevicePtr& device) {
+    if (device->rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // device 0 waits
+      const pid_t process = getpid();
+      const pid_t child = fork();
+      if (child == 0) {
+        usleep(2'500'000);
+        kill(process, SIGCONT);
+        _exit(0);
+      }
+      kill(process, SIGSTOP);
+      waitpid(child, nullptr, 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    all_of(*device).barrier();
+  };
+  CHECK(outcome("d=2", stops, {.timeout = std::chrono::seconds(2)}) == "no error");
 }
 
 TEST_CASE("axes that are waited for in a cycle are named", "[watchdog]") {

@@ -2,6 +2,7 @@
 // the recordings of all devices show who is missing (recordings.hpp).
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +28,22 @@ struct Watchdog {
 };
 
 namespace detail {
+
+/// How long a device has waited. Of a time in which the whole process is stopped, as by Ctrl-Z, at most `most` counts:
+/// then nobody is late.
+class WaitTime {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit WaitTime(Clock::duration most = std::chrono::seconds(2)) : most_(most) {}
+  Clock::duration so_far() {
+    const auto now = Clock::now();
+    return waited_ += std::min(now - std::exchange(last_, now), most_);
+  }
+
+ private:
+  Clock::duration most_, waited_{};
+  Clock::time_point last_ = Clock::now();
+};
 
 enum class CommunicationKind : std::uint8_t { collective, send, recv, form_group };
 

@@ -188,8 +188,9 @@ struct ThreadMember {
   /// with `lock` held.
   template <class Ready, class Needs>
   void wait(std::unique_lock<std::mutex>& lock, std::string_view op, const Ready& ready, const Needs& needs) const {
-    const auto timeout = world->timeout();
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    using Duration = WaitTime::Clock::duration;
+    const Duration timeout = world->timeout(), patience = group->tuning.patience;
+    WaitTime time(patience);
     while (!ready()) {
       check_aborted();
       for (int r = 0; r < size(); ++r) {
@@ -203,7 +204,8 @@ struct ThreadMember {
       const auto changed = [&] { return group->events != seen; };
       if (timeout.count() == 0) {
         group->wake.wait(lock, changed);
-      } else if (!group->wake.wait_until(lock, deadline, changed)) {
+      } else if (!group->wake.wait_for(lock, std::min(timeout - time.so_far(), patience), changed) &&
+                 time.so_far() >= timeout) {
         lock.unlock();
         world->fail_timeout();
       }

@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -117,7 +116,6 @@ class NcclCommunicator final : public Communicator {
   void check_failure() const override { staged_->check_failure(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
   enum class State : std::uint8_t { undecided, uses_nccl, uses_host, failed };
   /// What a collective under way needs.
   struct Flight {
@@ -294,18 +292,18 @@ class NcclCommunicator final : public Communicator {
   /// Waits for the end of a call that has returned before it, as it may when NCCL connects to other members. Throws
   /// unless it succeeds.
   void check(const Doing& doing, const char* function, Result result) const {
-    for (const auto begin = Clock::now(); result == Result::in_progress; std::this_thread::yield()) {
+    for (WaitTime time; result == Result::in_progress; std::this_thread::yield()) {
       staged_->check_failure();
-      check_time(doing, function, begin);
+      check_time(doing, function, time);
       if (const Result asked = nccl().CommGetAsyncError(comm_, &result); asked != Result::success) result = asked;
     }
     if (result != Result::success)
       throw Error(doing.text() + ": " + function + " failed: " + nccl().GetErrorString(result) +
                   "; SHARDLIB_NCCL=0 communicates without NCCL");
   }
-  /// Throws if a wait since `begin` is longer than the watchdog allows.
-  void check_time(const Doing& doing, const char* what, Clock::time_point begin) const {
-    if (timeout().count() > 0 && Clock::now() - begin > timeout())
+  /// Throws if a wait is longer than the watchdog allows.
+  void check_time(const Doing& doing, const char* what, WaitTime& time) const {
+    if (timeout().count() > 0 && time.so_far() > timeout())
       throw Error(doing.text() + ": " + what + " has not ended after " + std::to_string(timeout().count() / 1000) +
                   " seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links NCCL uses");
   }
@@ -324,9 +322,9 @@ class NcclCommunicator final : public Communicator {
   }
   void await(StreamMark& mark, const Doing& doing) {
     constexpr int polls = 256;  // between two questions, which take longer
-    const auto begin = Clock::now();
+    WaitTime time;
     for (int i = 1; !has_passed(mark, doing, i == polls); i = i % polls + 1) {
-      if (i == polls) or_abort([&] { check_time(doing, "the operation of NCCL", begin); });
+      if (i == polls) or_abort([&] { check_time(doing, "the operation of NCCL", time); });
       std::this_thread::yield();
     }
   }

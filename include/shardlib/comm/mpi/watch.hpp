@@ -11,6 +11,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -260,16 +261,11 @@ class Impatience {
   bool turn() {
     using std::chrono::milliseconds;
     if (++turns_ % 256 != 0 && waited_ < milliseconds(50)) return false;
-    auto now = std::chrono::steady_clock::now();
-    if (turns_ == 256) {
-      began_ = now;
-      next_ = now + patience_;
-    }
-    waited_ = now - began_;
-    if (waited_ >= milliseconds(50))
-      std::this_thread::sleep_for(std::min<Clock::duration>(waited_ / 1000, milliseconds(1)));
-    if (now < next_) return false;
-    next_ = now + patience_ / 10;
+    if (turns_ == 256) time_.emplace(patience_);
+    waited_ = time_->so_far();
+    if (waited_ >= milliseconds(50)) std::this_thread::sleep_for(std::min<Duration>(waited_ / 1000, milliseconds(1)));
+    if (waited_ < next_) return false;
+    next_ = waited_ + patience_ / 10;
     return true;
   }
   /// Whether the wait has lasted longer than the timeout; 0 means no timeout.
@@ -278,11 +274,11 @@ class Impatience {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Duration = WaitTime::Clock::duration;
   std::chrono::milliseconds patience_;
   std::uint64_t turns_ = 0;
-  Clock::time_point began_, next_;
-  Clock::duration waited_{};
+  std::optional<WaitTime> time_;
+  Duration waited_{}, next_ = patience_;  ///< so far, and until the next question
 };
 
 /// The comparison of the ranks' outcomes. `some` also if the others do not answer.
