@@ -32,9 +32,6 @@ struct Message {
 /// The message that the task makes for the next or the previous stage. `output_of({TaskKind::fwd, 1, 0}, 4)`
 [[nodiscard]] SHARDLIB_INLINE std::optional<Message> output_of(const Task& task, int num_stages);
 
-/// The rank that the task's input comes from, where that is another one; `owners` has the rank of each stage.
-/// `source_rank(task, stage_owners(lists))`
-[[nodiscard]] SHARDLIB_INLINE std::optional<int> source_rank(const Task& task, const std::vector<int>& owners);
 /// The rank that the task's output goes to, where that is another one; `owners` has the rank of each stage.
 /// `target_rank(task, stage_owners(lists))`
 [[nodiscard]] SHARDLIB_INLINE std::optional<int> target_rank(const Task& task, const std::vector<int>& owners);
@@ -59,11 +56,6 @@ using Operations = std::vector<Operation>;
 /// posted without waiting: a transfer then runs beside n tasks, and takes n buffers more. The lists must be valid
 /// (`validate`), as those of Schedule::tasks are. `communication_plan(schedule.tasks(8))`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& lists, int receive_ahead = 0);
-
-/// Throws Error when, between two ranks, the sends and receives differ in order or number, when a rank talks to itself
-/// or to one that is not there, or when a task runs before its message was received or a message leaves before it is
-/// made.
-SHARDLIB_INLINE void check(const std::vector<Operations>& plan);
 
 }  // namespace shardlib::pipeline
 

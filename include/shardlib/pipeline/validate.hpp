@@ -11,10 +11,9 @@ namespace shardlib::pipeline {
 
 /// Checks that every stage has every microbatch's forward task once, and its backward pass once, as `bwd` or as `bwdA`
 /// and `bwdW`; that backward comes after forward and `bwdW` after `bwdA`; that the tasks of a stage are on its rank,
-/// `owners[stage]`; that each rank has a stage; and that ranks which run their tasks in order all get to the end, with
-/// sends and receives in the same order on both sides. Throws UsageError with the schedule's name, the task, the rank
-/// and what to do; where ranks would wait for each other forever, with all lists and the tasks they are stuck at.
-/// `validate("mine", lists, stage_owners(lists), 8)`
+/// `owners[stage]`; that each rank has a stage; and that ranks which run their tasks in order all get to the end.
+/// Throws UsageError with the schedule's name, the task, the rank and what to do; where ranks would wait for each other
+/// forever, with all lists and the tasks they are stuck at. `validate("mine", lists, stage_owners(lists), 8)`
 SHARDLIB_INLINE void validate(std::string_view name, const TaskLists& lists, const std::vector<int>& owners,
                               int microbatches);
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "shardlib/support/error.hpp"
@@ -43,13 +42,6 @@ SHARDLIB_INLINE std::string to_string(const Operation& operation) {
          std::to_string(operation.peer) + ")";
 }
 
-SHARDLIB_INLINE std::optional<int> source_rank(const Task& task, const std::vector<int>& owners) {
-  if (!input_of(task, static_cast<int>(owners.size()))) return {};
-  const auto stage = static_cast<std::size_t>(task.stage);
-  const int peer = owners[task.kind == TaskKind::fwd ? stage - 1 : stage + 1];
-  return peer == owners[stage] ? std::nullopt : std::optional(peer);
-}
-
 SHARDLIB_INLINE std::optional<int> target_rank(const Task& task, const std::vector<int>& owners) {
   if (!output_of(task, static_cast<int>(owners.size()))) return {};
   const auto stage = static_cast<std::size_t>(task.stage);
@@ -76,7 +68,7 @@ SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& list
     for (std::size_t place = 0; place < tasks[r].size(); ++place) {
       const Task& task = tasks[r][place];
       if (const auto to = target_rank(task, owners)) sent[{rank, *to}].push_back(*output_of(task, num_stages));
-      if (source_rank(task, owners)) needs.insert({{rank, *input_of(task, num_stages)}, {place, task}});
+      if (const auto input = input_of(task, num_stages)) needs.insert({{rank, *input}, {place, task}});
     }
   }
 
@@ -105,54 +97,7 @@ SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& list
         plan[r].push_back({Operation::Kind::send, task, *output_of(task, num_stages), *to});
     }
   }
-  check(plan);
   return plan;
-}
-
-SHARDLIB_INLINE void check(const std::vector<Operations>& plan) {
-  using Kind = Operation::Kind;
-  const auto rank_text = [](std::size_t rank) { return "rank " + std::to_string(rank); };
-  const auto fail = [](const std::string& why) { throw Error("communication plan: " + why); };
-  std::map<std::pair<std::size_t, std::size_t>, std::vector<Message>> sent, received;
-  for (std::size_t rank = 0; rank < plan.size(); ++rank) {
-    std::set<Task> done, waiting;  // run already; received for, but not run
-    for (const Operation& operation : plan[rank]) {
-      if (operation.kind == Kind::run) {
-        done.insert(operation.task);
-        waiting.erase(operation.task);
-        continue;
-      }
-      const auto peer = static_cast<std::size_t>(operation.peer);
-      const std::string what = rank_text(rank) + ", " + to_string(operation);
-      if (operation.peer < 0 || peer >= plan.size() || peer == rank)
-        fail(what + ": there is no such other rank among " + std::to_string(plan.size()));
-      if (operation.kind == Kind::send) {
-        if (!done.contains(operation.task))
-          fail(what + " comes before " + to_string(operation.task) + ", which makes it");
-        sent[{rank, peer}].push_back(operation.message);
-      } else {
-        if (done.contains(operation.task))
-          fail(what + " comes after " + to_string(operation.task) + ", which needs it");
-        waiting.insert(operation.task);
-        received[{peer, rank}].push_back(operation.message);
-      }
-    }
-    if (!waiting.empty())
-      fail(rank_text(rank) + " receives for " + to_string(*waiting.begin()) + ", but never runs it");
-  }
-  for (std::size_t from = 0; from < plan.size(); ++from) {
-    for (std::size_t to = 0; to < plan.size(); ++to) {
-      const auto &out = sent[{from, to}], &in = received[{from, to}];
-      for (std::size_t i = 0; i < std::max(out.size(), in.size()); ++i) {
-        if (i < out.size() && i < in.size() && out[i] == in[i]) continue;
-        const auto text = [&](const std::vector<Message>& list) {
-          return i < list.size() ? to_string(list[i]) : "nothing";
-        };
-        fail("message " + std::to_string(i + 1) + " from " + rank_text(from) + " to " + rank_text(to) + " is sent as " +
-             text(out) + ", but received as " + text(in) + "; both sides must have the same order");
-      }
-    }
-  }
 }
 
 }  // namespace shardlib::pipeline

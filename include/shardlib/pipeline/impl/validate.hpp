@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 
-#include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/simulate.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -116,7 +115,6 @@ SHARDLIB_INLINE void validate(std::string_view name, const TaskLists& lists, con
     for (const Task& task : parts_of(lists[static_cast<std::size_t>(rank)])) validation.take(rank, task);
   validation.finish();
   (void)simulate(lists, {}, title);
-  (void)communication_plan(lists);
 }
 
 }  // namespace shardlib::pipeline
