@@ -161,10 +161,6 @@ struct Odd {
   }
 };
 
-}  // namespace
-
-namespace {
-
 /// Each microbatch has numbers of its own, and the one in the middle a NaN.
 struct Extremes {
   [[nodiscard]] auto enter(const Tensor<f32, "M">& w, const pipeline::StagePlace&) const -> Tensor<f32, "M"> {

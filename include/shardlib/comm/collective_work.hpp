@@ -10,7 +10,6 @@
 
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/comm/single.hpp"
 #include "shardlib/memory/nontemporal.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"

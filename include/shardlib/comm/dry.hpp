@@ -11,7 +11,6 @@
 #include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/comm/single.hpp"
 
 namespace shardlib {
 

@@ -21,7 +21,6 @@
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/recordings.hpp"
-#include "shardlib/comm/single.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/tuning.hpp"
 

@@ -13,8 +13,7 @@ namespace shardlib::pipeline {
 struct Timeline {
   std::string title;
   std::vector<Interval> planned;        ///< intervals of a Simulation
-  std::vector<Interval> measured = {};  ///< in seconds from any moment on; drawn from the first begin on
-  bool seconds = false;                 ///< the times have a unit: 1.5 s, 20 ms; always so when there are measured ones
+  std::vector<Interval> measured = {};  ///< in seconds, as then are the planned ones; drawn from the first begin on
 };
 
 /// The picture as one SVG that needs nothing else: a row for each rank, a box with the microbatch for each task, the

@@ -24,7 +24,6 @@
 #include "shardlib/comm/mpi/process.hpp"
 #include "shardlib/comm/mpi/watch.hpp"
 #include "shardlib/comm/shm/group.hpp"
-#include "shardlib/comm/single.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail::mpi {

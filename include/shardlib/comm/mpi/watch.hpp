@@ -22,7 +22,6 @@
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/comm/shm/node.hpp"
-#include "shardlib/comm/single.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/tuning.hpp"
 
@@ -39,9 +38,9 @@ struct GroupLog {
 
   /// A hash of the members, which identifies the group in a question.
   [[nodiscard]] std::uint64_t key() const {
-    std::uint64_t hash = 14695981039346656037U;
-    for (const int member : members) hash = (hash ^ static_cast<std::uint64_t>(member)) * 1099511628211U;
-    return hash;
+    Fingerprint print;
+    for (const int member : members) print.add(static_cast<std::uint64_t>(member));
+    return print.value();
   }
 };
 

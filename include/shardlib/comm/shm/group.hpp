@@ -18,7 +18,6 @@
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/shm/arena.hpp"
 #include "shardlib/comm/shm/view.hpp"
-#include "shardlib/comm/single.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"

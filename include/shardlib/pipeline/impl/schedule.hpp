@@ -88,12 +88,6 @@ inline std::string named(const char* schedule, std::initializer_list<std::pair<c
   return text;
 }
 
-inline std::vector<int> one_each(int num_stages) {
-  std::vector<int> owners;
-  for (int stage = 0; stage < num_stages; ++stage) owners.push_back(stage);
-  return owners;
-}
-
 inline std::string interleaved_name(const char* schedule, const Interleaved1F1B::Arguments& arguments) {
   const std::string name = named(schedule, {{"num_stages", arguments.num_stages}, {"mpmd_dim", arguments.mpmd_dim}});
   if (arguments.num_stages % arguments.mpmd_dim != 0)
@@ -111,6 +105,9 @@ inline std::vector<int> looped(int num_stages, int mpmd_dim) {
   std::vector<int> owners;
   for (int stage = 0; stage < num_stages; ++stage) owners.push_back(stage % std::max(1, mpmd_dim));
   return owners;
+}
+inline std::vector<int> one_each(int num_stages) {
+  return looped(num_stages, num_stages);
 }
 
 inline std::string dual_pipe_v_name(const DualPipeV::Arguments& arguments) {
@@ -285,8 +282,7 @@ SHARDLIB_INLINE Eager1F1B::Eager1F1B(int num_stages)
 
 SHARDLIB_INLINE ZeroBubble::ZeroBubble(int num_stages)
     : Schedule(detail::named("ZeroBubble", {{"num_stages", num_stages}}), detail::one_each(num_stages),
-               [num_stages](int microbatches) {
-                 const std::string name = detail::named("ZeroBubble", {{"num_stages", num_stages}});
+               [num_stages, name = detail::named("ZeroBubble", {{"num_stages", num_stages}})](int microbatches) {
                  detail::need_microbatches(name, microbatches, num_stages);
                  return detail::for_ranks(
                      num_stages, [&](int rank) { return detail::zero_bubble(num_stages, rank, microbatches); });

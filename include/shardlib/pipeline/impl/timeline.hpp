@@ -62,8 +62,7 @@ inline double tick_step(double span) {
 class TimelineDrawing {
  public:
   explicit TimelineDrawing(const Timeline& timeline)
-      : title_(shardlib::detail::markup_escape(timeline.title)),
-        seconds_(timeline.seconds || !timeline.measured.empty()) {
+      : title_(shardlib::detail::markup_escape(timeline.title)), seconds_(!timeline.measured.empty()) {
     for (const auto* intervals : {&timeline.planned, &timeline.measured})
       for (const Interval& interval : *intervals) take(interval);
     if (!timeline.planned.empty()) panels_.push_back(panel_of("planned", timeline.planned, ranks_));
