@@ -75,6 +75,10 @@ struct Layout {
   using Staged = pipeline::StagedMesh<"p", Axes>;
   Layout(const Staged& m, const pipeline::Schedule& s, const Options& options)
       : mesh(m), schedule(s), o(options), layer_map(chosen_layers(options, s)), layers(layer_map.of_rank(m.rank())) {}
+  // The names of the whole model: for the GPT those of gpt_fsdp, so that each loads what the other has saved.
+  [[nodiscard]] io::Rename names_in_model() const {
+    return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
+  }
   const Staged& mesh;
   const pipeline::Schedule& schedule;
   const Options& o;
@@ -91,7 +95,7 @@ class WholeGpt;
 template <dtype C>
 class Gpt : Layout<"p r d s t"> {
  public:
-  using Layout::Staged;
+  using Layout::names_in_model, Layout::Staged;
   using Sampled = WholeGpt<C>;
   using Weights = gpt::StageModel<f32>;
   using Copies = gpt::StageModel<C>;
@@ -141,10 +145,6 @@ class Gpt : Layout<"p r d s t"> {
   // Of the ranks that hold a tied embedding, one counts its gradient.
   [[nodiscard]] bool counts(std::string_view name) const {
     return mesh.rank() == schedule.rank_of(0) || !name.starts_with("embed");
-  }
-  // The names that gpt_fsdp gives to the same tensors, so that each loads what the other has saved.
-  [[nodiscard]] io::Rename names_in_model() const {
-    return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
   }
   // The number of parameters of the whole model, which no rank holds.
   [[nodiscard]] std::int64_t parameters() const {
@@ -208,7 +208,7 @@ class Tutorial : Layout<"p d t"> {
     template <class Trained>
     void add_to(run::Program&, Trained&) {}
   };
-  using Layout::Staged;
+  using Layout::names_in_model, Layout::Staged;
   using Weights = tutorial::StageModel<f32>;
   using Copies = tutorial::StageModel<C>;
   using Whole = tutorial::StageModel<C, true>;
@@ -272,9 +272,6 @@ class Tutorial : Layout<"p d t"> {
   }
   [[nodiscard]] static std::vector<int> owners(std::string_view) { return {}; }  // all leaves are in layers
   [[nodiscard]] bool counts(std::string_view) const { return true; }
-  [[nodiscard]] io::Rename names_in_model() const {
-    return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
-  }
   [[nodiscard]] std::int64_t parameters() const {
     const std::int64_t width = heads() * o.d_head;
     return o.layers * (4 * o.d_model * width + 3 * width + 2 * o.d_model * o.d_ff + o.d_ff + 6 * o.d_model);

@@ -99,10 +99,6 @@ inline void check_peer(std::string_view op, int n, int peer) {
 [[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
   fail_recv(from, expected, std::to_string(sent));
 }
-/// Throws for a message that is longer by an unknown number of bytes.
-[[noreturn]] inline void fail_long_recv(int from, std::size_t expected) {
-  fail_recv(from, expected, "more than " + std::to_string(expected));
-}
 
 /// `device` is rank `rank` of the n members of the group.
 [[noreturn]] inline void fail_absent(std::string_view op, int device, int rank, int n) {

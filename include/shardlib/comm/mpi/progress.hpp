@@ -199,7 +199,7 @@ struct MpiOp {
     MPI_Error_class(code, &kind);
     if (kind == MPI_ERR_TRUNCATE && peer >= 0) {
       done = std::ranges::find(statuses, MPI_ERR_PENDING, &MPI_Status::MPI_ERROR) == statuses.end();
-      fail_long_recv(peer, bytes);
+      fail_recv(peer, bytes, "more than " + std::to_string(bytes));  // MPI does not say how many
     }
     check(code, name, bytes);
   }
