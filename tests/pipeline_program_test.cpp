@@ -336,6 +336,26 @@ TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[p
       });
 }
 
+TEST_CASE("pipeline: a rank that runs other tasks than the first one is an error", "[pipeline]") {
+  on_mesh("p=2,d=1,t=1", [](const Staged& mesh) {
+    const FewStages program{false, mesh.stage().device()};
+    OneWeight w;
+    if (mesh.rank() == 1) w.push_back(full<f64, "M/d/t">(mesh.stage(), {{"M", 4}}, 0.7));
+    const auto loss_under = [&](const pipeline::Schedule& schedule) {
+      const auto step = pipeline::value_and_grad(mesh, schedule, 2, program, w, {{"B", 2}, {"M", 4}});
+      return item(all_reduce<"+d +p +t -> ">(step.loss));
+    };
+    // It would take the second microbatch for the first one.
+    const auto backwards = pipeline::parse_csv(
+        "fwd_0__1,fwd_0__0,bwd_0__1,bwd_0__0\nfwd_1__1,fwd_1__0,bwd_1__1,bwd_1__0\n", "backwards.csv");
+    const pipeline::Schedule forwards = pipeline::GPipe(2);
+    expect_error<UsageError>([&] { loss_under(mesh.rank() == 0 ? forwards : backwards); },
+                             "pipeline: rank 1 of p runs other tasks than rank 0; give all ranks the same schedule, "
+                             "for the same number of microbatches");
+    expect(loss_under(forwards) == loss_under(backwards), "the same sums");
+  });
+}
+
 TEST_CASE("pipeline: a stage axis that the device has not is one rank", "[pipeline]") {
   on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const pipeline::StagedMesh<"p", "p d t"> mesh(device);

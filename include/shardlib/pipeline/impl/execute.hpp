@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <typeinfo>
@@ -17,6 +19,7 @@
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/impl/outputs.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -295,7 +298,40 @@ class Runner {
   std::vector<Interval> intervals_;
 };
 
+/// The lists that all ranks have last been found to run.
+struct SharedLists {
+  std::uint64_t fingerprint = 0;
+};
+
+/// Throws unless all ranks run the same lists: messages have no names, and one could be taken for another.
+inline void require_same_lists(const StageProgram& program, const TaskLists& lists) {
+  if (program.axis.empty() || program.device->is_dry()) return;
+  core::Fingerprint print;
+  print.add(program.axis);
+  for (const TaskList& list : lists) {
+    for (const FusedTask& fused : list)
+      for (const Task& task : fused.parts) print.add(to_string(task));
+    print.add("of a rank");
+  }
+  auto& known = program.device->local<SharedLists>().fingerprint;
+  if (known == print.value()) return;
+  Communicator& group = program.device->group({program.axis});
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const Buffer mine = program.device->host_pool()->allocate(sizeof known);
+  const Buffer all = program.device->host_pool()->allocate(ranks * sizeof known);
+  *mine.as<std::uint64_t>() = print.value();
+  group.all_gather(mine, all).wait();
+  const std::span prints(all.as<std::uint64_t>(), ranks);
+  const auto other = std::ranges::find_if(prints, [&](std::uint64_t theirs) { return theirs != prints[0]; });
+  if (other != prints.end())
+    throw UsageError("pipeline: rank " + std::to_string(other - prints.begin()) + " of " + std::string(program.axis) +
+                     " runs other tasks than rank 0; give all ranks the same schedule, for the same number of "
+                     "microbatches");
+  known = print.value();
+}
+
 SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists) {
+  require_same_lists(program, lists);
   return Runner(program, lists).run();
 }
 
