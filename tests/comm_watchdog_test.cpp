@@ -1,11 +1,11 @@
 // What differs between devices is found before it computes, and who waits too long says for whom.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -248,15 +248,8 @@ TEST_CASE("a device is not late because the process was stopped for a while", "[
   const DeviceBody stops = [](const DevicePtr& device) {
     if (device->rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));  // device 0 waits
-      const pid_t process = getpid();
-      const pid_t child = fork();
-      if (child == 0) {
-        usleep(2'500'000);
-        kill(process, SIGCONT);
-        _exit(0);
-      }
-      kill(process, SIGSTOP);
-      waitpid(child, nullptr, 0);
+      expect(std::system(("(sleep 2.5; kill -CONT " + show(getpid()) + ") &").c_str()) == 0);
+      kill(getpid(), SIGSTOP);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     all_of(*device).barrier();
