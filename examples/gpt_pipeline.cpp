@@ -556,8 +556,8 @@ int program(int argc, char** argv) {
                     "{}: give fewer, as the tasks in the middle repeat",
                     most_shown_microbatches, o.training.microbatches));
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
+  static_cast<void>(chosen_layers(o, schedule));  // first: a million stages would take gigabytes of tasks
   static_cast<void>(schedule.tasks(static_cast<int>(o.training.microbatches)));
-  static_cast<void>(chosen_layers(o, schedule));
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);

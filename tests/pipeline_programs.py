@@ -319,6 +319,7 @@ def mistakes(p):
         (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is not a number"]),
         (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["--schedule 1f1b, --stages 4, --mesh p=2", "`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
+        (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=10000000"], ["8 layers are too few", "10000000 stages"]),
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
