@@ -80,13 +80,15 @@ class FlatTokensWriter {
   void commit(const std::string& note = "");
   /// The note of the last commit; empty at the start.
   [[nodiscard]] const std::string& note() const { return note_; }
-  /// Commits, completes the metadata and gives the data set its name. Throws UsageError where `train` is empty.
+  /// Completes the data set and gives it its name; until then the last commit is what a writer continues after. Throws
+  /// UsageError where `train` is empty.
   void finish();
 
  private:
   struct Output;
   [[nodiscard]] std::string partial() const { return path_ + ".partial"; }
   void resume(const std::string& record);
+  void sync();
   void check_open() const;
   void remove_temporaries() const;
 

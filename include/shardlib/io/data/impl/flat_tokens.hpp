@@ -256,10 +256,8 @@ SHARDLIB_INLINE void FlatTokensWriter::add(Split split, std::span<const std::uin
   if (std::ssize(out.starts) == out.seq_starts.chunk_size()) out.flush_starts();
 }
 
-SHARDLIB_INLINE void FlatTokensWriter::commit(const std::string& note) {
+SHARDLIB_INLINE void FlatTokensWriter::sync() {
   check_open();
-  detail::json record = {
-      {"note", note}, {"chunk_tokens", options_.chunk_tokens}, {"chunk_documents", options_.chunk_documents}};
   for (const Split split : {Split::train, Split::validation}) {
     Output& out = *splits_[static_cast<std::size_t>(split)];
     out.flush_tokens();
@@ -270,9 +268,17 @@ SHARDLIB_INLINE void FlatTokensWriter::commit(const std::string& note) {
     for (const std::string& file : {tokens + "/.zarray", starts + "/.zarray", out.path + "/.zattrs"}) sync_path(file);
     for (const std::string& folder : {tokens, starts, out.path}) sync_path(folder);
     out.unsynced.clear();
-    record[to_string(split)] = {{"documents", out.progress.documents},
-                                {"tokens", out.progress.tokens},
-                                {"max_token_id", out.progress.max_token_id}};
+  }
+}
+
+SHARDLIB_INLINE void FlatTokensWriter::commit(const std::string& note) {
+  sync();
+  detail::json record = {
+      {"note", note}, {"chunk_tokens", options_.chunk_tokens}, {"chunk_documents", options_.chunk_documents}};
+  for (const Split split : {Split::train, Split::validation}) {
+    const FlatTokensProgress& written = progress(split);
+    record[to_string(split)] = {
+        {"documents", written.documents}, {"tokens", written.tokens}, {"max_token_id", written.max_token_id}};
   }
   replace_file(partial() + "/.progress", as_bytes(record.dump() + "\n"), true);
   note_ = note;
@@ -281,7 +287,7 @@ SHARDLIB_INLINE void FlatTokensWriter::commit(const std::string& note) {
 SHARDLIB_INLINE void FlatTokensWriter::finish() {
   if (progress(Split::train).tokens == 0)
     throw UsageError("nothing to write to '" + path_ + "': no document for training has tokens");
-  commit(note_);
+  sync();  // no commit: a writer that goes on from here adds what follows the last note
   for (const char* name : {"/.zgroup", "/train/.zgroup", "/validation/.zgroup"}) sync_path(partial() + name);
   sync_path(partial());
   if (file_exists(path_)) throw UsageError("'" + path_ + "' has appeared meanwhile: move it away and start again");
