@@ -6,6 +6,7 @@
 #include <random>
 #include <shardlib/io/data/loader.hpp>
 #include <shardlib/io/data/token_files.hpp>
+#include <shardlib/support/crc32c.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -430,6 +431,11 @@ TEST_CASE("token sources: a flipped bit of a .bin is an error where checksums st
   refused(
       head + "1024, \"crc32c\": [\"00000000\"]}",
       "has 1 checksums, but '" + path + "' has " + std::to_string((whole.size() - 1024 + 65535) / 65536) + " chunks");
+  // One chunk for all, as large as can be.
+  put(sums, R"({"format": "shardlib-bin-checksums", "version": 1, "chunk_bytes": 18446744073709551615, "begin": 1024,
+                "crc32c": [")" +
+                io::hex(io::crc32c(io::as_bytes(whole).subspan(1024))) + "\"]}");
+  read(last, 1);
   std::filesystem::remove(sums);
   put(path, whole.substr(0, whole.size() - 1) + "x");
   read(last, 1);  // as before

@@ -104,7 +104,8 @@ class BinChecksums {
 
   /// Compares the chunks with bytes in [from, to) that have not been compared yet. Thread-safe.
   void verify(const InputFile& file, std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t i = (from - begin_) / chunk_; begin_ + i * chunk_ < to; ++i) {
+    // A chunk larger than the file is the only one; the place of the next would overflow.
+    for (std::uint64_t i = (from - begin_) / chunk_; i < sums_.size() && begin_ + i * chunk_ < to; ++i) {
       const auto place = static_cast<std::size_t>(i);
       {
         const std::lock_guard lock(mutex_);
