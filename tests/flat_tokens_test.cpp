@@ -287,6 +287,37 @@ TEST_CASE("flat-tokens: empty documents of other writers are left out", "[data]"
   }
 }
 
+TEST_CASE("flat-tokens: a data set of zarr v3 opens as one of v2 does", "[data]") {
+  const Scratch folder;
+  const std::string path = folder / "data.zarr";
+  const auto group = [&](const std::string& name, const std::string& attributes) {
+    std::filesystem::create_directories(path + name);
+    put(path + name + "/zarr.json", R"({"zarr_format": 3, "node_type": "group", "attributes": {)" + attributes + "}}");
+  };
+  const auto array = [&]<class T>(const std::string& name, const std::string& type, const std::vector<T>& values) {
+    const std::string size = std::to_string(values.size());
+    std::filesystem::create_directories(path + name + "/c");
+    put(path + name + "/c/0", {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
+    put(path + name + "/zarr.json",
+        R"({"zarr_format": 3, "node_type": "array", "shape": [)" + size + R"(], "data_type": ")" + type +
+            R"(", "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [)" + size +
+            R"(]}}, "chunk_key_encoding": {"name": "default"}, "fill_value": 0,
+                "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]})");
+  };
+  group("", R"("tokenizer": "small", "tokenizer_fingerprint": "abc")");
+  for (const std::string split : {"/train", "/validation"}) {
+    group(split, R"("max_token_id": 8)");
+    array(split + "/encoded_tokens", "uint32", std::vector<EncodedToken>{3, 4, 7, 8, 10, 13, 14, 16});
+    array(split + "/seq_starts", "uint64", std::vector<std::uint64_t>{0, 2, 5, 8});
+  }
+  CHECK(io::has_validation(path));
+  CHECK(open_tokens(path, Split::validation)->documents() == 3);
+  for (const std::string& name : {path, path + "/train"}) {
+    CHECK(open_tokens(name)->tokens() == 8);
+    CHECK(io::made_by(name)->fingerprint == "abc");
+  }
+}
+
 // flat_tokens_oracle.py: `cases` names data sets, batches and files of what they must be; `ours` is what it will read.
 TEST_CASE("flat-tokens: the oracle's half", "[.flat_tokens_oracle]") {
   const char* folder = std::getenv("SHARDLIB_FLAT_TOKENS_ORACLE");

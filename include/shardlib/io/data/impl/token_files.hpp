@@ -296,14 +296,14 @@ inline std::shared_ptr<const TokenSource> open_file(const std::string& path, con
 }
 
 inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, Split split) {
-  if (file_exists(path + "/encoded_tokens/.zarray")) {
+  if (is_zarr_array(path + "/encoded_tokens")) {
     if (split == Split::validation && std::filesystem::path(path).filename() != "validation")
       throw UsageError("'" + path + "' is one split of a flat-tokens data set: name the data set instead");
     return std::make_shared<FlatTokens>(path);
   }
-  if (file_exists(path + "/.zgroup")) {
+  if (is_zarr_group(path)) {
     const std::string folder = path + "/" + to_string(split);
-    if (!file_exists(folder + "/.zgroup"))
+    if (!is_zarr_group(folder))
       throw UsageError("'" + path + "' is a zarr group without '" + to_string(split) +
                        "': a flat-tokens data set has train and validation (docs/data.md)");
     return std::make_shared<FlatTokens>(folder, FlatTokens::default_cache_bytes,
@@ -333,7 +333,7 @@ SHARDLIB_INLINE void write_tokens_note(const std::string& folder, const Tokenize
 SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
   // The attributes are in the folder above the splits, and the path may name a split.
   for (const std::string& folder : {path, path + "/.."}) {
-    if (!file_exists(folder + "/.zgroup")) continue;
+    if (!detail::is_zarr_group(folder)) continue;
     const detail::json attributes = ZarrGroup::open(folder).attributes();
     const auto text = [&](const char* key) {
       const auto found = attributes.find(key);
@@ -359,8 +359,8 @@ SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
 SHARDLIB_INLINE bool has_validation(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return false;
-  return file_exists(path + "/" + to_string(Split::validation) + "/.zgroup") ||
-         (!file_exists(path + "/.zgroup") && !detail::bins_of(path, Split::validation).empty());
+  return detail::is_zarr_group(path + "/" + to_string(Split::validation)) ||
+         (!detail::is_zarr_group(path) && !detail::bins_of(path, Split::validation).empty());
 }
 
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -283,13 +282,12 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
 
 namespace detail {
 
-/// The folders below `path` that hold the file `kind` of v2, or a zarr.json of the kind `node`, sorted.
-inline std::vector<std::string> members(const std::string& path, const std::string& kind, std::string_view node) {
+/// The folders below `path` that are of a kind, sorted.
+inline std::vector<std::string> members(const std::string& path, bool (*is_one)(const std::string& folder)) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-    if (file_exists(it->path().string() + "/" + kind) || is_v3(it->path().string(), node))
-      names.push_back(it->path().filename().string());
+    if (is_one(it->path().string())) names.push_back(it->path().filename().string());
   if (error) throw Error("cannot list the folder '" + path + "': " + error.message());
   std::sort(names.begin(), names.end());
   return names;
@@ -298,14 +296,13 @@ inline std::vector<std::string> members(const std::string& path, const std::stri
 }  // namespace detail
 
 SHARDLIB_INLINE std::vector<std::string> ZarrGroup::arrays() const {
-  return detail::members(path_, ".zarray", "array");
+  return detail::members(path_, detail::is_zarr_array);
 }
 SHARDLIB_INLINE std::vector<std::string> ZarrGroup::groups() const {
-  return detail::members(path_, ".zgroup", "group");
+  return detail::members(path_, detail::is_zarr_group);
 }
 SHARDLIB_INLINE bool ZarrGroup::has_array(const std::string& name) const {
-  const std::string path = path_ + "/" + name;
-  return file_exists(path + "/.zarray") || detail::is_v3(path, "array");
+  return detail::is_zarr_array(path_ + "/" + name);
 }
 SHARDLIB_INLINE ZarrArray ZarrGroup::array(const std::string& name, ZarrOpen options) const {
   return ZarrArray::open(path_ + "/" + name, options);

@@ -237,6 +237,13 @@ inline bool is_v3(const std::string& folder, std::string_view kind) {
   const std::string path = folder + "/zarr.json";
   return file_exists(path) && read_json(path).value("node_type", json()) == kind;
 }
+/// Whether a folder is an array, or a group, of v2 or v3.
+inline bool is_zarr_array(const std::string& folder) {
+  return file_exists(folder + "/.zarray") || is_v3(folder, "array");
+}
+inline bool is_zarr_group(const std::string& folder) {
+  return file_exists(folder + "/.zgroup") || is_v3(folder, "group");
+}
 
 /// An extension of v3 under reading, a codec or a grid: its name, and its configuration, which may be absent.
 struct V3Extension {
