@@ -97,6 +97,9 @@ def average(tool):
     fails(2, (none, one), "1 checkpoint is given", "two or more")
     fails(2, (none, one, two, one + "/"), "is given twice")
     fails(2, (none, one, two, "--prefix", "wieghts."), "no floating-point leaf whose name begins with 'wieghts.'")
+    whole = "--prefix 'weights.h' is the whole name of an array"
+    fails(2, (none + ".safetensors", one, two, "--prefix", "weights.h"), whole)
+    check(whole in tool.run(2, "to-safetensors", one, none + ".safetensors", "--prefix", "weights.h"), "to-safetensors")
     fails(2, (one, two, three), f"'{one}' is a checkpoint", "the first argument")
     fails(2, (target, one, two, "--step", "12"), "has step-00000031", "the earlier step-00000012")
     fails(2, (file, one, two), f"'{file}' already exists")

@@ -153,11 +153,12 @@ inline int average(const AverageRequest& request) {
     std::vector<io::SafetensorsTensor> tensors;
     for (const io::CheckpointArray& leaf : newest.arrays())
       if (chosen(leaf))
-        tensors.push_back({leaf.name.substr(request.prefix.size()), io::safetensors_dtype(leaf.dtype), leaf.shape, [&] {
-                             io::Bytes bytes(static_cast<std::size_t>(leaf.bytes()));
-                             fill(leaf, bytes);
-                             return bytes;
-                           }});
+        tensors.push_back(
+            {without_prefix(leaf.name, request.prefix), io::safetensors_dtype(leaf.dtype), leaf.shape, [&] {
+               io::Bytes bytes(static_cast<std::size_t>(leaf.bytes()));
+               fill(leaf, bytes);
+               return bytes;
+             }});
     std::map<std::string, std::string> about = meta.user;
     about["step"] = std::to_string(meta.step);
     about["data_hash"] = meta.data_hash;

@@ -51,6 +51,15 @@ inline io::Checkpoint open_verified(const std::string& path) {
   return checkpoint;
 }
 
+/// The name of a leaf without the prefix, for a safetensors file. Throws UsageError if that is all of the name.
+inline std::string without_prefix(const std::string& leaf, const std::string& prefix) {
+  if (leaf == prefix)
+    throw UsageError("--prefix '" + prefix +
+                     "' is the whole name of an array, which would have none in the file: give " +
+                     "the part up to a dot, as in weights.");
+  return leaf.substr(prefix.size());
+}
+
 /// Throws UsageError if there is something at the path that a command would make.
 inline void require_new(const std::string& made) {
   if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");

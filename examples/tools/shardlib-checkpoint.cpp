@@ -123,7 +123,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
   const auto count = std::ranges::count_if(checkpoint.arrays(), chosen, &io::CheckpointArray::name);
   if (count == 0) throw UsageError("checkpoint '" + path + "' has no array whose name begins with '" + prefix + "'");
   io::export_safetensors(checkpoint, file, [&](const std::string& name) {
-    return chosen(name) ? io::StoredLeaf{name.substr(prefix.size())} : io::StoredLeaf{};
+    return chosen(name) ? io::StoredLeaf{without_prefix(name, prefix)} : io::StoredLeaf{};
   });
   fmt::print("wrote {} ({} tensors)\n", file, count);
   return 0;
