@@ -102,6 +102,8 @@ def average(tool):
     check(whole in tool.run(2, "to-safetensors", one, none + ".safetensors", "--prefix", "weights.h"), "to-safetensors")
     fails(2, (one, two, three), f"'{one}' is a checkpoint", "the first argument")
     fails(2, (target, one, two, "--step", "12"), "has step-00000031", "the earlier step-00000012")
+    tool.make("late", 10**8, {"w": f32(1)})  # nine digits
+    fails(2, (os.path.join(tool.root, "late"), one, two), "has step-100000000", "the earlier step-00000030")
     fails(2, (file, one, two), f"'{file}' already exists")
     fails(2, (none, one, tool.root), "is not a checkpoint")
     state_of = state((1, 2, 3), (1, 2), (1, 2, 3), 1)

@@ -24,6 +24,12 @@ inline std::string show_bytes(std::uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+/// The last part of a path; "step-00000100" of "a/step-00000100/".
+inline std::string base_name(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);
+}
+
 /// The directory of checkpoints of a run's folder, or the path itself. Throws UsageError if it is no directory.
 inline std::string directory_of(const std::string& path) {
   const std::string give = ": give the folder of a run or of its checkpoints";
@@ -69,15 +75,8 @@ inline void require_new(const std::string& made) {
 inline void require_latest(const std::string& directory, std::int64_t step) {
   const std::vector<std::string> there =
       io::file_exists(directory) ? io::list_checkpoints(directory) : std::vector<std::string>();
-  const std::string made = io::checkpoint_name(step);
   for (const std::string& path : there)
-    if (const std::string name = std::filesystem::path(path).filename(); name > made)
-      throw UsageError("'" + directory + "' has " + name + ", and a run there would resume from the earlier " + made +
-                       ": choose another directory, or a later --step where there is one");
-}
-
-/// The last part of a path; "step-00000100" of "a/step-00000100/".
-inline std::string base_name(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path.substr(path.rfind('/') + 1);
+    if (const std::string name = base_name(path); io::detail::step_of(name) > step)
+      throw UsageError("'" + directory + "' has " + name + ", and a run there would resume from the earlier " +
+                       io::checkpoint_name(step) + ": choose another directory, or a later --step where there is one");
 }
