@@ -342,6 +342,19 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   fails(tiktoken_lines(tokens), ": token 270 has the same bytes as token 259");
   tokens.back() = "xyz";
   fails(tiktoken_lines(tokens), ": token 270 cannot be joined from two other tokens");
+  // Later models have tokens that GPT-2's pieces cut. Parts of characters may belong to letters.
+  tokens.back() = "(t";
+  test::put(path, tiktoken_lines(tokens));
+  expect_error<UsageError>([&] { static_cast<void>(io::load_tokenizer(path)); },
+                           "'" + path +
+                               "': token 270, \"(t\", is one that GPT-2's rule cuts, so this is the vocabulary of a "
+                               "model that splits texts differently (cl100k_base, Qwen): give that model's "
+                               "tokenizer.json");
+  for (const char* part : {"\xa4n", "\xc3\xa4\xc3"}) {
+    tokens.back() = part;
+    test::put(path, tiktoken_lines(tokens));
+    CHECK(io::load_tokenizer(path)->vocabulary_size() == 272);
+  }
   // Half of GPT-2's file is a whole vocabulary by itself: only the name and the digest tell.
   const std::string half = folder / "r50k_base.tiktoken";
   test::put(half, good);

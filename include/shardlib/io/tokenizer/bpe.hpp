@@ -14,7 +14,7 @@
 namespace shardlib::io {
 
 /// The tokens of a `.tiktoken` file, in the order of their ids: "base64 rank" lines whose ranks count up from 0.
-/// Throws Error, naming the line, where the file is damaged, and UsageError where it is known to need other pieces.
+/// Throws Error, naming the line, where the file is damaged.
 [[nodiscard]] std::vector<std::string> read_tiktoken(const std::string& path);
 /// The tokens in the order of their ids from GPT-2's own files, which must agree: one has the pairs in the order of
 /// their ranks, the other the ids of all tokens. `read_merges("vocab.bpe", "encoder.json")`
@@ -25,7 +25,8 @@ namespace shardlib::io {
 class BpeTokenizer final : public Tokenizer {
  public:
   /// `tokens[id]` are the bytes of a token; the end of text gets the id after the last. Throws Error, naming `source`,
-  /// where a token is repeated, one of the 256 bytes is missing, or no two tokens join to a longer one.
+  /// where a token is repeated, one of the 256 bytes is missing, or no two tokens join to a longer one; UsageError where
+  /// a token lies in no piece, because the model has other pieces.
   explicit BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source = "the vocabulary");
 
  private:

@@ -8,6 +8,7 @@
 #include "shardlib/io/tokenizer/impl/pieces.hpp"
 #include "shardlib/io/tokenizer/impl/vocabulary.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 
@@ -31,6 +32,12 @@ SHARDLIB_INLINE void BpeTokenizer::add_tokens(const std::vector<std::string>& to
     if (bytes.empty()) fail(" is empty");
     if (const std::uint32_t twin = model_.find(bytes); twin != detail::no_token)
       fail(" has the same bytes as token " + std::to_string(twin));
+    // A part of a character is in the piece of the whole one.
+    if (const char* const end = bytes.data() + bytes.size();
+        detail::piece_end(bytes.data(), end) != end && shardlib::detail::as_utf8(bytes) == bytes)
+      throw UsageError(source + ": token " + std::to_string(model_.size()) + ", \"" + shardlib::detail::excerpt(bytes) +
+                       "\", is one that GPT-2's rule cuts, so this is the vocabulary of a model that splits texts " +
+                       "differently (cl100k_base, Qwen): give that model's tokenizer.json");
     model_.add(bytes);
   }
   for (std::size_t byte = 0; byte < 256; ++byte) {

@@ -87,9 +87,6 @@ inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string
 SHARDLIB_INLINE std::vector<std::string> read_tiktoken(const std::string& path) {
   const Bytes file = read_file(path);
   const std::string digest = hex(sha256(as_text(file)));
-  if (digest.starts_with("223921b76ee9") || digest.starts_with("446a9538cb6c"))
-    throw UsageError("'" + path + "' is the vocabulary of a later model (cl100k_base or o200k_base), " +
-                     "which splits texts differently than GPT-2: use r50k_base.tiktoken");
   std::vector<std::string> tokens;
   detail::for_each_line(path, as_text(file), [&](std::string_view line, std::size_t number) {
     const std::size_t space = line.find(' ');
@@ -215,11 +212,8 @@ inline std::vector<std::pair<std::string, std::string>> files_to_copy(const std:
     const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
     if (file_exists(config)) copied.emplace_back(config, "tokenizer_config.json");
   }
-  for (const std::string& path : {files.tiktoken, files.merges, files.ids}) {
-    const std::string name = std::filesystem::path(path).filename().string();
-    if (path.empty()) continue;
-    copied.emplace_back(path, files.tiktoken.empty() || name.ends_with(".tiktoken") ? name : name + ".tiktoken");
-  }
+  for (const std::string& path : {files.tiktoken, files.merges, files.ids})
+    if (!path.empty()) copied.emplace_back(path, std::filesystem::path(path).filename().string());
   return copied;
 }
 }  // namespace detail
