@@ -139,10 +139,14 @@ struct FlatTokensWriter::Output {
     return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0", ".", true};
   }
 
+  static void resize(ZarrArray& array, std::int64_t size) {
+    if (array.size() != size) array.resize({size});
+  }
   /// Writes the pending elements of an array with `size` elements. A chunk that is not full stays pending.
   template <class T>
   void flush(ZarrArray& array, std::vector<T>& pending, std::int64_t size) {
-    if (size > array.size()) array.resize({size});
+    // It grows ahead, as each change of the size waits for the disk; `sync` sets the true one.
+    if (size > array.size()) resize(array, 2 * size);
     if (pending.empty()) return;
     const std::int64_t chunk = (size - 1) / array.chunk_size();
     array.write_chunk<T>({chunk}, pending);
@@ -162,7 +166,7 @@ struct FlatTokensWriter::Output {
     progress = committed;
     const auto tail = [](ZarrArray& array, auto& pending, std::int64_t size) {
       if (array.size() < size) throw Error("'" + array.path() + "' is shorter than its last commit: remove the folder");
-      array.resize({size});
+      resize(array, size);
       pending.resize(static_cast<std::size_t>(size % array.chunk_size()));
       array.read({size - std::ssize(pending)}, {std::ssize(pending)}, std::span(pending));
     };
@@ -260,6 +264,8 @@ SHARDLIB_INLINE void FlatTokensWriter::sync() {
   check_open();
   for (const Split split : {Split::train, Split::validation}) {
     Output& out = *splits_[static_cast<std::size_t>(split)];
+    Output::resize(out.encoded_tokens, out.progress.tokens);
+    Output::resize(out.seq_starts, out.progress.documents + 1);
     out.flush_tokens();
     out.flush_starts();
     ZarrGroup::open(out.path).set_attributes({{"max_token_id", out.progress.max_token_id}});

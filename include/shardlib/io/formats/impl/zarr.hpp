@@ -214,8 +214,8 @@ SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<
   }
   const std::string file = path() + "/" + key;
   if (info().separator == "/") make_folders(std::filesystem::path(file).parent_path().string());
-  if (detail::is_raw(info())) return replace_file(file, values);
-  replace_file(file, detail::encode_chunk(info(), values, impl_->where(key)));
+  if (detail::is_raw(info())) return detail::put_file(file, values);
+  detail::put_file(file, detail::encode_chunk(info(), values, impl_->where(key)));
 }
 
 SHARDLIB_INLINE void ZarrArray::write_all_bytes(std::span<const std::byte> values) const {

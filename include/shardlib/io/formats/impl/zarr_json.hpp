@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -43,6 +45,11 @@ inline json read_json(const std::string& path) {
   if (!value.is_object()) throw Error("'" + path + "' holds no JSON object: it is damaged");
   return value;
 }
+/// Writes a file of an array. One that replaces another is on the disk before it takes its place, so that after a crash
+/// of the machine there is one of the two.
+inline void put_file(const std::string& path, std::span<const std::byte> bytes) {
+  replace_file(path, bytes, file_exists(path));
+}
 inline void write_json(const std::string& path, const json& value) {
   std::string text;
   try {
@@ -50,7 +57,7 @@ inline void write_json(const std::string& path, const json& value) {
   } catch (const json::type_error&) {
     throw UsageError("cannot write '" + path + "': JSON texts are UTF-8, and one of these is not");
   }
-  replace_file(path, as_bytes(text));
+  put_file(path, as_bytes(text));
 }
 inline json read_attributes(const std::string& folder) {
   const std::string path = folder + "/.zattrs";
