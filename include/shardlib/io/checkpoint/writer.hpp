@@ -36,7 +36,6 @@ class CheckpointWriter {
   /// Waits for the checkpoint under way and commits it.
   void finish();
   [[nodiscard]] bool in_flight() const { return job_ != nullptr; }
-  [[nodiscard]] const std::string& directory() const { return directory_; }
 
  private:
   struct Job;

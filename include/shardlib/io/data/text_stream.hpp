@@ -40,8 +40,6 @@ class TextStream {
 
   /// The rows' next batch.
   [[nodiscard]] TokenBatch next();
-  /// Bytes of all files.
-  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
 
  private:
   struct TextFile {
@@ -58,7 +56,7 @@ class TextStream {
 
   TextStreamOptions options_;
   std::vector<TextFile> files_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0;  ///< of all files
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
