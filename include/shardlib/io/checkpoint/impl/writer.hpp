@@ -138,15 +138,18 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
   });
   require_equal_holders(*device_, job.what, job.leaves, mine,
                         "with `rename`, or save each submesh with its own mesh into a directory of its own");
-  for (const PlannedArray& array : job.arrays)
-    for (const PlannedFile& file : array.files) {
-      if (file.writer != device_->rank() || array.merged) continue;
-      auto& pieces = job.mine.emplace_back(Job::File{file.path, {}}).pieces;
-      for (std::size_t i = file.first; i < file.first + file.count; ++i) {
-        const auto& value = *mine.at(array.leaves[i]->array.name);
-        pieces.push_back({array.leaves[i]->array.name, value.on_host(), value.dtype});
+  for (const auto& [name, value] : mine) static_cast<void>(value->data());  // a deferred value may communicate
+  together(*device_, job.what, [&] {
+    for (const PlannedArray& array : job.arrays)
+      for (const PlannedFile& file : array.files) {
+        if (file.writer != device_->rank() || array.merged) continue;
+        auto& pieces = job.mine.emplace_back(Job::File{file.path, {}}).pieces;
+        for (std::size_t i = file.first; i < file.first + file.count; ++i) {
+          const auto& value = *mine.at(array.leaves[i]->array.name);
+          pieces.push_back({array.leaves[i]->array.name, value.on_host(), value.dtype});
+        }
       }
-    }
+  });
   merge(job, mine);
 }
 
@@ -172,20 +175,16 @@ SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
   if (block == 0) return;
   Pool& pool = *device_->host_pool();
   Buffer send, received;
-  std::vector<Buffer> on_host;  // outside of `together`: it may wait for the device
-  each([&](const PlannedArray&, const LeafShards& leaf, const Index&, std::size_t from, std::size_t, std::size_t) {
-    if (static_cast<int>(from) == me) on_host.push_back(mine.at(leaf.array.name)->on_host());
-  });
   together(*device_, job.what, [&] {
     send = pool.allocate(devices * block);
     received = pool.allocate(devices * block);
     std::vector<std::size_t> used(devices);
-    std::size_t next = 0;
     each([&](const PlannedArray& array, const LeafShards& leaf, const Index& place, std::size_t from, std::size_t to,
              std::size_t bytes) {
       if (static_cast<int>(from) != me) return;
       const Index box = leaf.box(place).second;
-      copy_box(box, size_of(array.stored.array.dtype), on_host[next++].data(), row_major_strides(leaf.shard),
+      const Buffer shard = mine.at(leaf.array.name)->on_host();
+      copy_box(box, size_of(array.stored.array.dtype), shard.data(), row_major_strides(leaf.shard),
                send.data() + to * block + used[to], row_major_strides(box));
       used[to] += bytes;
     });
