@@ -146,7 +146,7 @@ int program(int argc, char** argv) {
   if (gives("--chat") && gives("--prompt"))
     throw UsageError("--chat reads its messages from the standard input: leave --prompt out, or leave --chat out");
   const Command command = command_of(run);
-  const fs::path trainer = command.words[0];
+  const fs::path trainer = command.directory / command.words[0];
   const bool pipeline = trainer.filename() == "gpt_pipeline";
   std::vector<std::string> words{found(pipeline ? fs::path(trainer).replace_filename("gpt_fsdp") : trainer),
                                  "--config",
