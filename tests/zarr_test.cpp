@@ -338,6 +338,10 @@ TEST_CASE("zarr: a chunk with a checksum shows every flipped bit, read whole or 
     CHECK(error_of(39'999, 1) ==
           where +
               "it has 3 bytes, too few for its checksum: it is damaged; copy the file again, or make the data again");
+    auto damaged = nlohmann::json::parse(contents(scratch / "a/.zarray"));
+    damaged["shape"] = {std::int64_t{1} << 60};
+    put(scratch / "a/.zarray", damaged.dump());
+    CHECK(error_of(3, 1).empty());
   }
 }
 

@@ -269,9 +269,9 @@ SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const FilePart& file, st
     // blosc_getitem takes the whole file, but looks at the header, the blocks' places and the blocks it needs: only
     // these are read, the rest stays zero.
     const std::size_t blocks = (header->decompressed + header->block - 1) / header->block;
-    std::vector<std::int32_t> places(blocks);
     const std::size_t begin = header->bytes.size() + blocks * sizeof(std::int32_t);
     if (begin > header->size) throw damaged("it is too short for its blocks");
+    std::vector<std::int32_t> places(blocks);
     file.read(header->begin + header->bytes.size(), std::as_writable_bytes(std::span(places)));
     Bytes sparse(header->size);
     std::ranges::copy(header->bytes, sparse.begin());
