@@ -69,11 +69,13 @@ inline SafetensorsEntry parse_entry(const std::string& name, const json& value, 
   if (!shape.is_array() || !std::all_of(shape.begin(), shape.end(), is_size)) fail("its shape must be a list of sizes");
   if (!offsets.is_array() || offsets.size() != 2 || !std::all_of(offsets.begin(), offsets.end(), is_size))
     fail("its data_offsets must be two sizes");
-  std::uint64_t bytes = item;
+  auto strides = static_cast<std::int64_t>(item);  // an empty tensor has some too
   for (const json& size : shape) {
     entry.shape.push_back(size.get<std::int64_t>());
-    if (__builtin_mul_overflow(bytes, size.get<std::uint64_t>(), &bytes)) fail("its shape is too large");
+    if (__builtin_mul_overflow(strides, std::max<std::int64_t>(entry.shape.back(), 1), &strides))
+      fail("its shape is too large");
   }
+  const std::uint64_t bytes = item * static_cast<std::uint64_t>(volume(entry.shape));
   entry.begin = offsets[0].get<std::uint64_t>();
   entry.end = offsets[1].get<std::uint64_t>();
   if (entry.end < entry.begin || entry.end - entry.begin != bytes)
