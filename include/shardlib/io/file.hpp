@@ -69,13 +69,15 @@ class OutputFile {
 
 /// Whether a file, a folder or anything else has this path.
 [[nodiscard]] bool file_exists(const std::string& path);
+/// Whether the path is a folder's. `is_folder("runs/first")`
+[[nodiscard]] bool is_folder(const std::string& path);
 /// Reads the bytes of a file.
 [[nodiscard]] Bytes read_file(const std::string& path);
 /// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns. `write_file("out.bin",
 /// bytes)`
 void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// Writes as `write_file` does, but readers and crashes see the old file or the new one, never a part: through an
-/// OutputFile. `replace_file("LATEST", as_bytes(name))`
+/// Writes as `write_file` does, but the path has the old file or the new one, never a part, also after a crash of the
+/// process, and with `durable` of the machine: through an OutputFile. `replace_file("LATEST", as_bytes(name))`
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
 /// Creates a folder and its parents. An existing folder is not an error.
 void make_folders(const std::string& path);

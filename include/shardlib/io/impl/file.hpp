@@ -65,6 +65,11 @@ SHARDLIB_INLINE bool file_exists(const std::string& path) {
   return false;
 }
 
+SHARDLIB_INLINE bool is_folder(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
 SHARDLIB_INLINE Bytes read_file(const std::string& path) {
   const InputFile file(path);
   Bytes bytes(file.size());

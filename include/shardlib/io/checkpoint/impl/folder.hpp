@@ -231,7 +231,7 @@ SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
     if (file_exists(path + "/.zgroup")) throw Error("checkpoint '" + path + "' is damaged: 'manifest.json' is missing");
     std::string why = file_exists(path) ? "it has no manifest.json" : "there is no such folder";
     for (const std::string& folder : {path, path + "/checkpoints"})
-      if (std::error_code none; std::filesystem::is_directory(folder, none))
+      if (is_folder(folder))
         if (const auto inside = list_checkpoints(folder); !inside.empty())
           why += "; give one of its checkpoints, such as '" + inside.front() + "'";
     throw UsageError("'" + path + "' is not a checkpoint: " + why);

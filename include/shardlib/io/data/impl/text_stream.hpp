@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "shardlib/support/error.hpp"
@@ -72,9 +70,7 @@ SHARDLIB_INLINE TextStream::TextStream(const std::string& path, TextStreamOption
 }
 
 SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
-  std::error_code error;
-  const std::vector<std::string> paths =
-      std::filesystem::is_directory(path, error) ? files_below(path) : std::vector{path};
+  const std::vector<std::string> paths = is_folder(path) ? files_below(path) : std::vector{path};
   const Permutation order(std::ssize(paths), options_.seed, 0);
   for (std::int64_t i = 0; i < std::ssize(paths); ++i) {
     const std::string& name = paths[static_cast<std::size_t>(order(i))];

@@ -342,8 +342,7 @@ SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
     if (const std::string fingerprint = text("tokenizer_fingerprint"); !fingerprint.empty())
       return TokensMaker{text("tokenizer"), fingerprint};
   }
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return detail::read_tokens_note(path);
+  if (is_folder(path)) return detail::read_tokens_note(path);
   std::optional<TokensMaker> maker;
   for (const std::string& file : file_exists(path) ? std::vector{path} : detail::matches(path)) {
     if (!file.ends_with(".bin")) continue;  // a text file beside .bin files is not theirs
@@ -357,16 +356,14 @@ SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
 }
 
 SHARDLIB_INLINE bool has_validation(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return false;
+  if (!is_folder(path)) return false;
   return detail::is_zarr_group(path + "/" + to_string(Split::validation)) ||
          (!detail::is_zarr_group(path) && !detail::bins_of(path, Split::validation).empty());
 }
 
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,
                                                                const TextOptions& text) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return detail::open_folder(path, split);
+  if (is_folder(path)) return detail::open_folder(path, split);
   const bool exists = file_exists(path);
   const std::vector<std::string> paths = exists ? std::vector<std::string>{} : detail::matches(path);
   if (!exists && paths.empty())

@@ -58,11 +58,6 @@ inline std::map<std::string, std::string> parse_index(const std::string& path) {
   return weight_map;
 }
 
-inline bool is_folder(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
-
 inline void remove_if_there(const std::string& path) {
   std::error_code error;
   std::filesystem::remove(path, error);
@@ -72,7 +67,7 @@ inline void remove_if_there(const std::string& path) {
 }  // namespace detail
 
 SHARDLIB_INLINE SafetensorsFiles::SafetensorsFiles(const std::string& path)
-    : path_(path), is_folder_(detail::is_folder(path)) {
+    : path_(path), is_folder_(io::is_folder(path)) {
   std::map<std::string, std::string> weight_map;
   if (!is_folder_) {
     files_.emplace_back(path);
@@ -143,7 +138,7 @@ SHARDLIB_INLINE std::string SafetensorsFiles::describe() const {
 SHARDLIB_INLINE void write_safetensors_folder(const std::string& folder, std::vector<SafetensorsTensor> tensors,
                                               const std::map<std::string, std::string>& metadata,
                                               std::uint64_t most_bytes) {
-  if (file_exists(folder) && !detail::is_folder(folder))
+  if (file_exists(folder) && !is_folder(folder))
     throw UsageError("cannot write a model into '" + folder + "': it is not a folder; choose another path");
   make_folders(folder);
   std::ranges::sort(tensors, {}, &SafetensorsTensor::name);
