@@ -73,11 +73,8 @@ class OutputFile {
 [[nodiscard]] bool is_folder(const std::string& path);
 /// Reads the bytes of a file.
 [[nodiscard]] Bytes read_file(const std::string& path);
-/// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns. `write_file("out.bin",
-/// bytes)`
-void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// Writes as `write_file` does, but the path has the old file or the new one, never a part, also after a crash of the
-/// process, and with `durable` of the machine: through an OutputFile. `replace_file("LATEST", as_bytes(name))`
+/// Creates or replaces the file, through an OutputFile: the path has the old one or the new one, never a part, also
+/// after a crash of the process, and with `durable` of the machine. `replace_file("LATEST", as_bytes(name))`
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
 /// Creates a folder and its parents. An existing folder is not an error.
 void make_folders(const std::string& path);

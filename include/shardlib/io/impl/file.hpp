@@ -77,13 +77,6 @@ SHARDLIB_INLINE Bytes read_file(const std::string& path) {
   return bytes;
 }
 
-SHARDLIB_INLINE void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable) {
-  detail::Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "write");
-  detail::write_all(file.number(), bytes, path);
-  if (durable && ::fsync(file.number()) != 0) detail::fail_file("write", path, errno);
-  if (file.close() != 0) detail::fail_file("write", path, errno);
-}
-
 SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status {};
   // Its place is taken by renaming, which would replace a device too.

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <system_error>
-#include <utility>
 
 #include "shardlib/support/error.hpp"
 
@@ -45,12 +44,8 @@ class Descriptor {
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
+  ~Descriptor() { ::close(number_); }
   [[nodiscard]] int number() const { return number_; }
-  /// Network file systems report a failed write only here.
-  [[nodiscard]] int close() { return ::close(std::exchange(number_, -1)); }
 
  private:
   int number_;

@@ -206,7 +206,7 @@ SHARDLIB_INLINE std::string svg(const std::string& dot) {
     }
   } const removed{folder};
   const std::string text = folder + "/graph.dot", picture = folder + "/graph.svg";
-  io::write_file(text, io::as_bytes(dot));
+  io::replace_file(text, io::as_bytes(dot));
   const pid_t child = fork();
   if (child == 0) {
     execlp("dot", "dot", "-Tsvg", "-o", picture.c_str(), text.c_str(), static_cast<char*>(nullptr));

@@ -149,7 +149,7 @@ SHARDLIB_INLINE std::string Trace::json() const {
 }
 
 SHARDLIB_INLINE void Trace::write(const std::string& path) const {
-  if (on()) io::write_file(path, io::as_bytes(json()));
+  if (on()) io::replace_file(path, io::as_bytes(json()));
 }
 
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path) {

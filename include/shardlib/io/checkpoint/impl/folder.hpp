@@ -52,7 +52,7 @@ SHARDLIB_INLINE void write_manifest(const std::string& folder, std::vector<Manif
   rest += " }\n}\n";
   const std::string text =
       std::string(manifest_start) + hex(crc32c(as_bytes(rest))) + std::string(manifest_break) + rest;
-  write_file(folder + "/manifest.json", as_bytes(text), true);
+  replace_file(folder + "/manifest.json", as_bytes(text), true);
 }
 
 SHARDLIB_INLINE std::string zarr_dtype_of(DType dtype) {

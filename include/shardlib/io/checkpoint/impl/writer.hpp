@@ -309,7 +309,6 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
         files.push_back({file[0].get<std::string>(), file[1].get<std::uint64_t>(), file[2].get<std::uint32_t>()});
     for (const PlannedArray& array : job.arrays) sync_path(job.temporary + "/" + array.stored.array.name);
     write_manifest(job.temporary, std::move(files));
-    sync_path(job.temporary);
     pass("manifest");
     const std::string name = checkpoint_name(job.meta.step);
     replace_folder(job.temporary, directory_ + "/" + name);

@@ -224,8 +224,7 @@ SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::
   const std::string partial = detail::temporary_name(folder);
   make_new_folder(partial);
   try {
-    for (const auto& [from, name] : files) write_file(partial + "/" + name, read_file(from), true);
-    sync_path(partial);
+    for (const auto& [from, name] : files) replace_file(partial + "/" + name, read_file(from), true);
     replace_folder(partial, folder);
   } catch (...) {  // a full disk needs the space
     std::error_code none;
