@@ -6,13 +6,13 @@
 #include <shardlib/io/checkpoint/arrays.hpp>
 #include <shardlib/io/checkpoint/impl/finite.hpp>
 #include <shardlib/io/formats/safetensors.hpp>
+#include <shardlib/io/formats/safetensors_tree.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <span>
 #include <string>
 #include <system_error>
@@ -159,11 +159,7 @@ inline int average(const AverageRequest& request) {
                fill(leaf, bytes);
                return bytes;
              }});
-    std::map<std::string, std::string> about = meta.user;
-    about["step"] = std::to_string(meta.step);
-    about["data_hash"] = meta.data_hash;
-    about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
-    io::write_safetensors(made, std::move(tensors), about);
+    io::write_safetensors(made, std::move(tensors), io::safetensors_metadata(meta));
   } else {
     std::vector<io::ArrayToSave> arrays;
     for (const io::CheckpointArray& leaf : newest.arrays())

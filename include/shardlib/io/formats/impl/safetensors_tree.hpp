@@ -273,15 +273,6 @@ inline std::vector<SafetensorsTensor> stored_tensors(const Checkpoint& checkpoin
   return tensors;
 }
 
-inline std::map<std::string, std::string> stored_metadata(const Checkpoint& checkpoint) {
-  const CheckpointMeta& meta = checkpoint.meta();
-  std::map<std::string, std::string> about = meta.user;
-  about["step"] = std::to_string(meta.step);
-  about["data_hash"] = meta.data_hash;
-  about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
-  return about;
-}
-
 }  // namespace detail
 
 SHARDLIB_INLINE StoredTable table_of(std::map<std::string, StoredLeaf> leaves) {
@@ -303,14 +294,22 @@ SHARDLIB_INLINE StoredTable table_of(std::map<std::string, StoredLeaf> leaves) {
   };
 }
 
+SHARDLIB_INLINE std::map<std::string, std::string> safetensors_metadata(const CheckpointMeta& meta) {
+  std::map<std::string, std::string> about = meta.user;
+  about["step"] = std::to_string(meta.step);
+  about["data_hash"] = meta.data_hash;
+  about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
+  return about;
+}
+
 SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std::string& path,
                                         const StoredTable& table) {
-  write_safetensors(path, detail::stored_tensors(checkpoint, table), detail::stored_metadata(checkpoint));
+  write_safetensors(path, detail::stored_tensors(checkpoint, table), safetensors_metadata(checkpoint.meta()));
 }
 
 SHARDLIB_INLINE void export_safetensors_folder(const Checkpoint& checkpoint, const std::string& folder,
                                                const StoredTable& table, std::uint64_t most_bytes) {
-  write_safetensors_folder(folder, detail::stored_tensors(checkpoint, table), detail::stored_metadata(checkpoint),
+  write_safetensors_folder(folder, detail::stored_tensors(checkpoint, table), safetensors_metadata(checkpoint.meta()),
                            most_bytes);
 }
 
