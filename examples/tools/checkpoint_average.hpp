@@ -45,7 +45,7 @@ void store_mean(const std::vector<double>& sums, double count, std::span<std::by
   }
 }
 
-/// Fills `out` with the mean of a floating leaf. Sums are f64 and are rounded once.
+/// Fills `out` with the mean of a floating leaf. Sums are f64.
 inline void mean_of(const std::vector<io::Checkpoint>& checkpoints, const io::CheckpointArray& leaf,
                     std::span<std::byte> out) {
   std::vector<double> sums(static_cast<std::size_t>(io::volume(leaf.shape)));

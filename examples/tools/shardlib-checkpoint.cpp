@@ -190,12 +190,9 @@ const Command commands[] = {
      }},
     {"average",
      "Writes the mean of the weights of several checkpoints of one model as a new checkpoint or a safetensors file. "
-     "Sums are f64 and are rounded once. Leaves outside of --prefix (moments of the optimizer), the settings and the "
-     "step "
-     "are those of the newest of the checkpoints, bit for bit, so that a program can load the average; a validation "
-     "loss "
-     "is left out. A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified "
-     "first.",
+     "Sums are f64. Leaves outside of --prefix (moments of the optimizer), the settings and the step are those of the "
+     "newest of the checkpoints, bit for bit, so that a program can load the average; a validation loss is left out. "
+     "A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified first.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("TARGET", a.average.target,
                   "a file that ends in .safetensors, or the directory in which the checkpoint is made");
@@ -210,8 +207,7 @@ const Command commands[] = {
      "Removes old complete checkpoints. The checkpoint from which a run resumes is read and verified first, and always "
      "stays. Damaged checkpoints and those of later steps stay too, and do not count. A checkpoint is renamed to "
      "step-00000100.old-pruned before its files are removed: if the command is stopped, the next prune or the next "
-     "save "
-     "removes the rest, and other checkpoints are complete.",
+     "save removes the rest, and other checkpoints are complete.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("DIR", a.prune.directory, "the folder of a run, or of its checkpoints");
        o.add("--keep", a.prune.keep, "number of newest checkpoints that stay",
