@@ -104,7 +104,7 @@ class ZarrArray {
   std::shared_ptr<Impl> impl_;
 };
 
-/// A folder of groups and arrays, `path`. `array` and `group` open one below it; `has_array` looks for one.
+/// A folder of groups and arrays, `path`. `array` opens one below it; `has_array` looks for one.
 class ZarrGroup {
  public:
   /// Opens a group. Throws UsageError if there is no `.zgroup` and no `zarr.json` of a group.
@@ -113,12 +113,10 @@ class ZarrGroup {
   static ZarrGroup create(const std::string& path);
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// The names of the arrays directly below, sorted; `groups` has those of the groups.
+  /// The names of the arrays directly below, sorted.
   [[nodiscard]] std::vector<std::string> arrays() const;
-  [[nodiscard]] std::vector<std::string> groups() const;
   [[nodiscard]] bool has_array(const std::string& name) const;
   [[nodiscard]] ZarrArray array(const std::string& name, ZarrOpen options = {}) const;
-  [[nodiscard]] ZarrGroup group(const std::string& name) const;
 
   /// The contents of `.zattrs`, which `set_attributes` writes.
   [[nodiscard]] nlohmann::json attributes() const;

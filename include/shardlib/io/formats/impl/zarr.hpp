@@ -280,35 +280,20 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
   return ZarrGroup(path);
 }
 
-namespace detail {
-
-/// The folders below `path` that are of a kind, sorted.
-inline std::vector<std::string> members(const std::string& path, bool (*is_one)(const std::string& folder)) {
+SHARDLIB_INLINE std::vector<std::string> ZarrGroup::arrays() const {
   std::vector<std::string> names;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-    if (is_one(it->path().string())) names.push_back(it->path().filename().string());
-  if (error) throw Error("cannot list the folder '" + path + "': " + error.message());
+  for (std::filesystem::directory_iterator it(path_, error), end; !error && it != end; it.increment(error))
+    if (detail::is_zarr_array(it->path().string())) names.push_back(it->path().filename().string());
+  if (error) throw Error("cannot list the folder '" + path_ + "': " + error.message());
   std::sort(names.begin(), names.end());
   return names;
-}
-
-}  // namespace detail
-
-SHARDLIB_INLINE std::vector<std::string> ZarrGroup::arrays() const {
-  return detail::members(path_, detail::is_zarr_array);
-}
-SHARDLIB_INLINE std::vector<std::string> ZarrGroup::groups() const {
-  return detail::members(path_, detail::is_zarr_group);
 }
 SHARDLIB_INLINE bool ZarrGroup::has_array(const std::string& name) const {
   return detail::is_zarr_array(path_ + "/" + name);
 }
 SHARDLIB_INLINE ZarrArray ZarrGroup::array(const std::string& name, ZarrOpen options) const {
   return ZarrArray::open(path_ + "/" + name, options);
-}
-SHARDLIB_INLINE ZarrGroup ZarrGroup::group(const std::string& name) const {
-  return open(path_ + "/" + name);
 }
 SHARDLIB_INLINE nlohmann::json ZarrGroup::attributes() const {
   return detail::read_attributes(path_);
