@@ -241,12 +241,18 @@ TEST_CASE("training: what a program without a function cannot do", "[run][traini
     CHECK(train(evaluates) == "--evaluate questions.jsonl" + why);
     samples.sample.max_tokens = 3;
     samples.directory = folder / "run";
-    program.checkpoints.save = [](const run::Checkpoints::Saved&) {};
-    program.checkpoints.load = [](std::int64_t, const auto&) { return std::nullopt; };
-    program.checkpoints.poll = program.checkpoints.flush = [] { return false; };
-    run::train(device, samples, data(io::Rows::packed), "", program);
+    run::train(device, samples, data(io::Rows::packed), "", program);  // saves nothing
+    CHECK(run::read_records(samples.directory + "/metrics.jsonl").size() == 1);
+    CHECK(files_below(samples.directory + "/checkpoints").empty());
     CHECK(contents(samples.directory + "/console.log")
               .find("note: this program draws no samples: its Program::decode is empty") != std::string::npos);
+    samples.on_spike = "rewind";
+    CHECK(train(samples) ==
+          "--on-spike rewind goes back to a checkpoint, and this program saves none: choose another action");
+    samples.sample_only = true;
+    program.decode = [](auto, std::int64_t) { return std::vector<float>(256); };
+    CHECK(train(samples) == "--run '" + samples.directory +
+                                "' has no checkpoint to sample from: give the folder of a run that has saved one");
   });
 }
 

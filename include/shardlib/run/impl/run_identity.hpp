@@ -209,6 +209,7 @@ struct Resumed {
 inline Resumed load_same_run(const Checkpoints& checkpoints, const Training& training,
                              const std::function<std::vector<std::string>(const Checkpoints::Saved&)>& same) {
   Resumed found;
+  if (!checkpoints.load) return found;
   bool has_compared = false;
   try {
     found.saved = checkpoints.load(INT64_MAX, [&](const Checkpoints::Saved& saved) {

@@ -144,10 +144,10 @@ class StopOnSignal {
   sigset_t before_{};
 };
 
-/// What a run says that stops; `kept`: in a folder.
-inline std::string stopped_by_signal(bool kept) {
-  return kept ? "stopped by a signal; the same command goes on from here"
-              : "stopped by a signal; without --run nothing was kept";
+/// What a run says that stops; `saved`: in a checkpoint.
+inline std::string stopped_by_signal(bool saved) {
+  return saved ? "stopped by a signal; the same command goes on from here"
+               : "stopped by a signal; no checkpoint was kept, so the same command starts again";
 }
 
 }  // namespace shardlib::run::detail

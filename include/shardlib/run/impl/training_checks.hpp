@@ -110,8 +110,10 @@ inline void check_validate(const Training& t, const Program& program) {
   if (!t.evaluate.empty()) throw UsageError("--evaluate " + t.evaluate + why);
 }
 
-/// Throws UsageError for options that read the leaves of a program's state, if the program does not give them.
-inline void check_leaves(const Training& t, const Program& program) {
+/// Throws UsageError for options that read a program's checkpoints, or the leaves of its state, if it gives none.
+inline void check_checkpoints(const Training& t, const Program& program) {
+  if (t.on_spike == "rewind" && !program.checkpoints.load)
+    throw UsageError("--on-spike rewind goes back to a checkpoint, and this program saves none: choose another action");
   if (program.checkpoints.leaves) return;
   for (const auto& [option, every] :
        {std::pair("--histogram-every", t.histogram_every), std::pair("--check-replicas", t.check_replicas)})

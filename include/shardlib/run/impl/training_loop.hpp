@@ -161,7 +161,7 @@ class TrainingLoop {
     // Before the first step, or after the last one before a stop: the samples that the run does not have.
     if (due(first - 1, training_.sample_every) &&
         !answers_.sample(first - 1, samples_of(*device_, directory_, first - 1, training_.prompt)))
-      return say(stopped_by_signal(directory_.exists()));
+      return say(stopped_by_signal(saves_));
     read_from(first);               // starts the clock of the time left
     device_->pool()->trim();        // initialization has left free ranges that no step may use
     device_->pool()->reset_peak();  // a resumed run has held two states
@@ -198,13 +198,13 @@ class TrainingLoop {
     if (speaks_) write(record);
     progress_->step(record);
     if (speaks_) live_report_.step();
-    if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
+    if (saves_ && (due(step, training_.save_every) || last || stopped)) {
       const double begin = shardlib::detail::steady_seconds();
       // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
       saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
       saving_.save(*saved, last || stopped);
       checkpoint_seconds_ = shardlib::detail::steady_seconds() - begin;
-    } else if (directory_.exists()) {
+    } else if (saves_) {
       saving_.poll();
     }
     if ((due(step, training_.sample_every) && !stopped) || last) {
@@ -212,16 +212,16 @@ class TrainingLoop {
       if (!answers_.sample(step) && !last && !stopped) {
         stopped = true;  // the run goes on from here, with the samples that are missing
         if (!saved) saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
-        if (directory_.exists()) saving_.save(*saved, true);  // again, as the one under way may fail
+        if (saves_) saving_.save(*saved, true);  // again, as the one under way may fail
       }
     }
-    if (stopped && !last) progress_->message(stopped_by_signal(directory_.exists()));
+    if (stopped && !last) progress_->message(stopped_by_signal(saves_));
     return last || !stopped;
   }
 
   /// A run without steps left to train: saves the model if no checkpoint has it yet, and samples from it.
   void use_model(std::int64_t first, bool found) {
-    if (directory_.exists() && !found)
+    if (saves_ && !found)
       saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
     else if (first > training_.steps)
       say(fmt::format("the checkpoint of step {} is used: --steps {} leaves nothing to train", first, training_.steps));
@@ -356,6 +356,7 @@ class TrainingLoop {
   LrSchedule lr_schedule_;
   bool speaks_;
   RunDirectory directory_;
+  bool saves_ = directory_.exists() && program_.checkpoints.save;  ///< checkpoints
   Answers answers_;
   JsonLines metrics_;
   std::unique_ptr<TensorBoard> events_;
@@ -387,7 +388,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
   detail::require_one_run(device, training, configuration, data);
   detail::check_validate(training, program);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
-  detail::check_leaves(training, program);
+  detail::check_checkpoints(training, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 
