@@ -75,6 +75,13 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   CHECK(all[1]["command"][0].get<std::string>().find("shardlib_tests") != std::string::npos);
   CHECK(all[1]["directory"] == std::filesystem::current_path().string());
   CHECK(all[1]["launcher"] == launcher_name());
+  // Folders may have names that are not UTF-8.
+  const auto here = std::filesystem::current_path();
+  std::filesystem::create_directory(folder / "\xfc");
+  std::filesystem::current_path(folder / "\xfc");
+  CHECK(start(5).empty());
+  std::filesystem::current_path(here);
+  CHECK(nlohmann::json::parse(contents(path + "/run.json"))[2]["directory"] == folder / "\xef\xbf\xbd");
   // A damaged one does not stop the run.
   put(path + "/run.json", "{");
   const auto notes = start(5);

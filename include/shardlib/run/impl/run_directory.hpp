@@ -147,7 +147,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"step", step},
                  {"host", detail::host_name()},
                  {"command", detail::command_line()},
-                 {"directory", std::filesystem::current_path(no_directory).string()},
+                 {"directory", detail::as_utf8(std::filesystem::current_path(no_directory).string())},
                  {"shardlib", shardlib::detail::version_text()},
                  {"commit", shardlib::detail::commit_text()},
                  {"launcher", launcher_name()},
