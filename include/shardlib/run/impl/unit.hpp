@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <initializer_list>
 #include <string>
 
@@ -18,9 +18,10 @@ namespace shardlib::run {
 inline std::string number_text(double v) {
   const std::string four = fmt::format("{:.3e}", v);
   const bool plain = v == 0 || !std::isfinite(v) || (std::abs(v) >= 1e-3 && std::abs(v) < 1e6);
-  if (plain) return fmt::format("{}", std::strtod(four.c_str(), nullptr));
-  const std::size_t e = four.find('e');
-  return fmt::format("{}e{}", std::strtod(four.substr(0, e).c_str(), nullptr), std::stoi(four.substr(e + 1)));
+  const std::size_t e = plain ? four.size() : four.find('e');
+  double digits = v;
+  std::from_chars(four.data(), four.data() + e, digits);  // whatever the locale's point is
+  return plain ? fmt::format("{}", digits) : fmt::format("{}e{}", digits, std::stoi(four.substr(e + 1)));
 }
 
 SHARDLIB_INLINE std::string unit_text(Unit unit, double v) {
