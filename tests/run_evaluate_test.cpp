@@ -106,7 +106,7 @@ TEST_CASE("an ending is a row in which only its own tokens count", "[run]") {
         "the ending 'bcdef' has 6 tokens, more than a row of 4: choose a longer --seq");
 }
 
-TEST_CASE("the likeliest ending answers, by the whole and by its bytes", "[run]") {
+TEST_CASE("the likeliest ending answers, by the whole and by its characters", "[run]") {
   const auto tokenizer = io::load_tokenizer("bytes");
   // Each token of `a` costs 1, of others 2.
   const auto loss = [&](const io::TokenBatch& row) {
@@ -116,7 +116,7 @@ TEST_CASE("the likeliest ending answers, by the whole and by its bytes", "[run]"
     return sum;
   };
   const std::vector<run::Question> questions{
-      {"x", {"aaaa", "b"}, 0},  // 6 against 4: the short one; by bytes 1.5 against 4: the long one
+      {"x", {"aaaa", "b"}, 0},  // 6 against 4: the short one; by characters 1.5 against 4: the long one
       {"x", {"aaaa", "b"}, 1},
       {"x", {"aa", "bb", "bc"}, 0},
       {"x", {"aa", "bb", "bc"}, 2},
@@ -134,4 +134,6 @@ TEST_CASE("the likeliest ending answers, by the whole and by its bytes", "[run]"
           static_cast<void>(run::evaluate(questions, *tokenizer, 16, 0, broken));
         }).starts_with("question 1, ending 0: the model's loss is not finite"));
   CHECK(run::evaluate({questions[0]}, *tokenizer, 16, 0, loss).right_normalized == 1);
+  // 10 against 4: 5 for each of two characters, not 2.5 for each of four bytes.
+  CHECK(run::evaluate({{"x", {"\xc3\xa9\xc3\xa9", "b"}, 1}}, *tokenizer, 16, 0, loss).right_normalized == 1);
 }

@@ -27,8 +27,8 @@ struct Question {
 [[nodiscard]] SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path);
 
 /// The scores of a model on `questions`. `right` counts the questions whose right ending has the largest log-likelihood
-/// after the context. `right_normalized` divides the log-likelihood by the ending's bytes. These are acc and acc_norm
-/// of EleutherAI's lm-evaluation-harness. `chance` is the accuracy of random guesses.
+/// after the context. `right_normalized` divides the log-likelihood by the ending's characters. These are acc and
+/// acc_norm of EleutherAI's lm-evaluation-harness. `chance` is the accuracy of random guesses.
 struct Evaluation {
   std::int64_t questions = 0, right = 0, right_normalized = 0;
   double chance = 0;

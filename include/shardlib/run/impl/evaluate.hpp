@@ -126,7 +126,9 @@ SHARDLIB_INLINE Evaluation evaluate(const std::vector<Question>& questions, cons
                         "--find-nan finds the op at fault in training",
                         result.questions + 1, i));
       plain.consider(likelihood, i);
-      normalized.consider(likelihood / static_cast<double>(question.endings[i].size()), i);
+      const auto characters = std::ranges::count_if(
+          question.endings[i], [](char byte) { return !shardlib::detail::continues_character(byte); });
+      normalized.consider(likelihood / static_cast<double>(characters), i);
     }
     ++result.questions;
     result.right += plain.at == question.label ? 1 : 0;
