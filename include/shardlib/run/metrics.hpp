@@ -17,7 +17,7 @@ struct Record {
   double time = 0;        ///< end of the step, in seconds since 1970; 0 if unknown
   double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0, step_seconds = 0;
   std::optional<double> mfu = {};                            ///< model FLOPs utilization, 1 is the peak of the devices
-  std::optional<std::int64_t> memory_bytes = {};             ///< bytes in use on the fullest device
+  std::optional<std::int64_t> memory_bytes = {};             ///< the most bytes in use so far, on the fullest device
   std::optional<double> validation_loss = {};                ///< the loss of a validation after this step
   bool skipped = false;                                      ///< the step has made no update
   std::vector<std::string> events = {};                      ///< unusual actions of the run, before or in this step

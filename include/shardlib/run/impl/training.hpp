@@ -40,7 +40,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--rows", t.rows, "content of a row of a batch: the next tokens, or one padded document",
         one_of({"packed", "padded", "stories"}));
   o.add("--shuffle", t.shuffle, "order of the rows; no: that of the data, in every epoch", one_of({"yes", "no"}));
-  o.add("--row-begin", t.row_begin, "id that precedes a document or row; with --load the model's, unless it is given",
+  o.add("--row-begin", t.row_begin, "id that precedes a document or row; with --load that of the model, if it has one",
         size(0));
   o.add("--batch", t.batch, "sequences per step, over all devices and microbatches", size());
   o.add("--seq", t.seq, "tokens per sequence", size());
