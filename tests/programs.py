@@ -838,6 +838,11 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml", "give the folder that --run made")
+    # A trainer that is not beside the tool is looked for from the folder in which it was called.
+    called, apart_from_it = os.path.join(p.folder, "called"), shutil.copy(os.path.join(p.examples, "shardlib-sample"), p.folder)
+    subprocess.run(["./gpt_fsdp", *p.small(), "--steps=1", f"--run={called}"], cwd=p.examples, check=True, capture_output=True)
+    there = subprocess.run([apart_from_it, called, "--max-tokens=3"], capture_output=True, text=True, errors="replace", cwd="/")
+    check(there.returncode == 0 and "And" in there.stdout, f"the trainer is found: {there.stderr}")
     for text, why in [("{", "it is not the run.json of a run"), ("[]", "it lists no start"), ("{}", "it lists no start"),
                       ("[3]", "it is not the run.json of a run"), ('[{"command": []}]', "the command has no words")]:
         put(f"{moved}/run.json", text)
