@@ -86,19 +86,21 @@ std::vector<Document> encode(const std::vector<std::string>& documents, const io
 /// One line on standard error that is drawn over, on a terminal; nothing elsewhere.
 class Bar {
  public:
-  Bar(std::uint64_t begin, std::uint64_t end) : begin_(begin), end_(end) {}
+  explicit Bar(std::uint64_t end) : end_(end) {}
   Bar(const Bar&) = delete;
   Bar& operator=(const Bar&) = delete;
   ~Bar() {
     if (drawn_ > 0) fmt::print(stderr, "\r\x1b[K");
   }
 
+  /// The speed is that since the first call: before it, the place in a compressed file is not known.
   void show(std::uint64_t bytes, std::int64_t tokens) {
-    const double now = steady_seconds(), past = now - start_;
-    if (!terminal_.live || now - drawn_ < 0.1) return;
+    const double now = steady_seconds();
+    if (start_ == 0) start_ = now, begin_ = bytes;
+    if (!terminal_.live || bytes == begin_ || now - drawn_ < 0.1) return;
     drawn_ = now;
     const double part = static_cast<double>(bytes) / static_cast<double>(end_);
-    const double speed = static_cast<double>(bytes - begin_) / past;
+    const double speed = static_cast<double>(bytes - begin_) / (now - start_);
     const auto full = static_cast<std::size_t>(part * 20);
     fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {:3.0f} %  {:.1f} M tokens  {:.1f} MB/s  {} left\x1b[K", "", full, "",
                20 - full, 100 * part, static_cast<double>(tokens) / 1e6, speed / 1e6,
@@ -106,9 +108,9 @@ class Bar {
   }
 
  private:
-  std::uint64_t begin_, end_;
+  std::uint64_t begin_ = 0, end_;
   run::Terminal terminal_ = run::terminal_of(STDERR_FILENO);
-  double start_ = steady_seconds(), drawn_ = 0;
+  double start_ = 0, drawn_ = 0;
 };
 
 // ---- writing --------------------------------------------------------------------------------------------------------
@@ -121,12 +123,9 @@ struct Totals {
 void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o,
                     TextPlace begin,
                     const std::function<std::int64_t(const std::vector<Document>&, const Batch&)>& write) {
-  std::uint64_t total = 0, before = begin.offset;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    total += files[i].size;
-    if (i < begin.file) before += files[i].size;
-  }
-  Bar bar(before, total);
+  std::uint64_t total = 0;
+  for (const TextFile& file : files) total += file.size;
+  Bar bar(total);
   const tokenize::Layout layout = !o.field.empty()      ? tokenize::Layout::lines
                                   : o.document_per_file ? tokenize::Layout::file
                                                         : tokenize::Layout::marks;
