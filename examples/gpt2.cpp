@@ -187,6 +187,10 @@ void declare(run::Options& options, Options& o) {
   options.in_vain({"--lora-alpha"}, [&o](const run::Options&) {
     return o.lora > 0 ? "" : "without --lora R: give that too, or leave it out";
   });
+  options.in_vain({"--weight-decay"}, [&o](const run::Options&) {
+    const bool none = o.lora > 0 && o.optimizer.groups.decay_mult.empty();
+    return none ? "with --lora, as adapters do not decay: leave it out, or give --decay-mult too" : "";
+  });
   options.add("--load", o.load,
               "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
               run::value_name("PATH") | run::command_line_only());

@@ -598,6 +598,7 @@ def lora(p):
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
     p.run("gpt2", [*train, "--optimizer=muon"]).fails(2, "muon", "--lora")
     p.run("gpt2", [*train, "--lora=0", "--lora-alpha=4"]).fails(2, "--lora-alpha has no effect without --lora R")
+    p.run("gpt2", [*train, "--weight-decay=1"]).fails(2, "--weight-decay has no effect with --lora", "--decay-mult")
     plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
     plan.check(re.search(r"optimizer[^\n]* 2\.359 MB", plan.out), "the moments are the adapters'")
 
@@ -1501,6 +1502,7 @@ def mistakes(p):
         (["--rope-yarn"], ["--rope-yarn has no effect", "--rope-context"]),
         (["--rope-beta-fast=2"], ["--rope-beta-fast has no effect", "--rope-yarn"]),
         (["--decay-fraction=0.5"], ["--decay-fraction has no effect", "--lr-schedule wsd"]),
+        (["--lr-schedule=constant", "--decay-steps=9"], ["--decay-steps has no effect", "--lr-schedule constant"]),
         (["--spike-window=9"], ["--spike-window has no effect", "--on-spike"]),
         (["--validation-batches=2"], ["--validation-batches has no effect", "--validate-every"]),
         (["--keep=3"], ["--keep has no effect", "--run DIR"]),

@@ -40,6 +40,9 @@ inline void declare_vain(Options& o, const Training& t) {
     });
   };
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
+  o.in_vain({"--decay-steps", "--final-learning-rate"}, [&t](const Options&) {
+    return t.lr_schedule == "constant" ? "with --lr-schedule constant, which does not decay: leave it out" : "";
+  });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
   o.in_vain({"--step-graph"}, [&t](const Options&) {
