@@ -1,7 +1,7 @@
 // Spikes, values that are not finite, saves that fail, and which checkpoints stay.
 #include <shardlib/run/checkpoints.hpp>
+#include <shardlib/run/impl/spikes.hpp>
 #include <shardlib/run/metrics.hpp>
-#include <shardlib/run/spikes.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -147,7 +147,7 @@ std::vector<std::int64_t> operator+(std::vector<std::int64_t> a, const std::vect
 const char* const meshes[] = {"d=1,t=1", "d=2,t=1", "d=2,t=2"};
 
 TEST_CASE("spikes: what leaps out of the last steps", "[run][recovery]") {
-  run::SpikeWindow window(4, 3);
+  run::detail::SpikeWindow window(4, 3);
   for (const double loss : {2.0, 1.0, 2.0}) {
     window.add(loss, 1);
     CHECK(window.spike(100, 1).empty());  // not enough to compare with

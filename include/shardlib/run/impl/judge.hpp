@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "shardlib/run/spikes.hpp"
+#include "shardlib/run/impl/spikes.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
 
