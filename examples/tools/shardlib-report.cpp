@@ -5,7 +5,6 @@
 //   shardlib-report runs/first runs/second -o cmp.html --follow 30    again each 30 seconds, while a run goes on
 //   shardlib-report runs/first --csv first.csv        writes the numbers as a table instead
 #include <shardlib/io/file.hpp>
-#include <shardlib/run/export.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/report.hpp>
 #include <shardlib/support/error.hpp>

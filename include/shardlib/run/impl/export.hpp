@@ -1,7 +1,7 @@
-// Definitions of export.hpp.
+// Definitions of report.hpp: the tables for other programs.
 #pragma once
 
-#include "shardlib/run/export.hpp"
+#include "shardlib/run/report.hpp"
 
 #include <fmt/format.h>
 
