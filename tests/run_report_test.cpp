@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <shardlib/run/chart.hpp>
+#include <shardlib/run/impl/chart.hpp>
 #include <shardlib/run/impl/live_report.hpp>
 #include <shardlib/run/report.hpp>
 #include <shardlib/run/run_directory.hpp>
@@ -281,17 +281,18 @@ TEST_CASE("report: a long run stays small", "[run]") {
 }
 
 TEST_CASE("report: thinned curves keep extremes, ends and gaps", "[run]") {
-  run::Series series{"a", 0, {}, {}};
+  run::detail::Series series{"a", 0, {}, {}};
   for (int i = 0; i < 1000; ++i) {
     series.x.push_back(7 + 2 * i);
     series.y.push_back(i % 10 == 3 ? -i : i);
   }
-  const run::ThinnedSeries same = run::thinned(series, 1000, false);
+  const run::detail::ThinnedSeries same = run::detail::thinned(series, 1000, false);
   CHECK((same.x == series.x && same.y == series.y && same.low.empty() && same.high.empty()));
 
   for (std::size_t i = 500; i < 510; ++i) series.y[i] = NAN;
   series.y[512] = NAN;
-  const run::ThinnedSeries mean = run::thinned(series, 100, false), median = run::thinned(series, 100, true);
+  const run::detail::ThinnedSeries mean = run::detail::thinned(series, 100, false),
+                                   median = run::detail::thinned(series, 100, true);
   REQUIRE((mean.x.size() == 100 && mean.y.size() == 100 && mean.low.size() == 100 && mean.high.size() == 100));
   CHECK((mean.x.front() == 7 && mean.x.back() == 7 + 2 * 999));
   CHECK((mean.low[2] == -23 && mean.high[2] == 29));
@@ -300,7 +301,7 @@ TEST_CASE("report: thinned curves keep extremes, ends and gaps", "[run]") {
   CHECK((std::isnan(mean.y[50]) && std::isnan(mean.low[50]) && std::isnan(median.high[50])));
   CHECK((mean.low[51] == -513 && mean.high[51] == 519 && std::isfinite(mean.y[51])));
   series.y[0] = series.y[1] = 1.7e308;
-  CHECK(std::isfinite(run::thinned(series, 100, false).y[0]));
+  CHECK(std::isfinite(run::detail::thinned(series, 100, false).y[0]));
 }
 
 TEST_CASE("report: of a run that goes on", "[run]") {

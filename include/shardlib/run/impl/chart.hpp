@@ -1,7 +1,5 @@
-// Definitions of chart.hpp.
+// Charts of the report: thinned values as JSON, which the page's script draws, and a table of values.
 #pragma once
-
-#include "shardlib/run/chart.hpp"
 
 #include <fmt/format.h>
 
@@ -10,13 +8,48 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "shardlib/run/impl/chart_parts.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/support/text.hpp"
 
-namespace shardlib::run {
+namespace shardlib::run::detail {
 
-namespace detail {
+/// A curve of one run: its name, and `y` over ascending steps `x`. NaN is a gap.
+struct Series {
+  std::string name;
+  int run = 0;  ///< the number of the run: readers hide the run's curves by it
+  std::vector<double> x, y;
+  bool marked = false;  ///< for few values: dashed, with marks, not smoothed
+  int color = -1;       ///< a number of the page's style; -1: that of the run
+};
+
+/// A note in a chart at step `x`; `text` describes it, and `run` is as in a Series.
+struct Annotation {
+  double x = 0;
+  std::string text;
+  int run = 0;
+};
+
+/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, the `series`, and `annotations` as
+/// vertical lines.
+struct Chart {
+  std::string id, title;
+  Unit unit = Unit::number;
+  std::vector<Series> series = {};
+  bool starts_at_zero = false;  ///< the linear scale starts at zero
+  bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
+  std::vector<Annotation> annotations = {};
+  bool stacked = false;  ///< the series are parts of a whole, of one run, the first at the bottom
+};
+
+/// A curve with few values: `y` at steps `x`. Each value stands for as many steps; `low` and `high` are the extremes of
+/// those steps, and empty if no value stands for more than one.
+struct ThinnedSeries {
+  std::vector<double> x, y, low, high;
+};
 
 inline int color_of(const Series& series) {
   return (series.color < 0 ? series.run : series.color) % 8;
@@ -62,9 +95,8 @@ inline std::string parts_legend(const Chart& chart) {
   return "<span class=\"keys\">" + out + "</span>";
 }
 
-}  // namespace detail
-
-SHARDLIB_INLINE ThinnedSeries thinned(const Series& series, std::size_t most, bool median) {
+/// At most `most` values, each the mean, or the median, of its neighbors. `thinned(losses, 2000, false)`
+inline ThinnedSeries thinned(const Series& series, std::size_t most, bool median) {
   const std::size_t n = series.x.size();
   if (n <= most) return {series.x, series.y, {}, {}};
   ThinnedSeries out;
@@ -81,14 +113,16 @@ SHARDLIB_INLINE ThinnedSeries thinned(const Series& series, std::size_t most, bo
     }
     // The ends of the curve are the ends of the run.
     out.x.push_back(series.x[b == 0 ? 0 : b + 1 == most ? n - 1 : (begin + end - 1) / 2]);
-    out.y.push_back(detail::middle_of(values, median));
+    out.y.push_back(middle_of(values, median));
     out.low.push_back(low);
     out.high.push_back(high);
   }
   return out;
 }
 
-SHARDLIB_INLINE std::string to_html(const Chart& given, std::size_t points) {
+/// A figure of HTML that the page's script draws, with a table of values. Each series has at most `points` values.
+/// `to_html(loss, 2000)`
+inline std::string to_html(const Chart& given, std::size_t points) {
   constexpr std::size_t most_notes = 200;
   Chart chart = given;
   std::erase_if(chart.series, [](const Series& s) { return s.x.empty(); });
@@ -96,19 +130,19 @@ SHARDLIB_INLINE std::string to_html(const Chart& given, std::size_t points) {
   for (std::size_t p = 0; p < chart.series.size(); ++p) {
     const Series& s = chart.series[p];
     const ThinnedSeries shown = thinned(s, points, chart.robust || chart.stacked);
-    const std::string color = chart.stacked ? fmt::format("p{}", p % 8) : fmt::format("c{}", detail::color_of(s));
-    series += fmt::format("{}{{\"name\":{},\"run\":{},\"color\":\"{}\",\"marked\":{},\"step\":{},\"y\":{}",
-                          p > 0 ? "," : "", detail::json_text(s.name), s.run, color, s.marked,
-                          detail::json_steps(shown.x), detail::json_numbers(shown.y));
+    const std::string color = chart.stacked ? fmt::format("p{}", p % 8) : fmt::format("c{}", color_of(s));
+    series +=
+        fmt::format("{}{{\"name\":{},\"run\":{},\"color\":\"{}\",\"marked\":{},\"step\":{},\"y\":{}", p > 0 ? "," : "",
+                    json_text(s.name), s.run, color, s.marked, json_steps(shown.x), json_numbers(shown.y));
     if (!shown.low.empty() && !chart.stacked)
-      series += ",\"low\":" + detail::json_numbers(shown.low) + ",\"high\":" + detail::json_numbers(shown.high);
+      series += ",\"low\":" + json_numbers(shown.low) + ",\"high\":" + json_numbers(shown.high);
     series += "}";
   }
   const std::size_t first_note = chart.annotations.size() - std::min(chart.annotations.size(), most_notes);
   for (std::size_t i = first_note; i < chart.annotations.size(); ++i) {
     const Annotation& note = chart.annotations[i];
     notes += fmt::format("{}{{\"step\":{:.0f},\"run\":{},\"text\":{}}}", i > first_note ? "," : "", note.x, note.run,
-                         detail::json_text(note.text));
+                         json_text(note.text));
   }
   return fmt::format(
       "<figure class=\"card\" id=\"{}\"><figcaption><b>{}</b>{}</figcaption>"
@@ -116,9 +150,9 @@ SHARDLIB_INLINE std::string to_html(const Chart& given, std::size_t points) {
       "<details class=\"values\" id=\"{}-values\"><summary>Values</summary>{}</details>"
       "<script type=\"application/json\">{{\"unit\":\"{}\",\"zero\":{},\"robust\":{},\"stacked\":{},\"series\":[{}],"
       "\"notes\":[{}]}}</script></figure>\n",
-      chart.id, detail::markup_escape(chart.title), chart.stacked ? detail::parts_legend(chart) : "", chart.id,
-      detail::values_table(chart), detail::name_of(chart.unit), chart.starts_at_zero || chart.stacked,
-      chart.robust || chart.stacked, chart.stacked, series, notes);
+      chart.id, markup_escape(chart.title), chart.stacked ? parts_legend(chart) : "", chart.id, values_table(chart),
+      name_of(chart.unit), chart.starts_at_zero || chart.stacked, chart.robust || chart.stacked, chart.stacked, series,
+      notes);
 }
 
-}  // namespace shardlib::run
+}  // namespace shardlib::run::detail

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "shardlib/io/file.hpp"
-#include "shardlib/run/chart.hpp"
+#include "shardlib/run/impl/chart.hpp"
 #include "shardlib/run/impl/chart_parts.hpp"
 #include "shardlib/run/impl/report_page.hpp"
 #include "shardlib/run/impl/report_script_curves.hpp"
@@ -194,12 +194,12 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths, double
   out += "<div class=\"bar\" id=\"bar\">" + (runs.size() > 1 ? "<span class=\"keys\">" + legend + "</span>" : "") +
          "</div>\n<p class=\"sub\" id=\"help\">" + detail::report_help + "</p>\n" + detail::page_data(runs, every);
   out += "<div class=\"grid2\">\n";
-  const std::vector<Chart> charts = detail::charts_of(runs);
+  const std::vector<detail::Chart> charts = detail::charts_of(runs);
   std::size_t series = 0;
-  for (const Chart& chart : charts) series += chart.series.size();
+  for (const detail::Chart& chart : charts) series += chart.series.size();
   // The page stays small however many numbers a program adds.
   const std::size_t points = std::clamp<std::size_t>(16'000 * runs.size() / series, 400, 2000);
-  for (const Chart& chart : charts) out += to_html(chart, chart.id == "loss" ? 3 * points : points);
+  for (const detail::Chart& chart : charts) out += to_html(chart, chart.id == "loss" ? 3 * points : points);
   out += "</div>\n" + detail::events_section(runs) + detail::samples_section(runs) + detail::config_table(runs);
   return out + "</main><script>(() => {" + detail::report_script_curves + detail::report_script_page +
          detail::report_script_input + "})();</script></body></html>\n";
