@@ -234,8 +234,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
-    // "nu.0.embed" keeps its number, as in older checkpoints.
-    return run::program_of(s.mesh, trains, o.training, run::stored_names({"mu"}));
+    return run::program_of(s.mesh, trains, o.training);
   };
   run::Program program = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
   const std::int64_t trained_bytes = program.weight_bytes;

@@ -608,7 +608,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
             "' has another model or tokenizer: init is \"plain\" in the checkpoint, but \"other\" now; give the "
             "checkpoint's values, or allow the change with --allow-change init");
 
-  // A checkpoint without a record, as older versions have saved it.
+  // A checkpoint without a record of settings, as another program may save it.
   training.steps = 8;
   on_mesh("d=1", [&](const Mesh<"d">& mesh) {
     const Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});

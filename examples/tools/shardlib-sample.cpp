@@ -84,8 +84,7 @@ std::string found(const fs::path& program) {
 }
 
 // gpt_fsdp samples the GPT of gpt_pipeline, on one device too: a file with the settings that gpt_fsdp knows. gpt_fsdp
-// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends. It leaves
-// out max_tokens = 0, which runs of older versions have.
+// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends.
 std::string without_pipeline(const std::string& config) {
   constexpr std::array<std::string_view, 5> others{"preset", "schedule", "stages", "stage_layers", "model"};
   std::string text;
@@ -93,7 +92,6 @@ std::string without_pipeline(const std::string& config) {
     const std::string_view key = std::string_view(entry.key).substr(entry.key.rfind('.') + 1);
     if (key == "model" && entry.value != "\"gpt\"")
       throw UsageError(fmt::format("'{}' is of a run whose model = {} has no text to sample", config, entry.value));
-    if (key == "max_tokens" && entry.value == "0") continue;
     if (std::ranges::find(others, key) == others.end()) text += fmt::format("{} = {}\n", entry.key, entry.value);
   }
   const int file = ::memfd_create("config.toml", 0);

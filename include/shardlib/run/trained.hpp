@@ -53,9 +53,9 @@ struct TrainState {
   Array<"ema", W> ema;
 };
 
-/// Names in checkpoints: the one tree of each of these moments without its number, "mu.embed" in place of "mu.0.embed".
-/// `stored_names({"mu", "nu"})`
-[[nodiscard]] SHARDLIB_INLINE io::Rename stored_names(const std::vector<std::string>& moments = {"mu", "nu"});
+/// Names in checkpoints: the one tree of each moment without its number, "mu.embed" in place of "mu.0.embed".
+/// `stored_names()`
+[[nodiscard]] SHARDLIB_INLINE io::Rename stored_names();
 
 /// A table of weights as one of a checkpoint of a TrainState: it has the average if there is one, else the weights.
 /// `table_of_state(o.optimizer, table)`

@@ -149,9 +149,9 @@ inline std::string_view compared(std::string_view name, std::string_view value) 
 inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
 
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
-/// --allow-change names the differences. Returns a sentence for each allowed change. For a checkpoint without a record
-/// of settings it returns a note if the batches differ. A setting that only one side has is not compared, unless
-/// `value_if_absent` knows its value. `goes_on`: the run has steps left.
+/// --allow-change names the differences. Returns a sentence for each allowed change. A setting that only one side has
+/// is not compared, unless `value_if_absent` knows its value and the checkpoint has a record of settings. `goes_on`:
+/// the run has steps left.
 inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
                                                  const Training& training, bool goes_on) {
   std::vector<std::string> notes, differing, names;
@@ -193,8 +193,6 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
         goes_on ? fmt::format("would go on from step {} with another curve", found.step)
                 : "has another model or tokenizer",
         fmt::join(differing, "; "), goes_on ? "choose another --run, " : "", fmt::join(names, ",")));
-  if (!recorded && !found.identity.data.empty() && !now.data.empty() && found.identity.data != now.data)
-    notes.emplace_back("note: the data, or the options that cut them into batches, are not those of the checkpoint");
   return notes;
 }
 
@@ -220,8 +218,7 @@ inline Resumed load_same_run(const Checkpoints& checkpoints, const Training& tra
     if (!has_compared) throw;
     std::string text = error.what();
     for (const std::string& note : found.notes)
-      if (note.starts_with(allowed_mark))
-        text += "\n  --allow-change makes no checkpoint fit: " + note.substr(allowed_mark.size());
+      text += "\n  --allow-change makes no checkpoint fit: " + note.substr(allowed_mark.size());
     text += fmt::format(
         "\n  start the program that made the run with the run's settings, --config {}/config.toml and no options that "
         "differ; or choose another --run",

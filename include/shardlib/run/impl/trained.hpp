@@ -39,11 +39,9 @@ SHARDLIB_INLINE bool is_muon_matrix(std::string_view leaf) {
   return leaf.ends_with("/w_gate") || leaf.ends_with("/w_up") || leaf.ends_with("/w_down");
 }
 
-SHARDLIB_INLINE io::Rename stored_names(const std::vector<std::string>& moments) {
-  return [moments](const std::string& leaf) {
-    for (const std::string& name : moments)
-      if (leaf.starts_with(name + ".0.")) return name + leaf.substr(name.size() + 2);
-    return leaf;
+SHARDLIB_INLINE io::Rename stored_names() {
+  return [](const std::string& leaf) {
+    return leaf.starts_with("mu.0.") || leaf.starts_with("nu.0.") ? leaf.substr(0, 2) + leaf.substr(4) : leaf;
   };
 }
 
