@@ -239,7 +239,8 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::Program program = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
   const std::int64_t trained_bytes = program.weight_bytes;
   program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
-  program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
+  const auto loss_of = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
+  program.validate = [&](const io::TokenBatch& rows) { return run::sum_of_parts(o.training, rows, loss_of); };
   program.decode = Decoder<C>(s, [&] { return trained.model(); });
   program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
   program.weight_bytes = run::shard_bytes(state.weights) + run::shard_bytes(lora.weights);

@@ -84,10 +84,11 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   run::begin(trained, o.optimizer);
   run::Program program = run::program_of(mesh, trained, o.training);  // what run::train calls: run/training.hpp
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
-  program.validate = [&](const io::TokenBatch& rows) -> double {
+  const auto loss_of = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +r +s +t -> ">(gpt::loss<C>(trained.model(), batch, o.config)));
   };
+  program.validate = [&](const io::TokenBatch& rows) { return run::sum_of_parts(o.training, rows, loss_of); };
   program.decode = gpt::decoder<C>(
       mesh, [&]() -> const gpt::Model<C>& { return trained.model(); }, o, o.training.seq);
   if (o.gather.per_step) run::note_gathered(program, trained, mesh.size("d") * mesh.size("s"));

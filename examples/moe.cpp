@@ -99,10 +99,11 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   run::Program program = run::program_of(mesh, trained, o.training);
   program.gradient_bytes = program.weight_bytes;  // their sums are f32, those of one microbatch too
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
-  program.validate = [&](const io::TokenBatch& rows) -> double {
+  const auto loss_of = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +e +s +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));
   };
+  program.validate = [&](const io::TokenBatch& rows) { return run::sum_of_parts(o.training, rows, loss_of); };
   program.decode = moe::decoder(mesh, trained, o.config, moe::sizes_of(o, mesh), o.training.seq);
   if (o.gather.per_step) {
     std::int64_t whole = 0;

@@ -6,6 +6,7 @@
 #include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/impl/stop_on_signal.hpp>
 #include <shardlib/run/metrics.hpp>
+#include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -288,7 +289,14 @@ TEST_CASE("training: a loss is the mean over the tokens that count, on every mes
             expect(std::abs(all - 1) < 1e-6, "the weights add up to " + show(all));
             return run::StepResult{over_devices(device, loss), 0};
           };
-          program.validate = [&](const io::TokenBatch& part) { return over_devices(device, weighted_sum(part)); };
+          std::int64_t calls = 0;
+          program.validate = [&](const io::TokenBatch& all) {
+            calls = 0;
+            const auto loss_of = [&](const io::TokenBatch& part) { return ++calls, weighted_sum(part); };
+            const double mine = run::sum_of_parts(training, all, loss_of);
+            expect(calls == microbatches, "a part for each microbatch");
+            return over_devices(device, mine);
+          };
           run::train(device, training, tokens, "", program);
         });
         if (!ran || world_rank() != 0) continue;

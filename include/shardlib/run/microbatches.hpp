@@ -1,9 +1,11 @@
-// Loss and gradients of a step with several microbatches.
+// Loss and gradients of a step with several microbatches, and the loss of a validation in as small parts.
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
+#include "shardlib/io/data/token_batch.hpp"
 #include "shardlib/optim/gather_weights.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/run/training.hpp"
@@ -23,6 +25,17 @@ template <class Sums, class F>
     accumulate(sums, g);
   }
   return std::pair{std::move(loss), std::move(sums)};
+}
+
+/// The sum of the losses that `of(part)` returns for the rows' microbatches, so that Program::validate takes no more
+/// memory than a step. Rows that are fewer, as those of --evaluate, are one part.
+/// `program.validate = [&](const io::TokenBatch& rows) { return run::sum_of_parts(o.training, rows, loss_of); };`
+template <class F>
+[[nodiscard]] double sum_of_parts(const Training& training, const io::TokenBatch& rows, const F& of) {
+  const bool divides = std::ssize(rows.inputs) / training.seq % training.microbatches == 0;
+  double loss = 0;
+  for (const io::TokenBatch& part : io::split_rows(rows, divides ? training.microbatches : 1)) loss += of(part);
+  return loss;
 }
 
 /// Gathers the weights into the tree `Whole`, once for the step, and scatters the gradients by them into the tree
