@@ -28,10 +28,6 @@ inline bool stopping(const DevicePtr& device) {
   return reduce(device, stop_signal != 0 ? 1 : 0, Reduction::max) > 0;
 }
 
-inline void print_line(const std::string& line) {
-  print_console(line + "\n");
-}
-
 /// The answers of one device's model. All members are collective; the first rank prints.
 class Answers {
  public:
@@ -82,7 +78,7 @@ class Answers {
 
  private:
   void say(const std::string& line) const {
-    if (speaks_) print_line(line);
+    if (speaks_) print_console(line + "\n");
   }
 
   DevicePtr device_;

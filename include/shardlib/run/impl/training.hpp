@@ -304,7 +304,6 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   rows.vocabulary = static_cast<std::uint32_t>(data.vocabulary);
   rows.shuffle = t.shuffle == "yes";
   rows.begin = static_cast<std::int32_t>(t.row_begin);
-  detail::check_begin("--row-begin", t.row_begin, data.vocabulary);
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};

@@ -231,7 +231,7 @@ class TrainingLoop {
   }
 
   void say(const std::string& line) const {
-    if (speaks_) print_line(line);
+    if (speaks_) print_console(line + "\n");
   }
   /// Prints above the live line of progress, if there is one.
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
