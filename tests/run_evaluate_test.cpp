@@ -7,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "scratch.hpp"
@@ -24,6 +25,20 @@ std::string file_with(const Scratch& scratch, const std::string& text) {
   std::ofstream(path) << text;
   return path;
 }
+
+/// Bytes but for tabs, and a space before each text, as Llama 2's tokenizer puts one.
+class SpaceFirst final : public io::Tokenizer {
+ public:
+  SpaceFirst() : Tokenizer("space", "space", 256, 0) {}
+
+ private:
+  void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override {
+    if (!text.empty()) ids.push_back(' ');
+    for (const char c : text)
+      if (c != '\t') ids.push_back(static_cast<unsigned char>(c));
+  }
+  void append_text(std::uint32_t id, std::string& text) const override { text += static_cast<char>(id); }
+};
 
 std::vector<std::int32_t> ids(const std::string& text) {
   std::vector<std::int32_t> result;
@@ -83,7 +98,7 @@ TEST_CASE("an ending is a row in which only its own tokens count", "[run]") {
   };
   const auto row = run::row_of(*tokenizer, "ab", "cd", 8, 0);
   CHECK(row.tokens == 3);  // with the space
-  CHECK(run::row_of(*tokenizer, "ab ", "cd", 8, 0).tokens == 2);
+  CHECK(run::row_of(*tokenizer, "ab ", "cd", 8, 0).tokens == 3);
   auto inputs = ids(std::string("ab c"));
   inputs.insert(inputs.begin(), 0);
   inputs.resize(8);
@@ -104,6 +119,11 @@ TEST_CASE("an ending is a row in which only its own tokens count", "[run]") {
   CHECK(run::row_of(*tokenizer, "", "cd", 4, {}).tokens == 2);  // of three tokens, the first has nothing before it
   CHECK(error_of<UsageError>([&] { static_cast<void>(run::row_of(*tokenizer, "a", "bcdef", 4, 0)); }) ==
         "the ending 'bcdef' has 6 tokens, more than a row of 4: choose a longer --seq");
+  const auto spaced = run::row_of(SpaceFirst(), "ab", "cd", 6, 0);
+  CHECK(spaced.row.targets == ids(" ab cd"));
+  CHECK(spaced.tokens == 3);
+  CHECK(error_of<UsageError>([&] { static_cast<void>(run::row_of(SpaceFirst(), "a", "\t", 6, 0)); }) ==
+        "the ending ' ' has no token of its own: give another one, or another --tokenizer");
 }
 
 TEST_CASE("the likeliest ending answers, by the whole and by its characters", "[run]") {

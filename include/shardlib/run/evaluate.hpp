@@ -39,9 +39,10 @@ struct EndingRow {
   io::TokenBatch row;
   std::int64_t tokens = 0;
 };
-/// Makes the row of `length` tokens for an ending. An ending without white space before it gets a space. If context and
-/// ending are longer than a row, the context loses its first tokens. `begin` is the token before the text, if there is
-/// one. Throws UsageError if the ending alone is longer than a row. `row_of(*tokenizer, "A man", "sleeps.", 128, 0)`
+/// Makes the row of `length` tokens for an ending. An ending without white space before it gets a space, and white
+/// space before it is a part of it. If context and ending are longer than a row, the context loses its first tokens.
+/// `begin` is the token before the text, if there is one. Throws UsageError if the ending alone is longer than a row,
+/// or has no token. `row_of(*tokenizer, "A man", "sleeps.", 128, 0)`
 [[nodiscard]] SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::string& context,
                                                const std::string& ending, std::int64_t length,
                                                std::optional<std::int32_t> begin);

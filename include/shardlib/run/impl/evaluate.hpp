@@ -74,19 +74,19 @@ SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
 
 SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::string& context, const std::string& ending,
                                  std::int64_t length, std::optional<std::int32_t> begin) {
-  std::vector<std::int32_t> tokens;
-  if (begin) tokens.push_back(*begin);
-  const auto add = [&](const std::string& text) {
-    const auto ids = tokenizer.encode(text);
-    tokens.insert(tokens.end(), ids.begin(), ids.end());
-    return static_cast<std::int64_t>(ids.size());
-  };
-  add(context);
   constexpr std::string_view white = " \t\n\r";
-  const bool has_space = white.find(ending.front()) != std::string_view::npos ||
-                         (!context.empty() && white.find(context.back()) != std::string_view::npos);
+  const std::size_t end = context.find_last_not_of(white) + 1;  // white space behind it belongs to the ending
+  const bool has_space = white.find(ending.front()) != std::string_view::npos || end < context.size();
+  // As one text: some tokenizers put a space before each text that they encode.
+  const auto ids = tokenizer.encode(context + (has_space ? "" : " ") + ending);
+  std::vector<std::int32_t> tokens(ids.begin(), ids.end());
+  if (begin) tokens.insert(tokens.begin(), *begin);
+  const std::int64_t added = std::ssize(ids) - std::ssize(tokenizer.encode(context.substr(0, end)));
+  if (added < 1)
+    throw UsageError(fmt::format("the ending '{}' has no token of its own: give another one, or another --tokenizer",
+                                 shardlib::detail::excerpt(ending, 40)));
   // A first token without a token before it has no likelihood.
-  const std::int64_t added = add((has_space ? "" : " ") + ending), count = std::min(added, std::ssize(tokens) - 1);
+  const std::int64_t count = std::min(added, std::ssize(tokens) - 1);
   if (count > length)
     throw UsageError(fmt::format("the ending '{}' has {} tokens, more than a row of {}: choose a longer --seq",
                                  shardlib::detail::excerpt(ending, 40), count, length));
@@ -94,7 +94,7 @@ SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::stri
   tokens.erase(tokens.begin(), tokens.begin() + extra);
 
   EndingRow result{io::detail::empty_rows(1, length), count};
-  const auto n = static_cast<std::size_t>(std::ssize(tokens) - 1);
+  const std::size_t n = tokens.size() - 1;
   std::copy_n(tokens.begin(), n, result.row.inputs.begin());
   std::copy_n(tokens.begin() + 1, n, result.row.targets.begin());
   std::fill(result.row.segments.begin() + static_cast<std::ptrdiff_t>(n), result.row.segments.end(), 1);
