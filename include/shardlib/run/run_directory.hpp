@@ -29,10 +29,6 @@ class RunDirectory {
 
   [[nodiscard]] const std::string& path() const { return path_; }  ///< the path of the folder
   [[nodiscard]] bool exists() const { return !path_.empty(); }     ///< whether there is a folder
-  /// Whether the folder already held a run. Only the writer knows it.
-  [[nodiscard]] bool resumed() const { return resumed_; }
-  /// The settings in which the present configuration differs from the stored one: "model.d_model: 256 -> 512".
-  [[nodiscard]] const std::vector<std::string>& changes() const { return changes_; }
 
   /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. It removes
   /// the records of that step and later, because the run writes them again. If an old run has no checkpoint and starts
@@ -83,7 +79,7 @@ class RunDirectory {
 
   std::string path_, config_text_;
   bool writer_ = false, resumed_ = false;
-  std::vector<std::string> changes_;
+  std::vector<std::string> changes_;  ///< of the stored configuration: "model.d_model: 256 -> 512"
   JsonLines metrics_, samples_;
   std::unique_ptr<ConsoleLog> console_;
 };
