@@ -689,9 +689,6 @@ def data_and_runs(p):
     own, named, train = (p.metrics(*validated, *more)[1][-1]["validation_loss"]
                          for more in ([], [f"--validation-data={tokens}"], [f"--validation-data={tokens}/train"]))  # fmt: skip
     check(own == named != train, f"--validation-data reads the validation split ({own}, {named}, {train})")
-    parts = ["--microbatches=8", "--mesh=d=1", "--vocabulary=4000"]
-    alone, with_validation = (p.metrics(*parts, *more)[1][-1]["memory_bytes"] for more in ([], validated[:1] + ["--validate-every=1"]))
-    check(alone == with_validation, f"a validation takes no more memory than a step ({alone}, {with_validation})")
     put(lines, json.dumps({"text": sample_text()}) + "\n")
     p.gpt(f"--data={lines}").fails(2, "lines.jsonl", "tokenize --field")
     texts = os.path.join(p.folder, "texts")
