@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "shardlib/run/impl/report_tables.hpp"
 #include "shardlib/run/metrics.hpp"
+#include "shardlib/support/inline.hpp"
 #include "shardlib/support/print.hpp"
 
 namespace shardlib::run {
