@@ -7,9 +7,9 @@
 # it is tried in a project of its own first; where it fails, the target is built here by hand.
 include_guard(DIRECTORY)
 
-# Sets SHARDLIB_KOKKOS_DIR to a folder whose KokkosConfig.cmake works, or to "" (once; it is cached).
+# Sets SHARDLIB_KOKKOS_DIR to a folder whose KokkosConfig.cmake works, or to "". One that works is tried once.
 function(_shardlib_find_kokkos_config)
-  if(DEFINED CACHE{SHARDLIB_KOKKOS_DIR})
+  if(SHARDLIB_KOKKOS_DIR AND (NOT Kokkos_DIR OR Kokkos_DIR STREQUAL SHARDLIB_KOKKOS_DIR))
     return()
   endif()
   if(Kokkos_DIR)
