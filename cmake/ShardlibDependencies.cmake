@@ -4,6 +4,11 @@
 # SHARDLIB_USE_KOKKOS are the same for Kokkos.
 include_guard(DIRECTORY)
 
+if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
+   OR (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 19))
+  message(FATAL_ERROR "shardlib: ${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, but the"
+                      " library needs g++ 12 or clang 19, or newer; name one with -DCMAKE_CXX_COMPILER, in a new build folder")
+endif()
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(Eigen3 CONFIG QUIET)
