@@ -161,7 +161,8 @@ class Hosts:
             must(f"ip -n shardlib-switch link set port{i} master sw up")
             if self.packet != PACKET:
                 for namespace, device in (("shardlib-switch", f"port{i}"), (f"shardlib{i}", "sl0")):
-                    must(f"ip netns exec {namespace} {sys.executable} {ROOT}/benchmarks/long_packets.py {device} {self.packet}")
+                    must(f"ip netns exec {namespace} {sys.executable} {shlex.quote(ROOT)}/benchmarks/long_packets.py {device} "
+                         f"{self.packet}")
             must(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
             must(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
             # Nobody else uses the link, so that any control of congestion will do but bbr, which paces what is sent by what

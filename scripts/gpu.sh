@@ -42,7 +42,7 @@ cat >"$check/CMakeLists.txt" <<EOF
 cmake_minimum_required(VERSION 3.22)
 project(libraries LANGUAGES C CXX)
 set(SHARDLIB_WITH_OPENMP AUTO)
-include($root/cmake/ShardlibDependencies.cmake)
+include("$root/cmake/ShardlibDependencies.cmake")
 find_package(Catch2 QUIET)
 find_path(CATCH catch2/catch.hpp)
 if(NOT Catch2_FOUND AND NOT CATCH)

@@ -111,7 +111,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="count the cases and compile nothing")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of each file the first case and every Nth after it")
     parser.add_argument("--show", action="store_true", help="print the top of every output, also of what passes")
-    parser.add_argument("--runtime", default="", help="flags for files that say `needs: runtime`; none: left out")
+    parser.add_argument("--runtime", action="append", default=[], help="a flag for files that say `needs: runtime`; none: left out")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: all *.cpp beside this script")
     options = parser.parse_args()
 
@@ -133,7 +133,7 @@ def main():
         for mistake in mistakes:
             print(f"FAILED {path.name}: {mistake}")
             failed += 1
-    flags = {path: command + (options.runtime.split() if path in needy else []) for path in files}
+    flags = {path: command + (options.runtime if path in needy else []) for path in files}
     jobs = [(path, right, *job)
             for path, right, cases, _ in parsed for job in [(0, [], "")] + cases[:: options.every]]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
