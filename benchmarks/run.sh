@@ -12,7 +12,6 @@
 #     --help             print this text
 # What is missing is named in one line, and the rest is measured: a peer, python3-matplotlib for the plot, root and iproute2
 # for links (network namespaces). Where a benchmark fails, results.md stays as it was.
-from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 
 given=("$@")

@@ -3,6 +3,7 @@
 set -euo pipefail
 exec </dev/null # nothing here asks a question
 
+from=$PWD # paths that a user gives are relative to it
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 

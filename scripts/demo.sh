@@ -5,9 +5,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2
-options=(--mesh "d=2,t=1" --data build/data/kjv.txt --batch 32 --seq 128 --learning-rate 6e-3
+options=(--mesh "d=2,t=1" --data "$root/build/data/kjv.txt" --batch 32 --seq 128 --learning-rate 6e-3
   --layers 4 --d-model 128 --n-kv 2 --n-q-per-kv 1 --d-head 64 --d-ff 384 --max-tokens 300
-  --run "build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
+  --run "$root/build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
 
 if [ "${1:-}" = -- ]; then shift; fi
 case " $*" in *" --epochs"*) ;; *) options+=(--steps 500) ;; esac # one of them says how long it trains
@@ -29,4 +29,5 @@ if [ "$cores" = $ranks ] && [ "$(nproc)" = $ranks ]; then
 else
   binding=(--bind-to none --oversubscribe)
 fi
-exec mpirun -n $ranks "${binding[@]}" build/demo/examples/gpt_fsdp "${options[@]}" "$@"
+cd "$from"
+exec mpirun -n $ranks "${binding[@]}" "$root/build/demo/examples/gpt_fsdp" "${options[@]}" "$@"

@@ -7,4 +7,6 @@ case ${1-} in
   -*) misuse "unknown option '$1'; scripts/docs.sh [FOLDER]" ;;
 esac
 if [ $# -gt 1 ]; then misuse "one folder is enough"; fi
-exec python3 scripts/docs.py --site "${1:-build/docs}"
+folder=build/docs
+if [ $# = 1 ]; then folder=$(cd "$from" && realpath -m -- "$1"); fi
+exec python3 scripts/docs.py --site "$folder"

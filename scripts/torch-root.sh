@@ -13,7 +13,7 @@ if [ "${1:-}" = --suite ]; then
   shift 2
 fi
 [ $# -ge 1 ] || misuse "give the folder to make"
-system=$(realpath -m "$1")
+system=$(cd "$from" && realpath -m "$1")
 shift
 if [ ! -f "$system.ready" ]; then
   # Never over a folder that holds something else.
@@ -28,7 +28,7 @@ if [ ! -f "$system.ready" ]; then
   mv "$system.begun" "$system.ready"
 fi
 if [ $# -gt 0 ]; then
-  scratch=$(realpath "$1")
+  scratch=$(cd "$from" && realpath "$1")
   shift
   in_system "$system" "$@"
 fi
