@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the safeguards that no option turns off cost of a training step: GPT-2 124M, FSDP on two ranks of this machine.
+"""The cost of the safeguards that are always on, as a share of a training step: GPT-2 124M, FSDP on two ranks of this machine.
 
 Every communication writes a record (the flight recorder) and a fingerprint of its call. Over shared memory the fingerprint
 goes with the call; over MPI itself it is a message of its own, which may wait for the slowest rank while the communication

@@ -117,12 +117,12 @@ def must(command):
 
 
 class Hosts:
-    """Network namespaces, one rank in each, or `ranks` that share memory, joined by a switch: each sends at a given rate, in Gbit/s, or as fast as the cores
-    move bytes. They are gone at the end. Where none can be, status 77. They have one name on a machine, so that what a killed
-    run has left goes too.
+    """Network namespaces that a switch joins. Each has one rank, or `ranks` that share memory, and sends at a given rate, in
+    Gbit/s, or as fast as the cores move bytes. They are gone at the end. Where the machine allows none, status 77. Their names
+    are always the same, so that those of a killed run go too.
 
-    Each packet costs such a link a timer and a turn of the kernel, on the cores that compute, as it has no network card. With
-    longer packets there are fewer; but after a pause a link lets one packet through at any speed."""
+    Such a link has no network card, so each packet costs a timer and a turn of the kernel, on the cores that compute. Longer
+    packets are fewer; but after a pause a link lets one packet through at any speed."""
 
     def __init__(self, rate=None, count=2, packet=PACKET, ranks=1):
         if os.geteuid() != 0:

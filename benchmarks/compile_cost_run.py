@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
 
-examples/gpt_fsdp.cpp, as the build folder compiles it, by ninja's command and without ccache, but for its object, which goes
-to a folder of its own. With its flags also README's program of 30 lines and the training program of examples/template: as
-programs that link shardlib::compiled, as header-only ones, and as far as the front end goes. And a source that includes
-shardlib/shapes.hpp alone, as far as g++'s front end goes.
+First examples/gpt_fsdp.cpp, by ninja's command of the build folder, without ccache, into another folder. Then, with the same
+flags, README's program and the training program of examples/template: linked to shardlib::compiled, header-only, and the front
+end alone. Last g++'s front end alone, for a source that includes only shardlib/shapes.hpp.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
 """

@@ -10,8 +10,8 @@ measured before each turn, and "of the peak" is the median of the turns' shares.
 parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
 
 Peers: PyTorch in this system (python3-torch) and in each --torch-root, in one process with two threads, and in two
-processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. In bf16 it runs under autocast. llm.c's train_gpt2.c where
---llmc names a checkout of it, for B=4 T=64, the batch that it has; it needs no starter pack.
+processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. In bf16 it runs under
+autocast. If --llmc names a checkout of llm.c, its train_gpt2.c too, for B=4 T=64, its own batch; it needs no starter pack.
 
   benchmarks/gpt2_step.py                                        ours, and the system's PyTorch
   benchmarks/gpt2_step.py --torch-root DIR                       PyTorch of another Debian (scripts/torch-root.sh DIR makes it)

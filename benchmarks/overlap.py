@@ -11,8 +11,8 @@ median seconds of a step over
   what nothing overlapping would take, T_compute + T_copy + T_wire;
   max(T_compute, T_wire), which no copies reach.
 
-Packets are long, so that what a network card does takes little of the cores (Hosts in common.py); what passes at any speed
-after pauses is up to 3 % of a step's bytes, which prefetching hides.
+Packets are long, so that the work of a network card takes little of the cores (Hosts in common.py). Up to 3 % of a step's bytes
+pass at any speed after pauses; prefetching hides them.
 
 The model has as many layers as GPT-2: the fewer there are, the more of a step are the first layer's weights and the last
 gradients, which nothing can hide.

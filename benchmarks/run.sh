@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
 done
 
 SECONDS=0
-# Of the sources that are measured; what a run writes is none.
+# The commit of the measured sources. Files that a run writes do not count as changes.
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo "no commit")
 if [ -n "$(git status --porcelain -- . ':!benchmarks/results.md' ':!benchmarks/gpt2_step.svg' 2>/dev/null)" ]; then
   commit="$commit with changes"

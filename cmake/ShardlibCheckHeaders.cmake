@@ -1,6 +1,6 @@
 # The target check_headers compiles every header on its own: each must include what it uses. The definitions of impl/ are
 # left out, as with shardlib::compiled: they cost ten times as much, and tests/rooms.py checks their order. It also
-# compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these. The target
+# compiles all headers, definitions included, as C++23 and C++26, as far as the compiler has these. The target
 # check_programs compiles the examples and the benchmarks. Nothing is generated: errors and warnings are the point. With
 # SHARDLIB_CHECK_HEADERS_EVERY=3 only every third header is compiled on its own.
 include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPublicHeaders.cmake")

@@ -1,5 +1,5 @@
 # shardlib::compiled: the definitions that header-only programs compile for themselves, compiled once into a static
-# library. Both this project and the installed package configuration include it, so a user's is built with his flags.
+# library. Both this project and the installed package configuration include it, so a user builds it with his own flags.
 # SHARDLIB_INCLUDE_ROOT is the folder that holds shardlib/.
 if(TARGET shardlib_compiled)
   return()

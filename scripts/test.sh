@@ -66,7 +66,7 @@ build() { # PRESET TARGET [CMAKE OPTION...]
 }
 
 run_tests() { # PRESET [CTEST OPTION...]
-  # Two tests at a time have more threads than there are cores: none of them shall spin.
+  # Two tests at a time have more threads than there are cores, so none of them may spin.
   OMP_WAIT_POLICY=passive ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
     >"build/log/$1-ctest.log" 2>&1
 }

@@ -3,8 +3,8 @@
 #
 #   scripts/train.sh [--ranks N,M,...] [--hosts HOST:SLOTS,...] [--restarts N] [--mpirun "COMMAND"] -- PROGRAM OPTION...
 #
-#   --ranks N,M,...  how many ranks (default 1). Of several numbers the first that --hosts has room for; and the next
-#                    one after two starts in a row that came to no new checkpoint. "{ranks}" in an option of the program
+#   --ranks N,M,...  how many ranks (default 1). Of several numbers it takes the first that --hosts has room for, and the
+#                    next one after two starts in a row without a new checkpoint. "{ranks}" in an option of the program
 #                    stands for the number: --mesh d={ranks},t=1. Any mesh goes on from any checkpoint.
 #   --hosts ...      where ranks run. Before each start, hosts that do not answer (TRAIN_PROBE, default "ssh -o
 #                    BatchMode=yes -o ConnectTimeout=5", then the host and "true") are left out.

