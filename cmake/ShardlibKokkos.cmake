@@ -35,13 +35,17 @@ function(_shardlib_find_kokkos_config)
     execute_process(
       COMMAND "${CMAKE_COMMAND}" -S "${trial}" -B "${trial}/build" "-DKokkos_DIR=${candidate}" -G "${CMAKE_GENERATOR}"
               "-DCMAKE_MAKE_PROGRAM=${CMAKE_MAKE_PROGRAM}" "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}"
-      RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
+      RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE reason)
     file(REMOVE_RECURSE "${trial}/build")
     if(status EQUAL 0)
       set(works "${candidate}")
       break()
     endif()
   endforeach()
+  if(Kokkos_DIR AND NOT works)
+    message(FATAL_ERROR "shardlib: a project with this Kokkos_DIR cannot be configured. Name another folder with a working"
+                        " KokkosConfig.cmake, or leave it out (-UKokkos_DIR).\n${reason}")
+  endif()
   set(SHARDLIB_KOKKOS_DIR "${works}" CACHE INTERNAL "The folder of a KokkosConfig.cmake that works")
 endfunction()
 
