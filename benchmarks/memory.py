@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What a training step of GPT-2 124M keeps in memory, and what keeping less of it costs in time.
+"""The memory of a training step of GPT-2 124M by --recompute policy, and the time that each policy costs.
 
-For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark (rank 0's
-once for each rank); the pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth
-of the proportional set size (of all ranks together, so that shared pages count once) over "start", which is there beside the
-pool's pages when the first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the
-libraries' own memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that
-of --recompute none, with the fastest over the slowest of none and the slowest over the fastest.
+Each policy runs on one device and on two ranks. MB and pages are those of all ranks together:
+
+  planned MB      by --plan
+  pool/plan       the pool's high-water mark over it (rank 0's, once for each rank)
+  pages/plan      the pages that the pool's blocks have touched; what is above pool/plan is fragmentation
+  start MB        the process beside the pool's pages when the first weights are made: MPI, text, code
+  growth/plan     the growth since then; it is of the proportional set size, so that shared pages count once
+  others MB       the part of the growth that is not the pool's, mostly memory of libraries, which the plan does not count
+  faults a step   page faults, from the third step on
+  over none       the median step over that of --recompute none, with fastest over slowest and slowest over fastest
 
   benchmarks/memory.py --build build/benchmarks
 """

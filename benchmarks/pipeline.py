@@ -3,8 +3,8 @@
 
 The same GPT, global batch and number of microbatches in five layouts that take turns: fully sharded over d=2 (all
 microbatches at once, and one after the other as a pipeline takes them), and p=2 under 1F1B, interleaved 1F1B and
-ZeroBubble. Prints each one's median seconds a step and, for the pipelines, what the simulator makes of the last step's
-mean task times beside what was measured.
+ZeroBubble. Prints the median step of each and, for the pipelines, the last step as it was simulated, with its own mean task
+times, and as it was measured.
 
   benchmarks/pipeline.py             the ranks share memory
   benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)

@@ -8,7 +8,7 @@ communication less the latencies. The links are not fitted: a link's bandwidth i
 IP and TCP, or what the cores move if that is less; they copy while the link sends. (So a row whose rate is above the
 copies tests the fit, and one below it the link.) Nothing in this program overlaps, so the measured step stands against
 the slower of the two sums.
-"of communication" is measured over predicted once more, of what a step takes beside computing.
+"of communication" is the same ratio for the part of a step that is not computing.
 As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
 printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.

@@ -54,7 +54,8 @@ def parts(file):
         yield part if fence else part.expected("a line ``` at its end")
 
 
-# What follows makes of a part, for each of its goals: a value, the least and the most, what it is of. None: not there.
+# Each function below reads a part. For each of its goals it returns a value, the least and the most, and what it is of; None if
+# the part has none.
 def systems(part, batch):
     """Of the peak what one process has; of each system's step median, fastest and slowest milliseconds, and share."""
     header = rf"{batch}: {NUMBER} GFLOP a step; .*FMA peak {NUMBER}(?: {SPREAD})? GFLOP/s.*\n +ms a step .* of the peak"

@@ -3,7 +3,7 @@
 
 Ops of the same name and spec are one line, of the forward and the backward pass together: milliseconds a step (the median of
 the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
-FLOPs of the trace. What is between the ops reads data and writes reports.
+FLOPs of the trace. "Between the ops" the program reads data and writes reports.
 
   benchmarks/step_profile.py                     B=4 T=64 and B=1 T=1024
   benchmarks/step_profile.py --batches 8x128     another batch
