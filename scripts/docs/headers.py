@@ -1,9 +1,9 @@
 """Reads the public names of the headers: declarations, their `///` comments and where they stand.
 
 `public_names(root)` walks include/shardlib. Public is what stands in the namespace shardlib or one of its parts (io, run,
-pipeline), but not in detail, impl, rules or kernels; a class has its public members. `*_inl.hpp` and folders named detail or
-impl hold nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is
-the comment of `exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
+pipeline), but not in detail, impl, rules or kernels; a class has its public members. Folders named impl hold
+nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is the comment of
+`exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
 """
 import dataclasses
 import re
@@ -458,5 +458,5 @@ def headers(root):
     folder = root / "include" / "shardlib"
     for path in sorted(folder.rglob("*.hpp")):
         inner = path.relative_to(folder).parts[:-1]
-        if not path.name.endswith("_inl.hpp") and not {"detail", "impl"} & set(inner):
+        if "impl" not in inner:
             yield path
