@@ -66,7 +66,6 @@ auto sequence_positions(const Mesh<A>& mesh, DimSize size, SequenceOrder order, 
 template <Spec S, Spec A>
 auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site = Site::current())
     -> Tensor<bool_, detail::result_of<rules::create, OpName("causal_mask"), A, S>> {
-  static_assert(detail::parsed<S>.rank() == 2, "causal_mask: write two dims, rows and columns");
   return Tensor<bool_, S>(
       detail::create_causal_mask({"causal_mask", S, site}, mesh.device(), detail::parsed<S>, rows, columns));
 }

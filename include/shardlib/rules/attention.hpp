@@ -31,7 +31,7 @@ constexpr Text attention_title(std::string_view length, std::string_view width, 
 
 /// The call along this length, sharded or not.
 constexpr Text attention_along(const Dim& length, std::string_view width) {
-  const Text over = length.axes.empty() ? Text() : Text(", over<\"") + axis_names(length) + "\">";
+  const Text over = length.axes.empty() ? Text() : Text(", over<\"") + joined(length.axes, " ") + "\">";
   return quoted(Text("causal_attention<\"") + length.name + "\", \"" + width + "\"" + over + ">");
 }
 
@@ -49,8 +49,8 @@ constexpr Text attended_length(std::string_view length, std::string_view width, 
   if (dim.axes.empty())
     return "dim " + quoted(length) + " is not sharded, so nothing would be communicated; write " +
            attention_along(dim, width);
-  if (over_axes(over).empty() || !(axis_names(dim) == Text(over_axes(over))))
-    return "dim " + quoted(to_string(dim)) + " is sharded over " + axis_names(dim) +
+  if (const Text axes = joined(dim.axes, " "); axes.view() != over_axes(over))
+    return "dim " + quoted(to_string(dim)) + " is sharded over " + axes +
            ", and the keys of all its shards are seen; write " + attention_along(dim, width);
   return {};
 }

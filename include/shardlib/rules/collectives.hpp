@@ -38,12 +38,6 @@ constexpr Text sharding_op(const TensorSpec& in, std::string_view axis) {
          " for that";
 }
 
-constexpr Text list(const Axes& axes) {
-  Text s;
-  for (int i = 0; i < axes.size(); ++i) s = s + (i > 0 ? ", " : "") + axes[i];
-  return s;
-}
-
 constexpr Verdict gather(const OpCall& call) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
@@ -161,11 +155,11 @@ constexpr Verdict all_to_all(std::string_view op, const TensorSpec& x) {
   for (const Axes& axes : removed)
     if (!added.contains(axes))
       return call.fail(
-          "the sharding over " + detail_::list(axes) +
+          "the sharding over " + joined(axes, ", ") +
           " leaves one dim, but no other dim gains it; take `all_gather` to drop a sharding (communicates)");
   for (const Axes& axes : added)
     if (!removed.contains(axes))
-      return call.fail("a dim gains the sharding over " + detail_::list(axes) +
+      return call.fail("a dim gains the sharding over " + joined(axes, ", ") +
                        " that no other dim gives up; take `shard` to add a sharding (no traffic)");
   if (removed.empty()) return call.fail("no axis moves; drop the all_to_all");
   return call.accept();
@@ -186,8 +180,7 @@ constexpr Verdict shift(std::string_view spec, std::string_view axis, const Tens
   const Text title = Text("shift<") + quoted(spec) + ", " + quoted(axis) + ">";
   const ParsedTensor parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {x, title + ": " + parsed.error};
-  if (detail::find(spec, "[") != detail::npos)
-    return {x, title + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
+  if (detail::find(spec, "[") != detail::npos) return {x, title + ": " + no_brackets};
   return detail_::shift(title, parsed.spec, axis, x);
 }
 

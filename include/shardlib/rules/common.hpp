@@ -9,6 +9,7 @@
 
 namespace shardlib::rules {
 
+using detail::joined;
 using detail::number;
 using detail::quoted;
 using detail::Text;
@@ -70,6 +71,13 @@ constexpr bool same_names(const TensorSpec& a, const TensorSpec& b) {
   for (int i = 0; i < a.rank(); ++i)
     if (a.dims[i].name != b.dims[i].name) return false;
   return true;
+}
+
+/// Whether the spec is made of names alone, without axes, sums, integers and brackets.
+constexpr bool are_names(const TensorSpec& spec) {
+  for (const Dim& dim : spec.dims)
+    if (dim.is_integer() || dim.bracketed || !dim.axes.empty()) return false;
+  return spec.rank() > 0 && spec.partial.empty();
 }
 
 constexpr bool is_prefix(const Axes& prefix, const Axes& of) {
@@ -163,6 +171,7 @@ constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, con
   return why + "; " + advice + (advice.empty() ? "correct the op spec" : ", or correct the op spec");
 }
 
+inline constexpr const char* no_brackets = "brackets belong in the op spec of index_unreduced and scatter_add only";
 /// Parses an op spec of `operands` operands. Only index_unreduced and scatter_add handle brackets.
 constexpr OpCall parse_call(std::string_view name, std::string_view op, int operands) {
   OpCall call{title_of(name, op), parse_op(op), {}};
@@ -173,7 +182,7 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, int oper
                (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands) +
                "; pass one tensor for each operand, or correct the op spec";
   } else if (name != "index_unreduced" && name != "scatter_add" && detail::find(op, "[") != detail::npos) {
-    call.why = call.title + ": brackets belong in the op spec of index_unreduced and scatter_add only";
+    call.why = call.title + ": " + no_brackets;
   }
   return call;
 }
@@ -256,7 +265,7 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, const Te
     if (call.why.empty() && !full.op.error.empty())
       call.why = call.title + ": " + full.op.error;
     else if (call.why.empty() && detail::find(op, "[") != detail::npos)
-      call.why = call.title + ": brackets belong in the op spec of index_unreduced and scatter_add only";
+      call.why = call.title + ": " + no_brackets;
   }
   if (!call.why.empty()) return call;
   const TensorSpec &is = x, &in = call.op.in[0], &out = call.op.out;
@@ -277,10 +286,7 @@ constexpr Verdict tensor(std::string_view spec) {
   const auto parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {{}, "tensor spec " + quoted(spec) + ": " + parsed.error};
   for (const Dim& dim : parsed.spec.dims)
-    if (dim.bracketed)
-      return {
-          {},
-          "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
+    if (dim.bracketed) return {{}, "tensor spec " + quoted(spec) + ": " + no_brackets};
   return {parsed.spec, {}};
 }
 

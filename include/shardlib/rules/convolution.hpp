@@ -30,11 +30,8 @@ namespace detail_ {
 /// Whether "L, K -> N" names as many lengths of the operand as dims of the window and lengths of the result.
 constexpr bool are_lengths(const OpParts& lengths) {
   if (!lengths.error.empty() || lengths.in.size() != 2) return false;
-  for (const TensorSpec* names : {&lengths.in[0], &lengths.in[1], &lengths.out}) {
-    if (names->rank() == 0 || names->rank() != lengths.out.rank() || !names->partial.empty()) return false;
-    for (const Dim& dim : names->dims)
-      if (dim.is_integer() || dim.bracketed || !dim.axes.empty()) return false;
-  }
+  for (const TensorSpec* names : {&lengths.in[0], &lengths.in[1], &lengths.out})
+    if (!are_names(*names) || names->rank() != lengths.out.rank()) return false;
   return true;
 }
 constexpr Text lengths_form(std::string_view of) {

@@ -43,9 +43,7 @@ constexpr Verdict mesh(std::string_view axes) {
     from = end + 1;
   }
   if (!parsed.error.empty()) return {{}, "mesh " + quoted(axes) + ": " + parsed.error};
-  bool names = parsed.spec.partial.empty() && parsed.spec.rank() > 0;
-  for (const Dim& dim : parsed.spec.dims) names = names && !dim.is_integer() && dim.axes.empty() && !dim.bracketed;
-  if (!names)
+  if (!are_names(parsed.spec))
     return {{}, "mesh " + quoted(axes) + ": write the names of the axes, separated by spaces; sizes come at run time"};
   if (parsed.spec.has(unnamed_axes))
     return {{}, "mesh " + quoted(axes) + ": `unnamed` stands for axes without a name; call the axis otherwise"};
@@ -123,28 +121,33 @@ constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& 
   return verdict;
 }
 
-/// value_and_grad: the reason why the function does not accept the weights and `args` more arguments. The function
-/// has `parameters` parameters (-1: unknown). Parameter number `at` (-1: none) has a declared type that does not
-/// accept its argument.
-constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
-                           std::string_view given) {
-  const Text title("value_and_grad: "),
-      form("write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
-  const Text arguments = number(args) + (args == 1 ? " more argument" : " more arguments");
-  const Text parameter = title + "parameter " + number(at + 1) + " of the function, ";
-  if (parameters < 0)
-    return {{},
-            title + "the function does not take the weights and " + arguments +
-                " in this order, each by value or as a const reference; " + form};
+/// The reason why a function does not accept its arguments. It has `parameters` parameters (-1: unknown). Parameter
+/// number `at` (-1: none) has a declared type that does not accept its argument. The last three texts end the sentences
+/// on what it does not take, on their number, and on that parameter.
+constexpr Verdict misfit(const Text& title, int parameters, int at, bool not_const, std::string_view declared,
+                         const Text& arguments, const Text& count, const Text& type) {
+  if (parameters < 0) return {{}, title + "the function does not take " + arguments};
   if (at < 0)
     return {{},
-            title + "the function has " + number(parameters) + (parameters == 1 ? " parameter" : " parameters") +
-                ", but is given the weights and " + arguments + "; " + form};
+            title + "the function has " + number(parameters) +
+                (parameters == 1 ? " parameter, but " : " parameters, but ") + count};
+  const Text parameter = title + "parameter " + number(at + 1) + " of the function";
   if (not_const)
-    return {{}, parameter + quoted(declared) + ", is not const; write " + quoted("const " + Text(declared) + "&")};
-  return {{},
-          parameter + (at == 0 ? Text("the weights") : "argument " + number(at)) + ", is " + quoted(declared) +
-              ", but is given " + quoted(given) + "; " + form};
+    return {{},
+            parameter + ", " + quoted(declared) + ", is not const; write " + quoted("const " + Text(declared) + "&")};
+  return {{}, parameter + type};
+}
+
+/// value_and_grad: the reason why the function does not accept the weights and `args` more arguments.
+constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
+                           std::string_view given) {
+  const Text form("; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)"),
+      arguments = "the weights and " + number(args) + (args == 1 ? " more argument" : " more arguments");
+  return misfit("value_and_grad: ", parameters, at, not_const, declared,
+                arguments + " in this order, each by value or as a const reference" + form,
+                "is given " + arguments + form,
+                ", " + (at == 0 ? Text("the weights") : "argument " + number(at)) + ", is " + quoted(declared) +
+                    ", but is given " + quoted(given) + form);
 }
 
 /// map: the function takes one number for each operand.

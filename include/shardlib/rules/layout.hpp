@@ -105,8 +105,7 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
 namespace detail_ {
 /// Whether the text is the name of one dim, without axes.
 constexpr bool is_name(const ParsedTensor& text) {
-  return text.error.empty() && text.spec.rank() == 1 && text.spec.partial.empty() && !text.spec.dims[0].is_integer() &&
-         text.spec.dims[0].axes.empty() && !text.spec.dims[0].bracketed;
+  return text.error.empty() && text.spec.rank() == 1 && are_names(text.spec);
 }
 }  // namespace detail_
 

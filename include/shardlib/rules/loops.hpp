@@ -1,7 +1,7 @@
 // Typing rules of loops: scan_layers, fori, scan.
 #pragma once
 
-#include "shardlib/rules/common.hpp"
+#include "shardlib/rules/grad.hpp"
 #include "shardlib/spec/dtype.hpp"
 
 #include <string_view>
@@ -9,24 +9,15 @@
 namespace shardlib::rules {
 
 /// scan_layers, fori, scan: the reason why the function does not accept what the loop passes to it, `args` arguments.
-/// `callable` has the other reasons.
 constexpr Verdict loop_function(std::string_view op, int args, int parameters, int at, bool not_const,
                                 std::string_view declared, std::string_view given) {
-  const Text title = Text(op) + ": ";
   const Text form = Text("; write ") + (op == "fori"   ? "f(i, carry, extra arguments...)"
                                         : op == "scan" ? "f(carry, x, extra arguments...)"
                                                        : "f(carry, layer, extra arguments...)");
-  const Text parameter = title + "parameter " + number(at + 1) + " of the function";
-  if (parameters < 0)
-    return {{}, title + "the function does not take the " + number(args) + " arguments that the loop passes" + form};
-  if (at < 0)
-    return {{},
-            title + "the function has " + number(parameters) + (parameters == 1 ? " parameter" : " parameters") +
-                ", but the loop passes " + number(args) + form};
-  if (not_const)
-    return {{},
-            parameter + ", " + quoted(declared) + ", is not const; write " + quoted("const " + Text(declared) + "&")};
-  return {{}, parameter + " is " + quoted(declared) + ", but the loop passes " + quoted(given) + form};
+  return misfit(Text(op) + ": ", parameters, at, not_const, declared,
+                "the " + number(args) + " arguments that the loop passes" + form,
+                "the loop passes " + number(args) + form,
+                " is " + quoted(declared) + ", but the loop passes " + quoted(given) + form);
 }
 
 /// scan_layers, fori, scan: the function returns another tensor than it takes.

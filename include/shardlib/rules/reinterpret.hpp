@@ -55,12 +55,6 @@ constexpr AxisMap parse_axis_map(std::string_view text) {
 }
 
 namespace detail_ {
-constexpr Text spaced(const Axes& axes) {
-  Text text;
-  for (auto axis : axes) text = text + (text.empty() ? "" : " ") + axis;
-  return text;
-}
-
 /// Where the axes `part` stand in `axes`, one after the other; -1 if they do not.
 constexpr int find_run(const Axes& axes, const Axes& part) {
   const int at = axes.find(part[0]);
@@ -75,7 +69,7 @@ constexpr Text check_run(const TensorSpec& mesh, const Axes& axes) {
   for (auto axis : axes)
     if (!all.contains(axis)) return "the mesh " + quoted(mesh) + " has no axis " + quoted(axis);
   if (find_run(all, axes) >= 0) return {};
-  return "the axes " + quoted(spaced(axes)) + " do not follow each other in the mesh " + quoted(mesh) +
+  return "the axes " + quoted(joined(axes, " ")) + " do not follow each other in the mesh " + quoted(mesh) +
          ", which numbers its devices in the order of its axes; name axes that do, or order those of the mesh "
          "otherwise";
 }
@@ -126,14 +120,14 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
       mapped.push_back(axis);
       if (x.placement(axis) == first) continue;
       return fail("the operand " + quoted(x) + " is " + describe(x, group.from[0]) + " and " + describe(x, axis) +
-                  ", but " + quoted(detail_::spaced(group.from)) + " become " + quoted(detail_::spaced(group.to)) +
+                  ", but " + quoted(joined(group.from, " ")) + " become " + quoted(joined(group.to, " ")) +
                   " together; give the operand one placement over all of them first");
     }
     if (first.kind == Placement::sharded) {
       const Dim& dim = x.dims[first.dim];
       if (detail_::find_run(dim.axes, group.from) < 0)
-        return fail("dim " + quoted(to_string(dim)) + " is not sharded over " + quoted(detail_::spaced(group.from)) +
-                    " in this order, which is that of " + quoted(detail_::spaced(group.to)) +
+        return fail("dim " + quoted(to_string(dim)) + " is not sharded over " + quoted(joined(group.from, " ")) +
+                    " in this order, which is that of " + quoted(joined(group.to, " ")) +
                     "; its shards would lie on other devices");
     }
   }

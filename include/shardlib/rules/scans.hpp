@@ -9,15 +9,9 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
-/// The axes of a dim as `over` names them: "d t".
-constexpr Text axis_names(const Dim& dim) {
-  Text names;
-  for (auto axis : dim.axes) names = names + (names.empty() ? "" : " ") + axis;
-  return names;
-}
 /// The call that scans along a sharded dim.
 constexpr Text scan_over(const Dim& dim) {
-  return quoted(Text("linear_scan<\"") + dim.name + "\", over<\"" + axis_names(dim) + "\">>");
+  return quoted(Text("linear_scan<\"") + dim.name + "\", over<\"" + joined(dim.axes, " ") + "\">>");
 }
 
 /// Checks the operands of a scan but for the sharding of its dim. It is not linear in both together, so nothing may be
@@ -63,8 +57,8 @@ constexpr Verdict linear_scan_over(std::string_view dim, std::string_view over, 
   if (along.axes.empty())
     return fail("dim " + quoted(dim) + " is not sharded, so nothing would be communicated; write " +
                 quoted(Text("linear_scan<\"") + dim + "\">"));
-  if (over_axes(over).empty() || !(detail_::axis_names(along) == Text(over_axes(over))))
-    return fail("dim " + quoted(to_string(along)) + " is sharded over " + detail_::axis_names(along) +
+  if (const Text axes = joined(along.axes, " "); axes.view() != over_axes(over))
+    return fail("dim " + quoted(to_string(along)) + " is sharded over " + axes +
                 ", and the states of all its shards are gathered; write " + detail_::scan_over(along));
   if (const Text why = detail_::one_scan_spec(a, b); !why.empty()) return fail(why);
   return {a, {}};

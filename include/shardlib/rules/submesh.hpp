@@ -107,22 +107,14 @@ constexpr Verdict leave_submesh(std::string_view leaving, const TensorSpec& mesh
   return {out, {}};
 }
 
-/// The reason why the function does not accept the mesh and `args` more arguments; see `callable`.
+/// The reason why the function does not accept the mesh and `args` more arguments.
 constexpr Verdict submesh_function(std::string_view leaving, int args, int parameters, int at, bool not_const,
                                    std::string_view declared, std::string_view given) {
-  const Text title = title_of("on_submeshes", leaving) + ": ";
-  const Text form("; write f(part, arguments...), where part is the submesh");
-  const Text parameter = title + "parameter " + number(at + 1) + " of the function, " + quoted(declared);
-  if (parameters < 0)
-    return {{},
-            title + "the function does not take the submesh and " + number(args) +
-                " more, each by value or as a const reference" + form};
-  if (at < 0)
-    return {{},
-            title + "the function has " + number(parameters) + (parameters == 1 ? " parameter" : " parameters") +
-                ", but is given the submesh and " + number(args) + " more" + form};
-  if (not_const) return {{}, parameter + ", is not const; write " + quoted("const " + Text(declared) + "&")};
-  return {{}, parameter + ", is given " + quoted(given) + form};
+  const Text form("; write f(part, arguments...), where part is the submesh"),
+      arguments = "the submesh and " + number(args) + " more";
+  return misfit(title_of("on_submeshes", leaving) + ": ", parameters, at, not_const, declared,
+                arguments + ", each by value or as a const reference" + form, "is given " + arguments + form,
+                ", " + quoted(declared) + ", is given " + quoted(given) + form);
 }
 
 /// The function returns tensors.

@@ -223,6 +223,13 @@ constexpr detail::Text to_string(const TensorSpec& spec) {
 
 namespace detail {
 
+/// The axes with a text between them: "d t", "d, t".
+constexpr Text joined(const Axes& axes, std::string_view between) {
+  Text text;
+  for (auto axis : axes) text = text + (text.empty() ? std::string_view() : between) + axis;
+  return text;
+}
+
 // Templates, so that no text becomes a spec here.
 template <std::same_as<TensorSpec> S>
 constexpr Text quoted(const S& spec) {

@@ -39,7 +39,7 @@ SHARDLIB_INLINE void check_same_devices(const OpInfo& op, const Device& here, co
                                         const Axes& to) {
   const RankRun before = ranks_along(here, from), after = ranks_along(there, to);
   const auto text = [](const Device& device, const Axes& axes) {
-    return "`" + std::string(rules::detail_::spaced(axes).view()) + "` of mesh " + to_string(device.axes());
+    return "`" + std::string(rules::joined(axes, " ").view()) + "` of mesh " + to_string(device.axes());
   };
   std::string why;
   if (before.devices != after.devices)
@@ -87,7 +87,7 @@ SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& devic
     for (const AxisSize& axis : sizes)
       if (group.to.contains(axis.name)) after *= axis.size;
     if (before != after)
-      fail("`" + std::string(rules::detail_::spaced(group.from).view()) + "` are " + std::to_string(before) +
+      fail("`" + std::string(rules::joined(group.from, " ").view()) + "` are " + std::to_string(before) +
            " devices, but the new axes " + to_string(sizes) + " have " + std::to_string(after) + " in their place");
   }
   return Device::reinterpreted(device, std::move(sizes));
