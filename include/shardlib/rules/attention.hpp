@@ -19,10 +19,7 @@ constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const 
              quoted(to_string(q)) + " do not; " + what + " may only lack dims of the queries (`rename` is free)";
   if (!x.has(length))
     return Text(what) + " " + quoted(to_string(x)) + " have no dim " + quoted(length) + ", along which positions count";
-  Small<TensorSpec, 4> in;
-  in.push_back(q);
-  in.push_back(x);
-  return align(in);
+  return align(operands(q, x));
 }
 
 constexpr Text attention_title(std::string_view length, std::string_view width, std::string_view over) {

@@ -10,6 +10,14 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
+using Operands = Small<TensorSpec, 4>;
+template <class... S>
+constexpr Operands operands(const S&... specs) {
+  Operands all;
+  (all.push_back(specs), ...);
+  return all;
+}
+
 constexpr Text integer_dim(const TensorSpec& spec) {
   for (const Dim& dim : spec.dims)
     if (dim.is_integer())

@@ -26,14 +26,6 @@ constexpr Small<Dim, 4 * max_dims> kept_dims(const OpParts& op, unsigned set) {
   return dims;
 }
 
-using Operands = Small<TensorSpec, 4>;
-template <class... S>
-constexpr Operands operands(const S&... specs) {
-  Operands all;
-  (all.push_back(specs), ...);
-  return all;
-}
-
 /// Checks the einsum of many operands, for any op that follows its rules.
 constexpr Verdict product_of_many(const OpCall& call, const Operands& x) {
   if (!call.why.empty()) return call.fail();

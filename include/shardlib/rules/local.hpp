@@ -16,7 +16,7 @@ constexpr Text nonlinear(std::string_view name, const TensorSpec& x) {
 }
 
 /// "+ of `A` and `B`"
-constexpr Text of(std::string_view name, const Small<TensorSpec, 4>& in) {
+constexpr Text of(std::string_view name, const Operands& in) {
   Text text(name);
   for (int i = 0; i < in.size(); ++i)
     text = text + (i == 0 ? " of " : i + 1 < in.size() ? ", " : " and ") + quoted(to_string(in[i]));
@@ -25,7 +25,7 @@ constexpr Text of(std::string_view name, const Small<TensorSpec, 4>& in) {
 
 /// The dims of a broadcast's result: those of the first operand, then the dims that the others add. Shared dims must
 /// be in the same order.
-constexpr Text broadcast(const Small<TensorSpec, 4>& in, TensorSpec& out) {
+constexpr Text broadcast(const Operands& in, TensorSpec& out) {
   int widest = 0;
   for (int i = 1; i < in.size(); ++i) {
     bool contains = true;
@@ -61,7 +61,7 @@ constexpr Text broadcast(const Small<TensorSpec, 4>& in, TensorSpec& out) {
 
 /// If an axis shards a dim in one operand, every other operand has that dim with the same sharding, or lacks it and
 /// is replicated on the axis.
-constexpr Text align(const Small<TensorSpec, 4>& in) {
+constexpr Text align(const Operands& in) {
   for (const TensorSpec& x : in)
     for (const Dim& dim : x.dims)
       for (auto axis : dim.axes)
@@ -82,15 +82,8 @@ constexpr Text align(const Small<TensorSpec, 4>& in) {
   return {};
 }
 
-constexpr Small<TensorSpec, 4> both(const TensorSpec& a, const TensorSpec& b) {
-  Small<TensorSpec, 4> in;
-  in.push_back(a);
-  in.push_back(b);
-  return in;
-}
-
 /// On each axis, all operands are partial or none is.
-constexpr Text alike(const Small<TensorSpec, 4>& in) {
+constexpr Text alike(const Operands& in) {
   for (const TensorSpec& x : in)
     for (auto axis : x.partial)
       for (const TensorSpec& y : in)
@@ -141,7 +134,7 @@ constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
 
 /// +, -, and where's branches: on each axis, all operands are partial or none is.
 constexpr Verdict add(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
-  const auto in = detail_::both(a, b);
+  const auto in = detail_::operands(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of(name, in) + ": " + why}; };
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
@@ -153,7 +146,7 @@ constexpr Verdict add(std::string_view name, const TensorSpec& a, const TensorSp
 
 /// *: on each axis, at most one operand is partial and the other is replicated.
 constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
-  const auto in = detail_::both(a, b);
+  const auto in = detail_::operands(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("*", in) + ": " + why}; };
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
@@ -170,7 +163,7 @@ constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
 
 /// /: only the numerator may be partial.
 constexpr Verdict divide(const TensorSpec& a, const TensorSpec& b) {
-  const auto in = detail_::both(a, b);
+  const auto in = detail_::operands(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("/", in) + ": " + why}; };
   if (!in[1].partial.empty())
     return fail("the divisor is partial over " + Text(in[1].partial[0]) +
@@ -190,7 +183,7 @@ constexpr Text drops_remainders(const TensorSpec& x) {
 }  // namespace detail_
 /// / of integers: nothing may be partial.
 constexpr Verdict divide_integers(const TensorSpec& a, const TensorSpec& b) {
-  if (!a.partial.empty()) return {{}, detail_::of("/", detail_::both(a, b)) + ": " + detail_::drops_remainders(a)};
+  if (!a.partial.empty()) return {{}, detail_::of("/", detail_::operands(a, b)) + ": " + detail_::drops_remainders(a)};
   return divide(a, b);
 }
 constexpr Verdict divide_by_number(bool floats, const TensorSpec& a) {
@@ -200,7 +193,7 @@ constexpr Verdict divide_by_number(bool floats, const TensorSpec& a) {
 }
 
 /// Any nonlinear op of one or more operands: none may be partial.
-constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
+constexpr Verdict map(std::string_view name, const detail_::Operands& in) {
   for (const TensorSpec& x : in)
     if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {{}, why};
   TensorSpec out;
@@ -209,35 +202,28 @@ constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
   return {out, {}};
 }
 constexpr Verdict map1(std::string_view name, const TensorSpec& a) {
-  Small<TensorSpec, 4> in;
-  in.push_back(a);
-  return map(name, in);
+  return map(name, detail_::operands(a));
 }
 constexpr Verdict map2(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
-  Verdict verdict = map(name, detail_::both(a, b));
+  Verdict verdict = map(name, detail_::operands(a, b));
   if (name == "where" && !a.partial.empty())
     verdict.why = verdict.why + "; where the constant is 0, `masked` takes a partial operand as it is";
   return verdict;
 }
 constexpr Verdict map3(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c) {
-  auto in = detail_::both(a, b);
-  in.push_back(c);
-  return map(name, in);
+  return map(name, detail_::operands(a, b, c));
 }
 constexpr Verdict map4(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c,
                        const TensorSpec& d) {
-  auto in = detail_::both(a, b);
-  in.push_back(c);
-  in.push_back(d);
-  return map(name, in);
+  return map(name, detail_::operands(a, b, c, d));
 }
 
-/// where(c, a, b): c is never partial, and a and b follow the rule of +. A literal 0 has any placement.
+/// where(c, a, b): c is never partial, and a and b follow the rule of +. masked(c, a) is where(c, a, a).
 constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSpec& b) {
   if (const Text why = detail_::nonlinear("where", c); !why.empty()) return {{}, why};
   const Verdict branches = add("where", a, b);
   if (!branches.ok()) return branches;
-  const auto in = detail_::both(branches.result, c);
+  const auto in = detail_::operands(branches.result, c);
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
   if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
@@ -245,7 +231,7 @@ constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSp
   return {out, {}};
 }
 
-/// x + constant, and where with a literal other than 0.
+/// x + constant, and pad with a number other than 0.
 constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
   if (!a.partial.empty())
     return {{},

@@ -26,9 +26,8 @@ constexpr Verdict losses(std::string_view name, const Text& call, const TensorSp
 
 /// cross_entropy(logits, targets): the logits have the targets' dims and then the vocabulary, which may be sharded.
 constexpr Verdict cross_entropy(const TensorSpec& logits, const TensorSpec& targets) {
-  const auto in = detail_::both(logits, targets);
-  return detail_::losses("cross_entropy", "cross_entropy of " + quoted(logits) + " and " + quoted(targets), in[0],
-                         in[1]);
+  return detail_::losses("cross_entropy", "cross_entropy of " + quoted(logits) + " and " + quoted(targets), logits,
+                         targets);
 }
 
 /// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum. It computes
