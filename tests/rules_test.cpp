@@ -1662,6 +1662,10 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
                 "<\"...\">(x)`");
   illegal(rules::all_gather(over<"M/t">, "M/t"),
           "all_gather<over<M/t>> of `M/t`: write the names of axes, separated by spaces: `over<\"d t\">`");
+  illegal(rules::all_reduce(over<"+t">, "M +t"),
+          "all_reduce<over<+t>> of `M +t`: write the names of axes, separated by spaces: `over<\"d t\">`");
+  illegal(rules::all_gather(over<"t,d">, "M/t/d"),
+          "all_gather<over<t,d>> of `M/t/d`: write the names of axes, separated by spaces: `over<\"d t\">`");
   illegal(rules::shift_over("t", "A/t"),
           "shift<`t`>: write the axis whose ring the shards pass round, `shift<over<\"t\">>(x, k)`");
   illegal(rules::shift_over(over<"d">, "A/t"),

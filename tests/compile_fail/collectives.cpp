@@ -102,6 +102,11 @@ auto nothing_over_d(const Tensor<f32, "M F/t">& w) {
   return all_gather<over<"d">>(w);
 }
 
+// expect: all_reduce<over<\+t>> of `M \+t`: write the names of axes, separated by spaces: `over<..?d t..?>`
+auto sum_over_spelled(const Tensor<f32, "M +t">& y) {
+  return all_reduce<over<"+t">>(y);
+}
+
 // expect: reduce_scatter<over<t>> of `M \+t`: the axis does not say which dims the result has; write the result
 auto scatter_over_t(const Tensor<f32, "M +t">& y) {
   return reduce_scatter<over<"t">>(y);

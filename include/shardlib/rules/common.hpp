@@ -196,7 +196,8 @@ struct Completed {
 constexpr Completed complete(std::string_view name, std::string_view op, const TensorSpec& x) {
   if (detail::find(op, "->") != detail::npos) return {parse_op(op), {}};
   const auto over = over_axes(op);
-  const TensorSpec &in = x, axes = parse_tensor(over).spec;
+  const ParsedTensor named = parse_tensor(over);
+  const TensorSpec &in = x, &axes = named.spec;
   Completed result;
   result.op.in.push_back(in);
   if (over.empty()) {
@@ -212,9 +213,8 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
   };
   TensorSpec out = in;
   const bool gathers = name == "all_gather" || name == "gathering";
-  for (const Dim& dim : axes.dims)
-    if (dim.is_integer() || !dim.axes.empty() || dim.bracketed || !axes.partial.empty())
-      return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
+  if (!named.error.empty() || !are_names(axes))
+    return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
   for (const Dim& axis : axes.dims) {
     const Placement placement = in.placement(axis.name);
     const Text is = "the operand is " + describe(in, axis.name);
