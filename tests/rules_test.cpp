@@ -340,6 +340,12 @@ TEST_CASE("rules: einsum") {
   refuse_einsum("A B, B C -> A/t C", "A B", "B C",
                 "dim `A` cannot become `A/t` in the result, as nothing moves between devices; `shard` it before or "
                 "afterwards (no traffic)");
+  refuse_einsum("A B/t, B/t C -> A/t C", "A B/t", "B/t C",
+                "dim `A` cannot become `A/t` in the result, as nothing moves between devices; leave the sum over t "
+                "pending, `+t`, and take `reduce_scatter` afterwards (communicates)");
+  refuse_einsum("A B +t, B C -> A C/t", "A B +t", "B C",
+                "dim `C` cannot become `C/t` in the result, as nothing moves between devices; leave the sum over t "
+                "pending, `+t`, and take `reduce_scatter` afterwards (communicates)");
   refuse_einsum("A B, B C -> A X", "A B", "B C", "dim `X` of the result is in no operand");
   refuse_einsum("2 A, A B -> 2 B", "2 A", "A B",
                 "integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");

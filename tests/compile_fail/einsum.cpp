@@ -13,6 +13,12 @@ auto contraction_not_spelled(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, 
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H">(x, w);
 }
 
+// expect: dim `H` cannot become `H/t` in the result, as nothing moves between devices; leave the sum over t pending, `\+t`,
+// expect: and take `reduce_scatter` afterwards \(communicates\)
+auto scattered(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
+  return einsum_unreduced<"B/d M/t, M/t H -> B/d H/t">(x, w);
+}
+
 // expect: the result spec says `\+t`, but no operand is partial over t, and no dim that the result lacks is sharded
 auto nothing_pending(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M H">& w) {
   return einsum_unreduced<"B/d M, M H -> B/d H +t">(x, w);

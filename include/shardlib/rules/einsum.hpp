@@ -81,26 +81,30 @@ constexpr Text einsum_conflict(const TensorSpec& x, const TensorSpec& y, const T
   return {};
 }
 
+/// The operand because of which each device's products are a summand over the axis, or -1.
+constexpr int pending_operand(const OpParts& op, std::string_view axis) {
+  for (int i = 0; i < op.in.size(); ++i) {
+    const Placement at = op.in[i].placement(axis);
+    const bool summed = at.kind == Placement::sharded && !op.out.has(op.in[i].dims[at.dim].name);
+    if (summed || at.kind == Placement::partial) return i;
+  }
+  return -1;
+}
+
 /// Checks the result's placement on one axis against the table of einsum_unreduced.
 constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Words& words) {
-  bool pending = false;
-  Text reason;
-  for (const TensorSpec& x : op.in) {
-    const Placement placement = x.placement(axis);
-    if (placement.kind == Placement::partial) {
-      pending = true;
-      reason = "a pending sum stays pending";
-    } else if (placement.kind == Placement::sharded && !op.out.has(x.dims[placement.dim].name)) {
-      pending = true;
-      reason =
-          Text(words.acting) + " " + quoted(to_string(x.dims[placement.dim])) + " sees only the shard of this device";
-    }
-  }
+  const int at = pending_operand(op, axis);
   const bool spelled = op.out.partial.contains(axis);
-  if (pending && !spelled)
+  if (at >= 0 && !spelled) {
+    const TensorSpec& x = op.in[at];
+    const int dim = x.placement(axis).dim;
+    const Text reason =
+        dim < 0 ? Text("a pending sum stays pending")
+                : Text(words.acting) + " " + quoted(to_string(x.dims[dim])) + " sees only the shard of this device";
     return "the result is partial over " + Text(axis) + " (" + reason + "), so its spec must say `+" + axis +
            "`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)";
-  if (!pending && spelled)
+  }
+  if (at < 0 && spelled)
     return "the result spec says `+" + Text(axis) + "`, but no operand is partial over " + axis +
            ", and no dim that the result lacks is sharded over it (likely an unsharded contraction); drop `+" + axis +
            "`";
@@ -130,11 +134,17 @@ constexpr Text einsum(const OpParts& op, const Words& words = {}) {
     }
   for (const Dim& dim : op.out.dims)
     for (const TensorSpec& x : op.in)
-      if (const int i = x.find(dim.name); i >= 0 && !(x.dims[i].axes == dim.axes))
+      if (const int i = x.find(dim.name); i >= 0 && !(x.dims[i].axes == dim.axes)) {
+        Text remedy = x.dims[i].axes.size() > dim.axes.size()
+                          ? "keep the sharding, or `all_gather` it first (communicates)"
+                          : "`shard` it before or afterwards (no traffic)";
+        for (auto axis : dim.axes)
+          if (pending_operand(op, axis) >= 0)
+            remedy = "leave the sum over " + Text(axis) + " pending, `+" + axis +
+                     "`, and take `reduce_scatter` afterwards (communicates)";
         return "dim " + quoted(to_string(x.dims[i])) + " cannot become " + quoted(to_string(dim)) +
-               " in the result, as nothing moves between devices; " +
-               (x.dims[i].axes.size() > dim.axes.size() ? "keep the sharding, or `all_gather` it first (communicates)"
-                                                        : "`shard` it before or afterwards (no traffic)");
+               " in the result, as nothing moves between devices; " + remedy;
+      }
   for (auto axis : axes)
     if (const Text why = einsum_pending(op, axis, words); !why.empty()) return why;
   return {};
@@ -186,15 +196,8 @@ constexpr TensorSpec unreduced(const OpParts& op) {
     for (Dim& dim : products.dims)
       if (const int i = x.find(dim.name); i >= 0) dim.axes = x.dims[i].axes;
   }
-  for (auto axis : axes) {
-    bool pending = false;
-    for (const TensorSpec& x : op.in) {
-      const Placement at = x.placement(axis);
-      pending = pending || at.kind == Placement::partial ||
-                (at.kind == Placement::sharded && !op.out.has(x.dims[at.dim].name));
-    }
-    if (pending) products.add_partial(axis);
-  }
+  for (auto axis : axes)
+    if (detail_::pending_operand(op, axis) >= 0) products.add_partial(axis);
   return products;
 }
 
