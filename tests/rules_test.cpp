@@ -1547,6 +1547,15 @@ TEST_CASE("rules: types") {
   illegal(rules::same_dtype("+", DType::f32, DType::bf16),
           "+: the operands are f32 and bf16, and no dtype is promoted silently; write `cast<f32>` of the second or "
           "`cast<bf16>` of the first");
+  illegal(rules::same_dtype("*", DType::f32, DType::bool_),
+          "*: the operands are f32 and bool_, and no dtype is promoted silently; write `cast<f32>` of the second");
+  illegal(rules::same_dtype("concat", DType::i32, DType::bf16),
+          "concat: the operands are i32 and bf16, and no dtype is promoted silently; write `cast<bf16>` of the first");
+  illegal(rules::same_dtype("logical_and", DType::bool_, DType::i32),
+          "logical_and: the operands are bool_ and i32, and no dtype is promoted silently; write `cast<bool_>` of the "
+          "second");
+  illegal(rules::same_dtype("logical_or", DType::i32, DType::f32),
+          "logical_or: the operands are i32 and f32, not bool_; compare them first, e.g. `not_equal`");
   illegal(rules::same_dtype("*", DType::bool_, DType::bool_),
           "*: the operands are bool_, which has no arithmetic; write `cast<f32>` of them first");
   legal(rules::same_dtype("logical_and", DType::bool_, DType::bool_), "");

@@ -88,6 +88,11 @@ auto one_more_truth(const Tensor<bool_, "A">& x) {
   return x + 1.0;
 }
 
+// expect: \*: the operands are f32 and bool_, and no dtype is promoted silently; write `cast<f32>` of the second
+auto times_a_mask(const Tensor<f32, "A">& x, const Tensor<bool_, "A">& mask) {
+  return x * mask;
+}
+
 // expect: /: the operand is i32, not floating; write `cast<f32>` of it first
 auto reciprocal_of_integers(const Tensor<i32, "A">& x) {
   return 1.0 / x;

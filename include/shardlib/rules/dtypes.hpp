@@ -10,18 +10,22 @@ namespace shardlib::rules {
 
 /// All operands must have one dtype, of a kind that the op computes with. There is no implicit promotion.
 constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
-  if (a == b) {
-    const bool logical = op.starts_with("logical_"), arithmetic = op.size() == 1;
-    if (logical && a != DType::bool_)
-      return {{}, Text(op) + ": the operands are " + name(a) + ", not bool_; compare them first, e.g. `not_equal`"};
-    if (arithmetic && a == DType::bool_)
-      return {{}, Text(op) + ": the operands are bool_, which has no arithmetic; write `cast<f32>` of them first"};
-    return {};
-  }
+  const bool logical = op.starts_with("logical_"), arithmetic = op.size() == 1;
+  if (a == b && (a == DType::bool_ ? !arithmetic : !logical)) return {};
+  const Text operands = Text(op) + ": the operands are " + name(a) + (a == b ? Text() : Text(" and ") + name(b));
+  if (logical && a != DType::bool_ && b != DType::bool_)
+    return {{}, operands + ", not bool_; compare them first, e.g. `not_equal`"};
+  if (a == b) return {{}, operands + ", which has no arithmetic; write `cast<f32>` of them first"};
+  // The operand whose numbers are of the poorer kind is cast; of a logical op, the other one.
+  const auto kind = [](DType d) { return d == DType::bool_ ? 0 : is_floating(d) ? 2 : 1; };
+  const int richer = (kind(a) - kind(b)) * (logical ? -1 : 1);
+  const Text first = quoted(Text("cast<") + name(b) + ">") + " of the first",
+             second = quoted(Text("cast<") + name(a) + ">") + " of the second";
   return {{},
-          Text(op) + ": the operands are " + name(a) + " and " + name(b) +
-              ", and no dtype is promoted silently; write " + quoted(Text("cast<") + name(a) + ">") +
-              " of the second or " + quoted(Text("cast<") + name(b) + ">") + " of the first"};
+          operands + ", and no dtype is promoted silently; write " +
+              (richer > 0   ? second
+               : richer < 0 ? first
+                            : second + " or " + first)};
 }
 
 /// The dtype of an op that computes only with floating-point numbers.
