@@ -635,8 +635,8 @@ TEST_CASE("rules: constants, linear functions, casts") {
           "parts along the first dim with `unstack`, or read this device's shard with `x.span()[i]`");
   legal(rules::cast(true, true, "A +t"), "A +t");
   legal(rules::cast(false, true, "A/t"), "A/t");
-  illegal(rules::cast(false, true, "A +t"), needs_sum("a cast between float and integer", "A"));
-  illegal(rules::cast(true, false, "A +t"), needs_sum("a cast between float and integer", "A"));
+  illegal(rules::cast(false, true, "A +t"), needs_sum("a cast to or from integers", "A"));
+  illegal(rules::cast(true, false, "A +t"), needs_sum("a cast to or from integers", "A"));
 }
 
 TEST_CASE("rules: sum and mean") {
@@ -1590,6 +1590,8 @@ TEST_CASE("rules: types") {
   legal(rules::reduced_dtype("sum", DType::u32), "");
   illegal(rules::reduced_dtype("sum", DType::u8),
           "sum: the operand is u8, which is not reduced; write `cast<i32>` of it first");
+  illegal(rules::reduced_dtype("all_reduce", DType::bool_),
+          "all_reduce: the operand is bool_, which is not reduced; write `cast<i32>` of it before its sum is pending");
   legal(rules::index_dtype("index_unreduced", DType::u32), "");
   illegal(rules::index_dtype("index_unreduced", DType::u8),
           "index_unreduced: the indices are u8, not i32 or u32; write `cast<i32>` of them first");

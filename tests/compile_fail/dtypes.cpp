@@ -58,12 +58,12 @@ auto count_truths(const Tensor<bool_, "A B">& x) {
   return sum<"A B -> A">(x);
 }
 
-// expect: all_reduce: the operand is u8, which is not reduced; write `cast<i32>` of it first
+// expect: all_reduce: the operand is u8, which is not reduced; write `cast<i32>` of it before its sum is pending
 auto sum_bytes(const Tensor<u8, "A +d">& x) {
   return all_reduce<"A +d -> A">(x);
 }
 
-// expect: reduce_scatter: the operand is u8, which is not reduced; write `cast<i32>` of it first
+// expect: reduce_scatter: the operand is u8, which is not reduced; write `cast<i32>` of it before its sum is pending
 auto scatter_bytes(const Tensor<u8, "A +d">& x) {
   return reduce_scatter<"A +d -> A/d">(x);
 }

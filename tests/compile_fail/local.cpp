@@ -57,7 +57,7 @@ auto mask_a_sum(const Tensor<bool_, "A">& c, const Tensor<f32, "A +t">& a) {
   return where(c, a, 0.0);
 }
 
-// expect: a cast between float and integer is not linear, so it has to see the sum, not the summand of one device
+// expect: a cast to or from integers is not linear, so it has to see the sum, not the summand of one device
 auto round_a_summand(const Tensor<f32, "A +t">& a) {
   return cast<i32>(a);
 }

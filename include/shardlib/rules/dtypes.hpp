@@ -45,7 +45,10 @@ constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
 /// The dtype of a reduction on one device or over devices.
 constexpr Verdict reduced_dtype(std::string_view op, DType x) {
   if (x != DType::bool_ && x != DType::u8) return {};
-  return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
+  const bool pending = op == "all_reduce" || op == "reduce_scatter" || op == "fetch";  // cast takes none
+  return {{},
+          Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it " +
+              (pending ? "before its sum is pending" : "first")};
 }
 
 /// The dtype in which reduce_scatter and all_reduce sum over devices. It is the operand's; for bf16 it is f32, and

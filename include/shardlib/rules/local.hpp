@@ -264,7 +264,7 @@ constexpr Verdict linear(const TensorSpec& x) {
 
 constexpr Verdict cast(bool to_float, bool from_float, const TensorSpec& x) {
   if (to_float && from_float) return linear(x);
-  return map1("a cast between float and integer", x);
+  return map1("a cast to or from integers", x);
 }
 
 /// sum<"A/t B -> B +t">: a sum over a sharded dim stays partial over its axes, and the op spec says so.
