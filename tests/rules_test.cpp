@@ -1405,11 +1405,13 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::loss("d t", DType::f32, ""),
           "value_and_grad: the loss `\"\"` is replicated over d: each device of d would count it again, so the "
           "gradients would be too large by the size of the axis; leave the sum pending, `+d +t`, and reduce it outside "
-          "the differentiated function");
+          "the differentiated function, or, if nothing is summed over d, take `to_partial<\" -> +d +t\">` of it (no "
+          "traffic)");
   illegal(rules::loss("d t", DType::f32, "+d"),
           "value_and_grad: the loss `+d` is replicated over t: each device of t would count it again, so the gradients "
           "would be too large by the size of the axis; leave the sum pending, `+d +t`, and reduce it outside the "
-          "differentiated function");
+          "differentiated function, or, if nothing is summed over t, take `to_partial<\"+d -> +d +t\">` of it (no "
+          "traffic)");
   illegal(rules::loss("d t", DType::f32, "B +d +t"),
           "value_and_grad: the loss `B +d +t` has dims; `sum` it to a scalar whose sum over the devices is pending, "
           "`+d +t`");

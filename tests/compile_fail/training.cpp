@@ -55,6 +55,7 @@ auto reduced_loss(const M2& mesh, const Weights& weights, const Batch& x) {
 
 // the same for one axis of the two
 // expect: value_and_grad: the loss `\+d` is replicated over t: each device of t would count it again
+// expect: or, if nothing is summed over t, take `to_partial<..?\+d -> \+d \+t..?>` of it \(no traffic\)
 auto half_reduced_loss(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights& w, const Batch& b) { return all_reduce<"+d +t -> +d">(loss(w, b)); }, weights, x);

@@ -91,8 +91,8 @@ constexpr Verdict sequence_positions(const TensorSpec& mesh, const TensorSpec& x
 /// value_and_grad: the loss is a scalar that is partial over every axis of the mesh.
 constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const Text title = "value_and_grad: the loss " + quoted(x);
-  Text wanted;
-  for (auto axis : mesh_axes(mesh)) wanted = wanted + (wanted.empty() ? "+" : " +") + axis;
+  TensorSpec wanted;
+  for (auto axis : mesh_axes(mesh)) wanted.add_partial(axis);
   if (!is_floating(dtype)) return {{}, title + " is " + name(dtype) + ", not floating, so it has no derivative"};
   if (x.rank() != 0)
     return {{}, title + " has dims; `sum` it to a scalar whose sum over the devices is pending, " + quoted(wanted)};
@@ -107,7 +107,8 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
               title + " is replicated over " + axis + ": each device of " + axis +
                   " would count it again, so the gradients would be too large by the size of the axis; leave the sum "
                   "pending, " +
-                  quoted(wanted) + ", and reduce it outside the differentiated function"};
+                  quoted(wanted) + ", and reduce it outside the differentiated function, or, if nothing is summed " +
+                  "over " + axis + ", take " + suggestion("to_partial", x, wanted) + " of it (no traffic)"};
   return verdict;
 }
 
