@@ -965,10 +965,13 @@ TEST_CASE("rules: ops along a dim") {
   legal(rules::cross_entropy("V/t/d", ""), "+d +t");
   illegal(rules::cross_entropy("B/d L V/t", "B L"),
           "cross_entropy of `B/d L V/t` and `B L`: the targets must have the dims of the logits without the last one "
-          "(the vocabulary)");
+          "(the vocabulary); take the shard of each device with `shard<\"B L -> B/d L\">` (no traffic)");
   illegal(rules::cross_entropy("B/d L V/t", "L B/d"),
           "cross_entropy of `B/d L V/t` and `L B/d`: the targets must have the dims of the logits without the last one "
-          "(the vocabulary)");
+          "(the vocabulary); reorder the dims with `rearrange<\"L B/d -> B/d L\">` (a local copy)");
+  illegal(rules::cross_entropy("B L V", "B"),
+          "cross_entropy of `B L V` and `B`: the targets must have the dims of the logits without the last one (the "
+          "vocabulary)");
   illegal(rules::cross_entropy("", ""),
           "cross_entropy of `\"\"` and `\"\"`: the targets must have the dims of the logits without the last one (the "
           "vocabulary)");
@@ -1006,9 +1009,10 @@ TEST_CASE("rules: linear_cross_entropy") {
           "linear_cross_entropy<`B M/t, V M/t -> B V +t`>: the logits would be partial over t, and a loss is of their "
           "sum; make the operands whole first, with `all_gather` or `all_reduce`, or reduce the `einsum_unreduced` and "
           "take its `cross_entropy` (all communicate)");
-  illegal(loss("B/d M, V M -> B/d V", "B/d M", "V M", "B"),
-          "linear_cross_entropy<`B/d M, V M -> B/d V`> with targets `B`: the targets must have the dims of the logits "
-          "without the last one (the vocabulary)");
+  illegal(
+      loss("B/d M, V M -> B/d V", "B/d M", "V M", "B"),
+      "linear_cross_entropy<`B/d M, V M -> B/d V`> with targets `B`: the targets must have the dims of the logits "
+      "without the last one (the vocabulary); take the shard of each device with `shard<\"B -> B/d\">` (no traffic)");
   illegal(loss("B M, V M -> B V", "B M", "V M", "B +t"), needs_sum("linear_cross_entropy", "B"));
 }
 

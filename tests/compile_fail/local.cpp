@@ -89,6 +89,7 @@ auto norm_along_nothing(const Tensor<f32, "B/d M">& x) {
 }
 
 // expect: cross_entropy of `B/d L V/t` and `B L`: the targets must have the dims of the logits without the last one
+// expect: \(the vocabulary\); take the shard of each device with `shard<..?B L -> B/d L..?>` \(no traffic\)
 auto targets_of_all(const Tensor<f32, "B/d L V/t">& logits, const Tensor<u32, "B L">& targets) {
   return cross_entropy(logits, targets);
 }

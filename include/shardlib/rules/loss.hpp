@@ -16,8 +16,12 @@ constexpr Verdict losses(std::string_view name, const Text& call, const TensorSp
     if (const Text why = nonlinear(name, *x); !why.empty()) return {{}, why};
   TensorSpec lead = logits;
   if (lead.rank() > 0) lead.dims.erase(lead.rank() - 1);
-  if (logits.rank() == 0 || !(lead == targets))
-    return {{}, call + ": the targets must have the dims of the logits without the last one (the vocabulary)"};
+  if (logits.rank() == 0 || !(lead == targets)) {
+    const Text advice = lead == targets ? Text() : conversion(targets, lead);
+    return {{},
+            call + ": the targets must have the dims of the logits without the last one (the vocabulary)" +
+                (advice.empty() ? "" : "; ") + advice};
+  }
   for (auto axis : logits.dims[logits.rank() - 1].axes) lead.add_partial(axis);
   return {lead, {}};
 }
