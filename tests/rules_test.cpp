@@ -629,6 +629,10 @@ TEST_CASE("rules: constants, linear functions, casts") {
   illegal(rules::no_operator(">", "greater", "A/t"),
           "> of `A/t`: tensors are not compared by an operator, whose result is one bool; write `greater(x, y)`, which "
           "gives one for each element, or compare numbers, as `item(x)`");
+  illegal(rules::no_condition("A/t"),
+          "a condition on `bool_[A/t]` would ask whether the tensor holds a value, not whether its elements are true; "
+          "write `item(x)` of a scalar, which `any` and `all` make, or `logical_and`, `logical_or` and `equal(x, 0.0)` "
+          "in place of `&&`, `||` and `!`");
   illegal(rules::no_subscript("A/t M"),
           "[] of `A/t M`: a device holds a shard, so a tensor has no element by number; take a part along an unsharded "
           "dim with `narrow<\"M -> N\">(x, begin, size)` (a local copy), rows by indices with `index_unreduced`, all "

@@ -6,6 +6,9 @@ using namespace shardlib;
 auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& scale) {
   return rms_norm<"M">(x) * scale;
 }
+bool all_positive(const Tensor<f32, "M">& x) {
+  return x && item(all<"M -> ">(greater(x, 0.0)));
+}
 
 // expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<
 auto add_shard_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {
@@ -503,6 +506,18 @@ auto positive(const Tensor<f32, "B/d M">& x) {
 // expect: == of `M`: tensors are not compared by an operator, whose result is one bool; write `equal\(x, y\)`
 bool same_elements(const Tensor<f32, "M">& a, const Tensor<f32, "M">& b) {
   return a == b;
+}
+
+// expect: a condition on `bool_\[\]` would ask whether the tensor holds a value, not whether its elements are true; write
+// expect: `item\(x\)` of a scalar, which `any` and `all` make
+bool all_equal(const Tensor<f32, "M">& a, const Tensor<f32, "M">& b) {
+  if (all<"M -> ">(equal(a, b))) return true;
+  return false;
+}
+
+// expect: a condition on `bool_\[M\]` would ask whether the tensor holds a value, not whether its elements are true; write
+auto inside(const Tensor<f32, "M">& x) {
+  return greater(x, 0.0) && less(x, 1.0);
 }
 
 // expect: \[\] of `B/d M`: a device holds a shard, so a tensor has no element by number; take a part along an unsharded dim

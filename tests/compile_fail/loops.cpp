@@ -22,6 +22,16 @@ struct State {
   X x;
   Tensor<f32, "B/d"> norm;
 };
+struct Mask {
+  Tensor<bool_, "B/d M"> seen;
+};
+struct Masks {
+  Tensor<bool_, "L B/d M"> seen;
+};
+struct Constants {
+  const X a, b;
+};
+static_assert(detail::field_index(&Constants::a) == 0 && detail::field_index(&Constants::b) == 1);
 
 Tensor<f32, "B/d M +t"> partial_layer(const X& x, const Layer& w) {
   const auto hidden = relu(einsum_unreduced<"B/d M, M H/t -> B/d H/t">(x, all_gather<"M/d H/t -> M H/t">(w.up)));
@@ -54,6 +64,9 @@ auto repeated(const X& x) {
 }
 auto recurrent(const X& h, const Tensor<f32, "L B/d M">& xs) {
   return scan<"L">(cell, h, xs);
+}
+auto recurrent_masks(const X& h, const Masks& masks) {
+  return scan<"L">([](const X& x, const Mask& now) { return std::pair(masked(now.seen, x), now); }, h, masks);
 }
 
 // expect: scan_layers: the carry is `f32\[B/d M\]`, but the function returns `f32\[B/d M \+t\]`, and the next iteration

@@ -17,6 +17,7 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib {
 
@@ -40,15 +41,16 @@ std::vector<D> true_values(const Tensor<D, S>& x) {
 template <dtype D, Spec S>
 std::string describe(const Tensor<D, S>& x) {
   const TensorSpec& spec = detail::parsed<S>;
+  const bool empty = detail::UntypedAccess::value(x) == nullptr;
   std::string text = fmt::format("{}[", name(dtype_v<D>));
   for (int i = 0; i < spec.rank(); ++i) {
     if (i > 0) text += ' ';
     text += to_string(spec.dims[i]).view();
-    if (x && !spec.dims[i].is_integer()) text += "=" + detail::to_string(x.value()->global[i]);
+    if (!empty && !spec.dims[i].is_integer()) text += "=" + detail::to_string(x.value()->global[i]);
   }
   for (auto axis : spec.partial) text += fmt::format("{}+{}", text.back() == '[' ? "" : " ", axis);
   text += ']';
-  if (!x) return text + " (empty)";
+  if (empty) return text + " (empty)";
   text += fmt::format(" on {}: shard {}", x.device()->describe(),
                       spec.rank() == 0 ? std::string("of one") : fmt::format("{}", fmt::join(x.local_shape(), "x")));
   const auto values = detail::true_values(x);

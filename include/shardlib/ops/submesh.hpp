@@ -12,6 +12,7 @@
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/support/handle.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tree.hpp"
 
@@ -132,7 +133,7 @@ struct Submeshes {
   static T enter(SubmeshCall& run, const T& x) {
     T there = x;
     const auto change = [&]<class D, Spec S>(const Path&, Tensor<D, S>& leaf) {
-      if (leaf) leaf = enter<I>(run, leaf);
+      if (UntypedAccess::value(leaf)) leaf = enter<I>(run, leaf);
     };
     if constexpr (is_tree<T>()) visit(change, {}, there);
     return there;

@@ -14,6 +14,7 @@
 #include "shardlib/ops/result.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/types/gradient.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib {
@@ -84,7 +85,7 @@ void copy_leaves(To& to, const From& from) {
 template <class W, class P>
 void collect_part(const W& stacked, P& part, const ValuePtr*& parts, std::size_t i, std::size_t count) {
   if constexpr (is_tensor<W>) {
-    if (!stacked) return;
+    if (!UntypedAccess::value(stacked)) return;
     part = P(parts[i]);
     parts += count;
   } else if constexpr (is_array<W>) {
@@ -109,7 +110,7 @@ auto unstack_tree(const OpInfo& op, const W& stacked, DimSize& size) -> parts_t<
   std::vector<ValuePtr> parts;
   size = -1;
   const auto cut = [&]<class D, Spec S>(const Path& path, const Tensor<D, S>& leaf) {
-    if (!leaf) return;
+    if (!UntypedAccess::value(leaf)) return;
     using Due = Dual<Tensor<D, S>, axes_of<S>()>;
     const DimSize own = unstack_to(parts, {"unstack", op.spec, op.site}, leaf.value(),
                                    parsed<part_t<Dim, Tensor<D, S>>::spec>, parsed<Due::spec>);
@@ -168,7 +169,7 @@ void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<
   if constexpr (is_tensor<W>) {
     std::vector<W> parts;
     bool any = trees.empty();
-    for (const W* part : trees) any = any || bool(*part), parts.push_back(*part);
+    for (const W* part : trees) any = any || UntypedAccess::value(*part) != nullptr, parts.push_back(*part);
     if (any) to = record_stack<To>(op, parts, stacked);
   } else if constexpr (is_array<W>) {
     const std::size_t size = trees.empty() ? 0 : trees.front()->size();

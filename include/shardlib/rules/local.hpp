@@ -248,6 +248,15 @@ constexpr Verdict no_operator(std::string_view symbol, std::string_view name, co
               "(x, y)`, which gives one for each element, or compare numbers, as `item(x)`"};
 }
 
+/// A bool_ tensor as a condition of C++. Other tensors are one: whether they hold a value.
+constexpr Verdict no_condition(const TensorSpec& x) {
+  return {{},
+          "a condition on " + quoted("bool_[" + to_string(x) + "]") +
+              " would ask whether the tensor holds a value, not whether its elements are true; write `item(x)` of a "
+              "scalar, which `any` and `all` make, or `logical_and`, `logical_or` and `equal(x, 0.0)` in place of "
+              "`&&`, `||` and `!`"};
+}
+
 /// An element by number.
 constexpr Verdict no_subscript(const TensorSpec& x) {
   return {{},

@@ -163,8 +163,9 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const DevicePtr& device() const;
 
-  /// True if the tensor holds a value.
+  /// True if the tensor holds a value. Of bool_, a compile error: a program would mean the elements.
   explicit operator bool() const {
+    if constexpr (std::is_same_v<D, bool_>) static_assert(detail::checked<rules::no_condition, S>::ok);
     return value_ != nullptr;
   }
   /// The type-erased value, for ops. This and all members above throw if the tensor is empty.
