@@ -73,7 +73,7 @@ inline constexpr bool is_member_of = requires {
 template <class W, class T, std::size_t I = 0>
 constexpr std::size_t field_index(T W::*member) {
   using Field = std::tuple_element_t<I, field_types<W>>;
-  if constexpr (std::is_same_v<Field, T>) {
+  if constexpr (std::is_same_v<Field, std::remove_const_t<T>>) {
     if (&std::get<I>(fields(phantom<W>())) == &(phantom<W>().*member)) return I;
   }
   if constexpr (I + 1 < tree_width<W>)
