@@ -1804,6 +1804,9 @@ TEST_CASE("loops", "[rules]") {
   illegal(rules::scan_result(false, "State"),
           "scan: the function returns `State`; return std::pair(carry, y), where y is a tensor or a tree of tensors, "
           "which the loop stacks");
+  illegal(rules::field_places("StackedNorm", "Norm", "bias"),
+          "the fields of `StackedNorm` and `Norm` are paired by their places, but `bias` has another place in each; "
+          "declare the fields in one order");
   CHECK(rules::layer_list(true, "").ok());
   illegal(rules::layer_list(false, "Model"),
           "scan_layers: `Model` is not an Array of layers; for a tree of stacked tensors name the stacked dim, "

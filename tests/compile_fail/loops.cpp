@@ -120,6 +120,18 @@ auto other_layer(const X& x, const Stacked& w) {
   return scan_layers<"Y">([](const X& y, const Gathered&) { return y; }, w, x);
 }
 
+// a part is copied field by field
+// expect: the fields of `Norm` and `StackedNorm` are paired by their places, but `bias` has another place in each; declare
+struct StackedNorm {
+  Tensor<f32, "Y M"> gain, bias;
+};
+struct Norm {
+  Tensor<f32, "M"> bias, gain;
+};
+auto gain_for_bias(const X& x, const StackedNorm& w) {
+  return scan_layers<"Y">([](const X& y, const Norm& norm) { return y * norm.gain + norm.bias; }, w, x);
+}
+
 // expect: fori: the carry is `State`, but the function returns `f32\[B/d M\]`, and the next iteration takes it; return
 auto part_of_carry(const State& s) {
   return fori(4, [](std::int64_t, const State& now) { return now.x; }, s);

@@ -132,6 +132,17 @@ auto gain_for_bias(const gradient_t<Mesh<"d">, Copies>& gradient) {
   return gradient.get<&Master::bias>();
 }
 
+// expect: the fields of `Weights` and `Steps` are paired by their places, but `bias` has another place in each; declare the
+struct Weights {
+  Tensor<f32, "M"> bias, gain;
+};
+struct Steps {
+  Tensor<f32, "M"> gain, bias;
+};
+auto bias_by_gain(const Weights& weights, const Steps& steps) {
+  return map_tree([](const auto& x, const auto& y) { return x + y; }, weights, steps);
+}
+
 // expect: is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or 1 entries
 struct MaybeBiased {
   Tensor<f32, "M"> gain;

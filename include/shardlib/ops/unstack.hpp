@@ -73,7 +73,7 @@ void copy_leaves(To& to, const From& from) {
   } else if constexpr (is_array<To>) {
     to.resize(from.size());
     for (std::size_t i = 0; i < to.size(); ++i) copy_leaves(to[i], from[i]);
-  } else {
+  } else if constexpr (check_places<To, From>()) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (copy_leaves(std::get<I>(fields(to)), std::get<I>(fields(from))), ...);
     }
@@ -226,6 +226,10 @@ class FieldsLike {
 
  private:
   Fields fields_;
+};
+template <class W, class Fields>
+struct named_as<FieldsLike<W, Fields>> {
+  using type = W;
 };
 
 }  // namespace detail

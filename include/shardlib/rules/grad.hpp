@@ -223,6 +223,13 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "of its own"};
 }
 
+/// Two structs of tensors whose fields have another order.
+constexpr Verdict field_places(std::string_view a, std::string_view b, std::string_view field) {
+  return {{},
+          "the fields of " + quoted(a) + " and " + quoted(b) + " are paired by their places, but " + quoted(field) +
+              " has another place in each; declare the fields in one order"};
+}
+
 /// An optimizer's update: the gradient has the weight's spec, and the moments have the weight's type.
 constexpr Verdict update(std::string_view optimizer, DType weight_dtype, const TensorSpec& weight, bool moments_fit,
                          DType gradient_dtype, const TensorSpec& gradient) {

@@ -103,7 +103,7 @@ constexpr bool all_leaves_of(P p) {
     return p(std::type_identity<Tree>{}, std::type_identity<More>{}...);
   else if constexpr (is_array<Tree>)
     return all_leaves_of<P, typename Tree::value_type, typename More::value_type...>(p);
-  else
+  else if constexpr ((check_places<Tree, More>() && ...))
     return []<std::size_t... I>(std::index_sequence<I...>, P q) {
       return (all_leaves_of_fields<P, I, Tree, More...>(q) && ...);
     }

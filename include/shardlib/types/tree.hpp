@@ -79,6 +79,29 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
+/// The first field of A whose name another field of B has, or the number of fields.
+template <class A, class B, std::size_t... I>
+consteval std::size_t moved_field(std::index_sequence<I...> /*fields*/) {
+  const std::string_view a[] = {field_name<A, I>()...}, b[] = {field_name<B, I>()...};
+  for (std::size_t i = 0; i < sizeof...(I); ++i)
+    for (std::size_t k = 0; k < sizeof...(I); ++k)
+      if (i != k && a[i] == b[k]) return i;
+  return sizeof...(I);
+}
+/// Always true; a compile error if a field of a struct A has another place in B. Fields of several trees are paired by
+/// their places, so those of one type would be swapped.
+template <class TreeA, class TreeB>
+constexpr bool check_places() {
+  using A = typename named_as<TreeA>::type;
+  using B = typename named_as<TreeB>::type;
+  if constexpr (!std::is_same_v<A, B> && std::is_aggregate_v<A> && std::is_aggregate_v<B>) {
+    constexpr std::size_t moved = moved_field<A, B>(std::make_index_sequence<tree_width<A>>{});
+    if constexpr (moved < tree_width<A>)
+      return checked<rules::field_places, name_of_type<A>, name_of_type<B>, Literal(field_name<A, moved>())>::ok;
+  }
+  return true;
+}
+
 /// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. *Throws* if Arrays at the same path have
 /// different sizes.
 template <class F, class Tree, class... More>
@@ -92,7 +115,7 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
     };
     (alike(more), ...);
     for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
-  } else {
+  } else if constexpr ((check_places<T, std::remove_const_t<More>>() && ...)) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);
     }
