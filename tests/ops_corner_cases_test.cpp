@@ -78,6 +78,25 @@ TEST_CASE("corner cases of values: draws of bf16, zeros like infinity, NaN of ma
   });
 }
 
+TEST_CASE("map: a root of 0 that is not differentiated", "[ops]") {
+  on_mesh("d=1,t=1", [](const Data& mesh) {
+    using X = Tensor<f64, "A">;
+    const Sizes sizes{{"A", 2}};
+    const X g = full<f64, "A">(mesh, sizes, 3.0), v = zeros<f64, "A">(mesh, sizes);
+    const auto over_root = [](auto a, auto b) { return a * a / (sqrt(b) + 0.5); };
+    const auto loss = [&](const X& x, const X& y) { return to_partial<"+d +t">(sum(map(over_root, x, y))); };
+    expect(fetch(value_and_grad(mesh, loss, g, v).second).data[0] == 12, "2 a / 0.5");
+    expect(fetch(hessian_vector_product(mesh, loss, g, g, v)).data[0] == 12, "2 / 0.5 along 3");
+    struct Both {
+      X x, y;
+    };
+    const auto of_both = [&](const Both& w) { return loss(w.x, w.y); };
+    const auto both = value_and_grad(mesh, of_both, Both{g, v}).second;
+    expect(fetch(both.get<&Both::x>()).data[0] == 12, "beside an infinite derivative by the other operand");
+    expect(fetch(both.get<&Both::y>()).data[0] == -double{infinity}, "which stays");
+  });
+}
+
 TEST_CASE("linear_scan along a sharded dim: a product of factors that overflows", "[ops]") {
   on_mesh("d=1,t=2", [](const Data& mesh) {
     const auto a = full<f32, "L/t">(mesh, {{"L", 400}}, 2.0), b = zeros<f32, "L/t">(mesh, {{"L", 400}});

@@ -25,12 +25,16 @@ struct Slopes<T, 0> {};
 /// Whether a number is 0, and so are its derivatives.
 template <class T>
 SHARDLIB_FUNCTION bool vanishes(const T& x) {
-  if constexpr (requires { x.by[0]; })
-    return vanishes(x.value) && vanishes(x.by[0]);
-  else if constexpr (requires { x.vanishes(); })
+  if constexpr (requires { x.vanishes(); })
     return x.vanishes();
   else
     return x == T(0);
+}
+/// A derivative `by` of an operand times a slope. An operand without a derivative contributes none for any slope, also
+/// an infinite one.
+template <class T>
+SHARDLIB_FUNCTION T of_slope(const T& slope, const T& by) {
+  return vanishes(by) ? T(0) : slope * by;
 }
 }  // namespace detail
 
@@ -144,8 +148,12 @@ struct Jet {
     return chain(a, s, s * (T(1) - s));
   }
   friend SHARDLIB_FUNCTION Jet sqrt(const Jet& a) {
-    const T r = sqrt(a.value);
-    return chain(a, r, T(0.5) / r);
+    Jet r(sqrt(a.value));
+    if constexpr (N > 0) {
+      const T slope = T(0.5) / r.value;
+      for (std::size_t i = 0; i < N; ++i) r.by[i] = detail::of_slope(slope, a.by[i]);
+    }
+    return r;
   }
   friend SHARDLIB_FUNCTION Jet abs(const Jet& a) {
     return a.value < T(0) ? -a : a;
@@ -177,12 +185,11 @@ struct Jet {
     Jet r(pow(a.value, b.value));
     if constexpr (N > 0) {
       // Where a derivative would be 0 times infinity, it is 0, its limit: at the exponent 0, and by the exponent at
-      // the base 0. An operand without a derivative contributes none for any slope.
+      // the base 0.
       const T by_a = detail::vanishes(b.value) ? T(0) : b.value * pow(a.value, b.value - T(1));
       const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * log(a.value);
       for (std::size_t i = 0; i < N; ++i)
-        r.by[i] =
-            (detail::vanishes(a.by[i]) ? T(0) : by_a * a.by[i]) + (detail::vanishes(b.by[i]) ? T(0) : by_b * b.by[i]);
+        r.by[i] = detail::of_slope(by_a, a.by[i]) + detail::of_slope(by_b, b.by[i]);
     }
     return r;
   }
