@@ -10,7 +10,6 @@
 #include <limits>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -58,11 +57,7 @@ std::string describe(const Tensor<D, S>& x) {
   double low = std::numeric_limits<double>::infinity(), high = -low, sum = 0;
   std::size_t bad = 0;
   for (const D& v : values) {
-    double number = 0;
-    if constexpr (std::is_same_v<D, bf16>)
-      number = static_cast<double>(static_cast<float>(v));
-    else
-      number = static_cast<double>(v);
+    const auto number = static_cast<double>(static_cast<detail::scalar_of<D>>(v));
     if (!std::isfinite(number)) {
       ++bad;
       continue;

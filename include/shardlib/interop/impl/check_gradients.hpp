@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shardlib/compute/create.hpp"
+#include "shardlib/compute/on_host.hpp"
 #include "shardlib/kernels/philox.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
@@ -39,16 +40,10 @@ inline Shape index_of(std::int64_t i, const Shape& shape) {
   return index;
 }
 
-/// A whole array on this device, as `gathered` returns it.
-struct WholeArray {
+/// A whole array on this device, which `gathered` returns.
+struct WholeArray : HostNumbers {
   ValuePtr value;
-  Buffer elements;
-  explicit WholeArray(const Value& x) : value(gathered(x)), elements(value->on_host()) {}
-  [[nodiscard]] double operator[](std::int64_t i) const {
-    return visit_dtype(value->dtype, [&]<class T>(T) {
-      return static_cast<double>(static_cast<scalar_of<T>>(elements.as<const T>()[i]));
-    });
-  }
+  explicit WholeArray(const ValuePtr& whole) : HostNumbers(*whole), value(whole) {}
   /// The place of an element in memory, padding included.
   [[nodiscard]] std::int64_t offset(const Shape& index) const {
     std::int64_t at = 0;
@@ -80,13 +75,11 @@ inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
 inline ValuePtr with_numbers(const Value& x, const WholeArray& whole, const std::vector<double>& numbers) {
   auto changed = detached(x);
   const Buffer shard = x.device->host_pool()->allocate(x.bytes());
+  const HostNumbers to(shard, x.dtype);
   for (std::int64_t i = 0; i < x.count(); ++i) {
     Shape index = index_of(i, x.local);
     for (int d = 0; d < index.size(); ++d) index[d] += first_index(x, d);
-    visit_dtype(x.dtype, [&]<class T>(T) {
-      shard.as<T>()[i] =
-          static_cast<T>(static_cast<scalar_of<T>>(numbers[static_cast<std::size_t>(whole.offset(index))]));
-    });
+    to.set(i, numbers[static_cast<std::size_t>(whole.offset(index))]);
   }
   changed->storage = Handle<Storage>::make(x.device->to_device(shard));
   return changed;
@@ -133,7 +126,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
   std::vector<WholeArray> all_gradients;
   std::vector<double> maxima;
   for (const LeafGradient& leaf : leaves) {
-    const WholeArray& gradients = all_gradients.emplace_back(*leaf.gradient);
+    const WholeArray& gradients = all_gradients.emplace_back(gathered(*leaf.gradient));
     double& largest = maxima.emplace_back(0);
     for (std::int64_t i = 0; i < product(gradients.value->local); ++i)
       if (!(std::abs(gradients[i]) <= largest)) largest = std::abs(gradients[i]);  // a NaN stays
@@ -145,7 +138,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
   double too_coarse = 0;  // what rounding changes a difference by, where that hides an error
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     const Value& x = *leaves[k].value;
-    const WholeArray numbers(x);
+    const WholeArray numbers(gathered(x));
     const WholeArray& gradients = all_gradients[k];
     const double epsilon = std::max(epsilon_of(x.dtype), epsilon_of(loss_dtype));
     const double step = how.step > 0 ? how.step : std::cbrt(epsilon);
