@@ -250,7 +250,7 @@ concept Optimizer = requires(const O& o, Tree& w, typename O::template Moments<T
 };
 
 /// AdamW (Loshchilov and Hutter 2017). With weight_decay 0 it is Adam (Kingma and Ba 2014). beta1, beta2 and epsilon
-/// are the constants of these papers. `init` and `update` are those of an Optimizer, with `Moments` `mu` and `nu`.
+/// have these papers' names. `init` and `update` are those of an Optimizer, with `Moments` `mu` and `nu`.
 /// `AdamW().update(weights, mu, nu, grads, 1e-3, scale, step, decays)`
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
