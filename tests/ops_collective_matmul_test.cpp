@@ -131,6 +131,10 @@ TEST_CASE("einsums with shards that travel, in parts between which MPI makes pro
   const Temporarily<double> parts(tuning.product_part, 1);
   check_cases(gathering_cases(), few_meshes);
   check_cases(scattering_cases(), few_meshes);
+  // Messages that end inside of a part, and inside of a row
+  const Temporarily<std::size_t> messages(tuning.shard_message, 20);
+  check_cases(gathering_cases(), {"d=1,t=2", "d=1,t=4"});
+  check_cases(scattering_cases(), {"d=1,t=2", "d=1,t=4"});
 }
 
 TEST_CASE("einsum of an operand that gathers, with the sum over another axis", "[ops]") {

@@ -32,8 +32,10 @@ struct Tuning {
   /// put all in rank order.
   std::size_t row_piece = 64;
   /// While a shard is on its way, an einsum goes in parts of at least so many floating-point operations, because MPI
-  /// makes progress only between them.
-  double product_part = 1 << 29;
+  /// makes progress only between them. Parts that are added have four times as many.
+  double product_part = 1 << 27;
+  /// The longest message of such a shard: an einsum begins with the first one while the others are on their way.
+  std::size_t shard_message = std::size_t{1} << 18;
   /// linear_cross_entropy makes the logits in pieces of at most this size.
   std::int64_t logits_piece = std::int64_t{1} << 27;
   /// linear_cross_entropy stores a device's logits up to this size for its backward pass.

@@ -3,6 +3,7 @@
 
 #include "shardlib/compute/collective_matmul.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,7 @@ namespace shardlib::detail {
 SHARDLIB_INLINE Sliced::Sliced(const Exec& exec, DType dtype, const Shape& whole, int dim, std::int64_t slices)
     : exec_(exec), element_(size_of(dtype)), whole_(whole), slice_(whole) {
   if (dim < 0) return;
+  slices_ = slices;
   slice_[dim] /= slices;
   if (slices > 1)
     for (int i = 0; i < dim; ++i) rows_ *= whole[i];
@@ -32,6 +34,10 @@ SHARDLIB_INLINE Sliced::Sliced(const Exec& exec, DType dtype, const Shape& whole
 }
 inline std::size_t Sliced::offset(std::int64_t index) const {
   return static_cast<std::size_t>(index * stride_) * element_;
+}
+SHARDLIB_INLINE std::size_t Sliced::read_until(std::int64_t index) const {
+  return in_place() ? offset(index) + static_cast<std::size_t>(product(slice_)) * element_
+                    : static_cast<std::size_t>(product(whole_)) * element_;
 }
 inline Buffer Sliced::scratch() const {
   return exec_.pool->allocate(static_cast<std::size_t>(product(slice_)) * element_);
@@ -56,15 +62,45 @@ SHARDLIB_INLINE void Sliced::written(const Slice& slice, const Buffer& whole, st
 
 SHARDLIB_INLINE DeviceRing::DeviceRing(const Value& made, std::string_view axis)
     : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
-SHARDLIB_INLINE void DeviceRing::send(const Buffer& buffer, int places) const {
-  static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
-  add_traffic(made_, buffer.bytes(), {axis_});
+// Kernels of a device take a whole shard, so a shorter message would only cost.
+SHARDLIB_INLINE Buffer DeviceRing::message(const Buffer& shard, std::size_t begin) const {
+  const std::size_t most = made_.device->exec().on_device() ? shard.bytes() : made_.device->tuning().shard_message;
+  return shard.bytes() <= most ? shard : shard.slice(begin, std::min(most, shard.bytes() - begin));
 }
-SHARDLIB_INLINE Request DeviceRing::receive(const Buffer& buffer, int places) const {
-  return begin(made_, [&] { return group_->recv(buffer, at(places)); });
+SHARDLIB_INLINE void DeviceRing::send(const Buffer& message, int places) const {
+  static_cast<void>(begin(made_, [&] { return group_->send(message, at(places)); }));
+  add_traffic(made_, message.bytes(), {axis_});
+}
+SHARDLIB_INLINE Request DeviceRing::receive(const Buffer& message, int places) const {
+  return begin(made_, [&] { return group_->recv(message, at(places)); });
 }
 SHARDLIB_INLINE void DeviceRing::wait(Request& request) const {
   complete(made_, [&] { return std::move(request); });
+}
+
+SHARDLIB_INLINE void LeavingShard::send_until(std::size_t bytes) {
+  while (sent_ < bytes) {
+    const Buffer message = ring_->message(shard_, sent_);
+    if (sent_ + message.bytes() > bytes) return;
+    ring_->send(message, places_);
+    sent_ += message.bytes();
+  }
+}
+
+SHARDLIB_INLINE ArrivingShard::ArrivingShard(const DeviceRing& ring, const Buffer& shard, int places) : ring_(&ring) {
+  for (std::size_t begin = 0; begin < shard.bytes();) {
+    const Buffer message = ring.message(shard, begin);
+    begin += message.bytes();
+    messages_.push_back({ring.receive(message, places), begin});
+  }
+}
+SHARDLIB_INLINE std::size_t ArrivingShard::wait_until(std::size_t bytes) {
+  while (arrived_ < messages_.size() && (arrived_ == 0 || messages_[arrived_ - 1].end < bytes))
+    ring_->wait(messages_[arrived_++].request);
+  return arrived_ == 0 ? 0 : messages_[arrived_ - 1].end;
+}
+SHARDLIB_INLINE void ArrivingShard::test() {
+  if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
 }
 
 /// The dtype in which products of the dtype accumulate.
@@ -83,14 +119,15 @@ inline void round_to_bf16(const Exec& exec, std::int64_t n, const Buffer& from, 
   kernels::apply_flat(exec, n, kernels::body::ConvertElement{}, from.as<const f32>(), to.as<bf16>());
 }
 
-/// In how many parts a device multiplies a shard, which has `length` elements along the dim. On CPUs it depends on the
-/// sizes and the tuning alone, so that every backend gives the same bits.
-inline std::int64_t parts_of_shard(const Value& made, std::int64_t length, double flops) {
+/// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where they
+/// are added (`sums`), as each reads and writes the whole sum. On CPUs it depends on the sizes and the tuning alone, so
+/// that every backend gives the same bits.
+inline std::int64_t parts_of_shard(const Value& made, std::int64_t length, double flops, bool sums) {
   constexpr std::int64_t most = 8;
   if (made.device->exec().on_device()) return 1;  // kernels there need no turn of the host
+  const double least = made.device->tuning().product_part * (sums ? 4 : 1);
   for (std::int64_t parts = most; parts > 1; --parts)
-    if (length > 0 && length % parts == 0 && flops >= static_cast<double>(parts) * made.device->tuning().product_part)
-      return parts;
+    if (length > 0 && length % parts == 0 && flops >= static_cast<double>(parts) * least) return parts;
   return 1;
 }
 
@@ -108,7 +145,7 @@ class ShardProducts {
         other_((e.first ? e.b : e.a).get()),
         others_data_(other_->data()),
         at_(shard_->spec->find(e.dim)),
-        parts_(devices == 1 ? 1 : parts_of_shard(out, shard_->local[at_], einsum_flops(*shard_, *other_))),
+        parts_(devices == 1 ? 1 : parts_of_shard(out, shard_->local[at_], einsum_flops(*shard_, *other_), sums_)),
         shards_(exec_, shard_->dtype, shard_->local, at_, parts_),
         others_(exec_, other_->dtype, other_->local, other_->spec->find(e.dim), parts_ * devices),
         outs_(exec_, out.dtype, out.local, out.spec->find(e.dim), parts_ * devices) {
@@ -116,11 +153,13 @@ class ShardProducts {
     add_flops(out, devices * einsum_flops(*shard_, *other_));
   }
 
-  /// Multiplies the shard of the device with index `place`. Calls `between` after each part.
-  template <class F>
-  void add(const Buffer& shard, int place, const F& between) {
+  /// Multiplies the shard of the device with index `place`. Calls `need`, with the bytes of the shard that it reads,
+  /// before each part, and `between` after it.
+  template <class F, class G>
+  void add(const Buffer& shard, int place, const F& need, const G& between) {
     for (std::int64_t part = 0; part < parts_; ++part) {
       const std::int64_t index = place * parts_ + part;
+      need(shards_.read_until(part));
       const Sliced::Slice x = shards_.read(shard, part), y = others_.read(others_data_, index);
       if (sums_) {
         multiply(x, y, (total_ ? total_ : result_).data(), std::exchange(started_, true));
@@ -164,14 +203,25 @@ inline void multiply_gathered(const Value& made, const Value& shard, std::string
                               std::span<ShardProducts* const> products) {
   const DeviceRing ring(made, axis);
   Buffer here = shard.data();
+  std::optional<ArrivingShard> arriving;  // `here`, but for the device's own
   for (int step = 0; step < ring.size(); ++step) {
     const bool last = step + 1 == ring.size();
     const Buffer next = last ? Buffer() : made.device->pool()->allocate(here.bytes());
-    if (!last) ring.send(here, 1);
-    Request arrival = last ? Request() : ring.receive(next, -1);
-    for (ShardProducts* const p : products) p->add(here, ring.at(-step), [&] { static_cast<void>(arrival.test()); });
-    if (!last) ring.wait(arrival);
+    std::optional<ArrivingShard> after;
+    if (!last) after.emplace(ring, next, -1);
+    LeavingShard leaving(ring, here, 1);
+    const auto need = [&](std::size_t bytes) {
+      const std::size_t arrived = arriving ? arriving->wait_until(bytes) : here.bytes();
+      if (!last) leaving.send_until(arrived);
+    };
+    const auto progress = [&] {
+      if (arriving) arriving->test();
+      if (after) after->test();
+    };
+    for (ShardProducts* const p : products) p->add(here, ring.at(-step), need, progress);
+    need(here.bytes());
     here = next;
+    arriving = std::move(after);
   }
   for (const ShardProducts* const p : products) p->finish();
 }
@@ -191,7 +241,7 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
   const int at = out.spec->find(dim), devices = ring.size();
   const double flops = einsum_flops(*a, *b);
   add_flops(out, flops);
-  const std::int64_t parts = devices == 1 ? 1 : parts_of_shard(out, out.local[at], flops / devices);
+  const std::int64_t parts = devices == 1 ? 1 : parts_of_shard(out, out.local[at], flops / devices, false);
   const Sliced of_a(exec, a->dtype, a->local, a->spec->find(dim), parts * devices),
       of_b(exec, b->dtype, b->local, b->spec->find(dim), parts * devices);
   const DType sum_dtype = accumulator_of(out.dtype);
@@ -200,42 +250,44 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
   const bool wide = sum_dtype != out.dtype && devices > 1;
 
   const Buffer left = a->data(), right = b->data();
-  const auto multiply = [&](int place, DType dtype, const Buffer& to, Request& arrival) {
+  const auto multiply = [&](int place, DType dtype, const Buffer& to, const auto& after) {
     const Sliced shard(exec, dtype, out.local, at, parts);
     for (std::int64_t part = 0; part < parts; ++part) {
       const std::int64_t index = place * parts + part;
       const Sliced::Slice x = of_a.read(left, index), y = of_b.read(right, index), z = shard.write(to, part);
       kernels::einsum(exec, *plan, a->dtype, dtype, x.data, view(of_a.shape()), y.data, view(of_b.shape()), z.data);
       shard.written(z, to, part);
-      static_cast<void>(arrival.test());
+      after(shard.written_until(part));
     }
   };
 
   Buffer result = allocate(out);
   const Buffer total = wide ? pool->allocate(sum_bytes) : result;
   Buffer received;
-  std::optional<Request> arrival;
+  std::optional<ArrivingShard> arriving;
   const auto take = [&](bool first) {
-    ring.wait(*arrival);
+    arriving->wait_until(received.bytes());
     first ? combine<kernels::body::ConvertElement>(exec, count, out.dtype, received, sum_dtype, total)
           : combine<kernels::body::AddElement>(exec, count, out.dtype, received, sum_dtype, total);
   };
   for (int step = 1; step < devices; ++step) {
-    const Buffer next = allocate(out), leaving = allocate(out);
-    Request next_arrival = ring.receive(next, -step);
-    multiply(ring.at(step), out.dtype, leaving, next_arrival);
-    ring.send(leaving, step);
+    const Buffer next = allocate(out), sum = allocate(out);
+    ArrivingShard after(ring, next, -step);
+    LeavingShard leaving(ring, sum, step);
+    multiply(ring.at(step), out.dtype, sum, [&](std::size_t bytes) {
+      leaving.send_until(bytes);
+      after.test();
+    });
     if (step > 1) take(step == 2);
-    arrival.emplace(std::move(next_arrival));
+    arriving = std::move(after);
     received = next;
   }
   if (devices == 1) {
-    Request none;
-    multiply(0, out.dtype, result, none);
+    multiply(0, out.dtype, result, [](std::size_t) {});
     return result;
   }
   const Buffer own = pool->allocate(sum_bytes);
-  multiply(ring.at(0), sum_dtype, own, *arrival);
+  multiply(ring.at(0), sum_dtype, own, [&](std::size_t) { arriving->test(); });
   take(devices == 2);
   combine<kernels::body::AddElement>(exec, count, sum_dtype, own, sum_dtype, total);
   if (wide) round_to_bf16(exec, count, total, result);
