@@ -72,12 +72,11 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
                             const Before&... before) {
   const auto& microbatches = step.microbatches;
   const run::Training& t = s.o.training;
-  const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, t.seq);
   const gpt::StepDropout of_step{s.o.dropout, t.seed, step.number, std::ssize(microbatches)};
   const auto differentiated = [&](std::size_t i) {
     const auto dropout = of_step.of(static_cast<std::int64_t>(i));
-    return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), causal, positions, s.config(), dropout);
+    return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), positions, s.config(), dropout);
   };
   if (microbatches.size() == 1) {
     auto [loss, grads] = differentiated(0);
@@ -107,9 +106,8 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step&
 
 template <dtype C>
 double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& rows) {
-  const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, s.o.training.seq);
-  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.config(), {})));
+  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), positions, s.config(), {})));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------

@@ -83,8 +83,9 @@ struct ModelConfig {
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
   RecomputePolicy recompute = {"seqax"};
-  bool prefetch = false;     // gather the next layer's weights while a layer runs; not if nothing is recomputed
-  double adapter_scale = 0;  // what adapters add is multiplied by this
+  bool prefetch = false;        // gather the next layer's weights while a layer runs; not if nothing is recomputed
+  double adapter_scale = 0;     // what adapters add is multiplied by this
+  bool fused_attention = true;  // the library's causal_attention, in place of the one spelled here
 };
 
 using gpt::Dropout, gpt::drop;
@@ -210,10 +211,12 @@ auto layer(const Residual& x, const Mask& mask, const Layer<C, Whole>& w, const 
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// Without a causal mask (--attention fused) no mask is made.
-inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
-  if (!causal) return {{}, segments};
-  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
+// A token sees those of its segment that do not come later. The fused op makes no mask.
+inline auto visible(const Tensor<i32, "B/d L">& segments, const Tensor<i32, "L">& positions, const ModelConfig& config)
+    -> Mask {
+  if (config.fused_attention) return {{}, segments};
+  const auto earlier = greater_equal(rename<"L -> Qlen">(positions), rename<"L -> Klen">(positions));
+  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), earlier), {}};
 }
 
 template <dtype C, bool Whole = false>
@@ -269,11 +272,11 @@ auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
 // wants.
 template <dtype C, bool Whole = false>
-auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
-          const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
-    -> Tensor<f32, "+d +t"> {
+auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<i32, "L">& positions, const ModelConfig& config,
+          const Dropout& dropout) -> Tensor<f32, "+d +t"> {
   const auto table = gathered(w.embed);
-  const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, config, dropout);
+  const auto x =
+      trunk<C>(w, table, batch.inputs, visible(batch.segments, positions, config), positions, config, dropout);
   // Tied, many logits are not stored, but computed again.
   const auto losses = w.unembed.empty() ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(
                                               output_input<C>(w, x, config), table, batch.targets)
@@ -293,10 +296,9 @@ auto adapted(Model<C> w, const Adapters<C>& adapters) -> Model<C> {
 }
 /// `loss` as a function of the adapters, by which it is differentiated. The model gets no gradient.
 template <dtype C>
-auto adapted_loss(const Adapters<C>& adapters, const Model<C>& w, const Batch& batch,
-                  const Tensor<bool_, "Qlen Klen">& causal, const Tensor<i32, "L">& positions,
+auto adapted_loss(const Adapters<C>& adapters, const Model<C>& w, const Batch& batch, const Tensor<i32, "L">& positions,
                   const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  return loss<C>(adapted(w, adapters), batch, causal, positions, config, dropout);
+  return loss<C>(adapted(w, adapters), batch, positions, config, dropout);
 }
 
 /// A layer's weight with the adapter's product added: the same model without an adapter.

@@ -40,13 +40,9 @@ struct Setup {
     gpt2::ModelConfig config = o.config;
     config.post_norm = o.norm == "post";
     config.relu = o.activation == "relu";
+    config.fused_attention = o.attention == "fused";
     if (o.lora > 0) config.adapter_scale = o.lora_alpha / static_cast<double>(o.lora);
     return config;
-  }
-  // The mask of --attention einsum; the fused op needs none.
-  [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
-    if (o.attention == "fused") return {};
-    return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
   }
 };
 

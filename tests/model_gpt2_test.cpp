@@ -78,15 +78,12 @@ struct Result {
   std::vector<HostArray<f32>> gradients;
 };
 
-using Causal = Tensor<bool_, "Qlen Klen">;
-
 template <dtype C>
 Result step(const GptMesh& mesh, const Variant& v) {
-  const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, {v.recompute}, v.prefetch};
+  const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, {v.recompute}, v.prefetch, 0, v.fused_attention};
   const auto [loss, gradients] =
       value_and_grad(mesh, gpt2::loss<C>, cast_tree<gpt2::Model<C>>(random_model(mesh, v.minigpt)),
-                     batch(mesh, v.filling), v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8),
-                     iota<"L">(mesh, 8), config, gpt2::Dropout{v.dropout, {5, 6}});
+                     batch(mesh, v.filling), iota<"L">(mesh, 8), config, gpt2::Dropout{v.dropout, {5, 6}});
   return {item(all_reduce<"+d +t -> ">(loss)), fetch(cast_tree<gpt2::Model<f32>>(gradients))};
 }
 
@@ -140,8 +137,8 @@ TEST_CASE("gpt2: the loss is the mean over the tokens that count, whatever the f
     detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1, [&](const auto& device) {
       const GptMesh mesh(device);
       const gpt2::Batch b = batch(mesh, Filling::some);
-      const auto mask = gpt2::segment_mask(b.segments, causal_mask<"Qlen Klen">(mesh, 8, 8));
-      const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {v.recompute}};
+      const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {v.recompute}, false, 0, false};
+      const auto mask = gpt2::visible(b.segments, iota<"L">(mesh, 8), config);
       const auto logits =
           gpt2::logits<f32>(random_model(mesh, minigpt), b.inputs, mask, iota<"L">(mesh, 8), config, gpt2::Dropout{});
       std::size_t tokens = 0;
@@ -265,7 +262,7 @@ std::vector<double> curve(const GptMesh& mesh) {
   weights = map_tree([](const auto& w) { return w * 0.2; }, weights);
   mu = nu = zeros_like(weights);
   gpt2::Model<C> computed = cast_tree<gpt2::Model<C>>(weights);
-  const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
+  const gpt2::ModelConfig config{.fused_attention = false};
   const auto positions = iota<"L">(mesh, length);
   std::vector<double> losses;
   for (std::int64_t step = 0; step < 50; ++step) {
@@ -281,7 +278,7 @@ std::vector<double> curve(const GptMesh& mesh) {
                             zeros<i32, "B/d L">(mesh, {{"B", rows}, {"L", length}}),
                             full<f32, "B/d L">(mesh, {{"B", rows}, {"L", length}}, 1.0 / (rows * length))};
     const auto [loss, gradients] =
-        value_and_grad(mesh, gpt2::loss<C>, computed, batch, causal, positions, gpt2::ModelConfig{}, gpt2::Dropout{});
+        value_and_grad(mesh, gpt2::loss<C>, computed, batch, positions, config, gpt2::Dropout{});
     AdamW().update(
         weights, mu, nu, gradients, 1e-2, 1.0, step, [](std::string_view) { return false; }, computed);
     losses.push_back(static_cast<double>(item(all_reduce<"+d +t -> ">(loss))));

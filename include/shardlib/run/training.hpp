@@ -61,7 +61,8 @@ struct Training {
   std::int64_t save_every = 1000, validate_every = 0, validation_batches = 8, sample_every = 0;
   /// The checkpoints to keep: the newest, those whose step is a multiple of keep_every, and the best.
   std::int64_t keep = 2, keep_every = 0, keep_best = 1;
-  /// --on-spike: what to do about a step far above the last spike_window steps: none, stop, skip or rewind.
+  /// --on-spike: what to do about a step above the mean of the last spike_window steps by spike_deviations deviations:
+  /// none, stop, skip or rewind.
   std::string on_spike = "none";
   std::int64_t spike_window = 100;
   double spike_deviations = 6;
