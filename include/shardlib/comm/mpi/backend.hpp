@@ -39,9 +39,9 @@ class MpiWorld final : public Backend {
     using detail::mpi::check;
     const auto log =
         std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members, .tuning = tuning_});
-    // Groups that form at the same time need distinct tags, also from those that a failed launch has left behind. The
-    // standard promises tags up to 32767.
-    const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % 32000);
+    // Groups that form at the same time need distinct tags, also from those that a failed launch has left behind: a
+    // receive that waits there for ever would take the message of a later group.
+    const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % tags());
     meet(log, rank, tag);
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group group = MPI_GROUP_NULL;
@@ -73,6 +73,13 @@ class MpiWorld final : public Backend {
   }
 
  private:
+  /// How many tags are free: up to 2^31 - 1 with Open MPI. The standard promises tags up to 32767.
+  static std::uint64_t tags() {
+    const int* most = nullptr;
+    int found = 0;
+    detail::mpi::check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &found), "group", 0);
+    return static_cast<std::uint64_t>((found != 0 ? *most : 32767) - detail::mpi::Watch::first_free_tag);
+  }
   /// Waits until all members have arrived, because MPI_Comm_create_group blocks for ever if one has left. After step k
   /// each member knows of 2^k members, through the one 2^k places before it.
   void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {

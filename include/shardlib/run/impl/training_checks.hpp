@@ -115,6 +115,10 @@ inline void check_validate(const Training& t, const Program& program) {
 
 /// Throws UsageError for options that read a program's checkpoints, or the leaves of its state, if it gives none.
 inline void check_checkpoints(const Training& t, const Program& program) {
+  if (!program.checkpoints.save != !program.checkpoints.load)
+    throw Error("Program::checkpoints has one of save and load: set both, or neither");
+  if (t.sample_only && !program.checkpoints.load)
+    throw UsageError("--sample-only reads a checkpoint, and this program saves none: leave it out");
   if (t.on_spike == "rewind" && !program.checkpoints.load)
     throw UsageError("--on-spike rewind goes back to a checkpoint, and this program saves none: choose another action");
   if (program.checkpoints.leaves) return;

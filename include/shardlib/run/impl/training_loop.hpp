@@ -107,7 +107,7 @@ class TrainingLoop {
       if (speaks_) require_outputs(training_, directory_);
     });
     // The identity needs reads of the data: once, and only if a checkpoint stores it.
-    if (directory_.exists()) identity_ = run_identity(training_, data_, configuration_);
+    if (saves_) identity_ = run_identity(training_, data_, configuration_);
     // Compare before anything in the folder changes. If no step is left, samples and exports depend on the model alone.
     const auto same = [this](const Checkpoints::Saved& saved) {
       const bool goes_on = saved.step < training_.steps;
