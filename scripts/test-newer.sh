@@ -14,7 +14,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --suite) suite=${2:?} && shift ;;
     --compiler) compiler=${2:?} && shift ;;
-    --folder) folder=$(cd "$from" && realpath -m "${2:?}") && shift ;;
+    --folder) folder=${2:?} && folder=$(cd "$from" && realpath -m -- "$folder") && shift ;;
     --clean) clean=yes ;;
     *) break ;;
   esac
