@@ -735,10 +735,11 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
   CHECK(outcome(barrier, [](const DevicePtr& device) {
           all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
         }) == (me ? "no error" : "recv: " + absent));
-  // Too long for MPI to send eagerly, so the end of the launch waits for the receiver.
-  CHECK(outcome(barrier, [](const DevicePtr& device) {
-          all_of(*device).send(make_buffer<i32>(*device, 1 << 20), 1);
-        }) == (me ? "no error" : "send: " + absent));
+  // The end of the launch waits for the receiver, or the next launch might receive a short message.
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1} << 20})
+    CHECK(outcome(barrier, [count](const DevicePtr& device) {
+            all_of(*device).send(make_buffer<i32>(*device, count), 1);
+          }) == (me ? "no error" : "send: " + absent));
   // A rank that launches nothing and waits at the program's end.
   if (me) {
     detail::mpi::compare_failures(detail::mpi::RankOutcome::success, 0);

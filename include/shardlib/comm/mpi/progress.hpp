@@ -114,11 +114,13 @@ struct MpiOp {
     expected.push_back(expect);
     return &requests.emplace_back(MPI_REQUEST_NULL);
   }
+  /// A message to one rank ends when that takes it: what nobody takes must not reach a group of a later launch.
   void send(MPI_Comm comm, const std::byte* data, std::size_t size, int to, int tag) {
+    const auto start = peer < 0 ? MPI_Isend : MPI_Issend;
     std::size_t sent = 0;
     do {
       const std::size_t piece = std::min(longest(), size - sent);
-      check(MPI_Isend(data + sent, to_count(piece), MPI_BYTE, to, tag, comm, add()), name, bytes);
+      check(start(data + sent, to_count(piece), MPI_BYTE, to, tag, comm, add()), name, bytes);
       sent += piece;
     } while (sent < size);
   }
