@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipeline_model.hpp"
+#include "random_bits.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -353,6 +354,42 @@ TEST_CASE("pipeline: a rank that runs other tasks than the first one is an error
                              "pipeline: rank 1 of p runs other tasks than rank 0; give all ranks the same schedule, "
                              "for the same number of microbatches");
     expect(loss_under(forwards) == loss_under(backwards), "the same sums");
+  });
+}
+
+TEST_CASE("pipeline: a stage whose input has no gradient may prefetch", "[pipeline]") {
+  using X = Tensor<f64, "B/d M">;
+  using Layers = Array<"layers/p", Tensor<f64, "M/d">>;
+  struct Gains {
+    bool ahead;
+    [[nodiscard]] X enter(const Layers& w, const pipeline::StagePlace& at) const {
+      const auto stream = static_cast<std::uint64_t>(at.microbatch);
+      return random_normal<f64, "B/d M">(Mesh<"d t">(w[0].device()), {{"B", 4}, {"M", 8}}, {2, stream});
+    }
+    [[nodiscard]] X stage(const Layers& all, X x, const pipeline::StagePlace& at) const {
+      const auto first = all.begin() + at.stage / 2 * 2;
+      const Layers w(first, first + 2);
+      const auto gathered = [](const Tensor<f64, "M/d">& gain) { return all_gather<"M/d -> M">(gain); };
+      // The derivative by the first stage's first gain needs no gain, so the backward pass gathers one for nothing.
+      const auto layer = [](const X& y, const Tensor<f64, "M/d">& gain) { return y * all_gather<"M/d -> M">(gain); };
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        if (ahead) x = prefetch(x, gathered, w, i);
+        x = explicit_activation_checkpointing(layer)(x, w[i]);
+      }
+      return ahead ? prefetch(x, gathered, w, w.size()) : x;
+    }
+    [[nodiscard]] auto loss(const Layers&, const X& x, const pipeline::StagePlace&) const -> Tensor<f64, "+d +t"> {
+      return to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(square(x)));
+    }
+  };
+  on_meshes({"p=2,d=1,t=1", "p=2,d=2,t=1"}, [](const Staged& mesh) {
+    const Sizes sizes{{"B", 4}, {"M", 8}};
+    Layers w;
+    for (std::uint64_t i = 0; i < 4; ++i) w.push_back(random_normal<f64, "M/d">(mesh.stage(), sizes, {1, i}));
+    const pipeline::Interleaved1F1B schedule({.num_stages = 4, .mpmd_dim = 2});
+    const auto plain = pipeline::value_and_grad(mesh, schedule, 4, Gains{false}, w, sizes);
+    const auto ahead = pipeline::value_and_grad(mesh, schedule, 4, Gains{true}, w, sizes);
+    expect_same_bits(plain.gradients, ahead.gradients);
   });
 }
 

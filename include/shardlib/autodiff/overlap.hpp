@@ -30,6 +30,10 @@ class AsyncSum {
   WithMode mode_;
 };
 
+/// Completes the gathers that a backward pass has started and not read, before another function's forward pass. Every
+/// rank must do so.
+[[gnu::cold]] SHARDLIB_INLINE void complete_gathers(ProgramState& state);
+
 /// Lives while a function is differentiated. On every exit, including an exception, it drops the collectives that are
 /// still pending. Collectives of an enclosing function wait meanwhile.
 class OverlapScope {

@@ -66,6 +66,10 @@ inline void materialize_due(ProgramState& state, bool gathers, std::uint64_t hoo
   }
 }
 
+SHARDLIB_INLINE void complete_gathers(ProgramState& state) {
+  materialize_due(state, true, state.hooks + 1);
+}
+
 /// Throws if the forward pass never read a gather that started before hook number `hook`.
 inline void check_taken(const ProgramState& state, std::uint64_t hook) {
   for (const auto& pending : state.pending) {

@@ -18,6 +18,7 @@
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/backward.hpp"
+#include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/collective_call.hpp"
 #include "shardlib/pipeline/communication.hpp"
@@ -185,6 +186,7 @@ class Runner {
 
   void forward(const Task& task, std::vector<ValuePtr> input) {
     state_.pass = ProgramState::Pass::forward;
+    core::complete_gathers(state_);
     const bool records = program_.differentiate;
     const std::int64_t others = live() - bytes_of(input);  // what was received is the tape's
     Tape tape;
