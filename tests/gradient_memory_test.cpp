@@ -172,3 +172,16 @@ TEST_CASE("a cotangent is rounded in its own memory alike at every size, and not
   });
   SUCCEED();
 }
+
+TEST_CASE("a tape of many ops that no backward pass has taken is dropped without a call in a call", "[grad][memory]") {
+  detail::Slot last;
+  for (int i = 0; i < 300'000; ++i) {
+    auto node = detail::Handle<detail::Node>::make();
+    auto operand = detail::Handle<detail::Value>::make();
+    operand->slot = last;  // as the residuals of a gradient that is differentiated have
+    node->edges.push_back({last, {{operand}, {}}, nullptr});
+    last = {node, 0};
+  }
+  last = {};
+  SUCCEED();
+}

@@ -36,6 +36,9 @@ class Backward;  // backward.hpp
 /// One op on the tape: the destinations of its operands' cotangents, and the VJPs that compute them from the result's
 /// cotangent. Each node owns the nodes of its operands, down to the leaves. There is no global list.
 struct Node : Counted {
+  Node() = default;
+  SHARDLIB_INLINE ~Node() override;
+
   OpInfo op;                     ///< without a name for leaves
   Handle<const ModelPart> part;  ///< that the op belongs to
   /// 0 for leaves, except for those of a call inside of a differentiated function. An op's operands have smaller

@@ -22,6 +22,21 @@
 
 namespace shardlib::detail {
 
+// Drops the nodes of a chain one after the other. If each dropped the next one, a long chain would fill the stack.
+SHARDLIB_INLINE Node::~Node() {
+  std::vector<Handle<Node>> below;
+  const auto take = [&](Node& node) {
+    for (Edge& edge : std::exchange(node.edges, {}))
+      if (edge.input) below.push_back(std::move(edge.input.node));
+  };
+  take(*this);
+  while (!below.empty()) {
+    const Handle<Node> node = std::move(below.back());
+    below.pop_back();
+    if (node.use_count() == 1) take(*node);
+  }
+}
+
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
   auto leaf = Handle<Value>::make(value);
   leaf->slot = {Handle<Node>::make(), 0};
