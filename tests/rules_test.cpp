@@ -1795,6 +1795,10 @@ TEST_CASE("loops", "[rules]") {
           "arguments...)");
   illegal(rules::loop_function("fori", 3, 2, -1, false, "", ""),
           "fori: the function has 2 parameters, but the loop passes 3; write f(i, carry, extra arguments...)");
+  illegal(
+      rules::loop_function("fori", 2, 2, -1, false, "", ""),
+      "fori: the function changes what it holds, as a `mutable` lambda does, but every iteration calls the same one; "
+      "let the carry hold what changes, or write the loop in C++");
   illegal(rules::loop_function("scan", 2, 2, 1, true, "State", "State"),
           "scan: parameter 2 of the function, `State`, is not const; write `const State&`");
   illegal(rules::loop_function("scan", 2, 2, 0, false, "State", "f32[B]"),

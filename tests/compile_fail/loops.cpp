@@ -137,6 +137,27 @@ auto part_of_carry(const State& s) {
   return fori(4, [](std::int64_t, const State& now) { return now.x; }, s);
 }
 
+// without a `return` a loop would leave the carry as it is
+// expect: scan_layers: the carry is `f32\[B/d M\]`, but the function returns `void`, and the next iteration takes it; return
+auto forgotten_return(const X& x, const Layers& w) {
+  return scan_layers([](X y, const Layer& v) { y = layer(y, v); }, w, x);
+}
+
+// expect: fori: the carry is `State`, but the function returns `void`, and the next iteration takes it; return `State`
+auto forgotten_return_of_a_struct(const State& s) {
+  return fori(4, [](std::int64_t, State now) { now.x *= 2.0; }, s);
+}
+
+// expect: scan: the function returns `void`; return std::pair\(carry, y\), where y is a tensor
+auto forgotten_return_of_a_pair(const X& h, const Tensor<f32, "L B/d M">& xs) {
+  return scan<"L">([](X now, const X& x) { now += x; }, h, xs);
+}
+
+// expect: scan_layers: the function changes what it holds, as a `mutable` lambda does, but every iteration calls the same
+auto counting(const X& x, const Layers& w) {
+  return scan_layers([i = 0.0](const X& y, const Layer& v) mutable { return layer(y, v) * ++i; }, w, x);
+}
+
 // expect: fori: the function has 1 parameter, but the loop passes 2; write f\(i, carry, extra arguments...\)
 auto without_index(const X& x) {
   return fori(4, [](const X& y) { return y + y; }, x);

@@ -53,7 +53,7 @@ inline constexpr bool self_contained<WithPrefetch<G, F>> = self_contained<G>&& s
 
 namespace detail {
 
-/// The result of f(args...), or a compile error of this library and void.
+/// The result of f(args...), or a compile error of this library and Unknown.
 template <bool Callable, OpName Name, class F, class... Args>
 struct loop_result {
   using type = std::remove_cvref_t<std::invoke_result_t<const F&, const Args&...>>;
@@ -63,7 +63,7 @@ struct loop_result<false, Name, F, Args...> {
   static constexpr Misfit wrong = misfit<F, Args...>();
   static_assert(checked<rules::loop_function, Name, static_cast<int>(sizeof...(Args)), wrong.parameters, wrong.at,
                         wrong.not_const, as_literal(wrong.declared), as_literal(wrong.given)>::ok);
-  using type = void;
+  using type = Unknown;
 };
 template <OpName Name, class F, class... Args>
 using loop_result_t = typename loop_result<std::is_invocable_v<const F&, const Args&...>, Name, F, Args...>::type;
@@ -74,7 +74,7 @@ constexpr bool check_carry() {
   if constexpr (is_tensor<Carry> && is_tensor<R>)
     static_assert(checked<rules::carry, Name, dtype_v<typename Carry::value_type>, Carry::spec,
                           dtype_v<typename R::value_type>, R::spec>::ok);
-  else if constexpr (!std::is_same_v<R, Carry> && !std::is_void_v<R>)
+  else if constexpr (!std::is_same_v<R, Carry> && !std::is_same_v<R, Unknown>)
     static_assert(checked<rules::carry_type, Name, name_of_type<Carry>, name_of_type<R>>::ok);
   return std::is_same_v<R, Carry>;
 }
@@ -213,8 +213,9 @@ struct ScanFunction {
 };
 /// Whether f returns std::pair(carry, a tensor or a tree), or a compile error and false.
 template <class Carry, class R>
-inline constexpr bool is_scan_result = std::is_void_v<R> ||
-                                       (checked<rules::scan_result, false, name_of_type<R>>::ok && false);
+inline constexpr bool is_scan_result = checked<rules::scan_result, false, name_of_type<R>>::ok && false;
+template <class Carry>
+inline constexpr bool is_scan_result<Carry, Unknown> = false;
 template <class Carry, class C, class Y>
 inline constexpr bool is_scan_result<Carry, std::pair<C, Y>> =
     check_carry<"scan", Carry, C>() && checked_tree<"scan", Y>;
@@ -222,9 +223,7 @@ inline constexpr bool is_scan_result<Carry, std::pair<C, Y>> =
 template <DimName Dim, class Body, class F, class Carry, class Xs, class... Extra>
 auto scan_steps(const Body& body, const F& /*f*/, Carry carry, const Xs& xs, const Extra&... extra) {
   using R = loop_result_t<"scan", F, Carry, part_t<Dim, Xs>, Extra...>;
-  if constexpr (std::is_void_v<R>) {
-    return std::pair(carry, carry);
-  } else if constexpr (!is_scan_result<Carry, R>) {
+  if constexpr (!is_scan_result<Carry, R>) {
     return std::pair(carry, carry);
   } else {
     std::vector<std::tuple_element_t<1, R>> ys;

@@ -14,6 +14,11 @@ constexpr Verdict loop_function(std::string_view op, int args, int parameters, i
   const Text form = Text("; write ") + (op == "fori"   ? "f(i, carry, extra arguments...)"
                                         : op == "scan" ? "f(carry, x, extra arguments...)"
                                                        : "f(carry, layer, extra arguments...)");
+  if (at < 0 && parameters == args)
+    return {{},
+            Text(op) +
+                ": the function changes what it holds, as a `mutable` lambda does, but every iteration calls the "
+                "same one; let the carry hold what changes, or write the loop in C++"};
   return misfit(Text(op) + ": ", parameters, at, not_const, declared,
                 "the " + number(args) + " arguments that the loop passes" + form,
                 "the loop passes " + number(args) + form,
