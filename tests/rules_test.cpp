@@ -1811,6 +1811,13 @@ TEST_CASE("loops", "[rules]") {
   illegal(rules::field_places("StackedNorm", "Norm", "bias"),
           "the fields of `StackedNorm` and `Norm` are paired by their places, but `bias` has another place in each; "
           "declare the fields in one order");
+  illegal(
+      rules::tree_structure("Gain", {1}, "Affine", {2}),
+      "trees are paired leaf by leaf, but where one has `Gain`, a struct of 1 field, another has `Affine`, a struct of "
+      "2 fields, so a leaf would have no partner; give trees of one structure");
+  illegal(rules::tree_structure("f32[M]", {rules::TreeNode::tensor}, "int", {}),
+          "trees are paired leaf by leaf, but where one has `f32[M]`, a tensor, another has `int`, no tree, so a leaf "
+          "would have no partner; give trees of one structure");
   CHECK(rules::layer_list(true, "").ok());
   illegal(rules::layer_list(false, "Model"),
           "scan_layers: `Model` is not an Array of layers; for a tree of stacked tensors name the stacked dim, "

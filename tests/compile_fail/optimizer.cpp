@@ -38,6 +38,24 @@ double norm_of_shards(const Data& mesh, const OnTwo& grads) {
   return global_norm(mesh, grads);
 }
 
+// the rest of a longer tree would be left out
+// expect: where one has `Weights`, a struct of 2 fields, another has `More`, a struct of 3 fields, so a leaf would have no
+struct More {
+  Tensor<f32, "M"> bias;
+  Tensor<f32, "M/d F"> w, up;
+};
+void gradients_of_another_model(Weights& w, Weights& mu, Weights& nu, const More& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: where one has `Weights`, a struct of 2 fields, another has `Less`, a struct of 1 field, so a leaf would have no
+struct Less {
+  Tensor<f32, "M"> bias;
+};
+void moments_of_another_model(Weights& w, Less& mu, Less& nu, const Weights& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
 // expect: AdamW: a moment of the weight `f32\[M\]` has another type; make it with `zeros_like`
 struct Half {
   Tensor<bf16, "M"> bias;

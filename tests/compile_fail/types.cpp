@@ -143,6 +143,38 @@ auto bias_by_gain(const Weights& weights, const Steps& steps) {
   return map_tree([](const auto& x, const auto& y) { return x + y; }, weights, steps);
 }
 
+// the longer tree would lose a leaf
+// expect: trees are paired leaf by leaf, but where one has `Gain`, a struct of 1 field, another has `Affine`, a struct of 2
+// expect: fields, so a leaf would have no partner; give trees of one structure
+struct Gain {
+  Tensor<f32, "M"> gain;
+};
+struct Affine {
+  Tensor<f32, "M"> gain, bias;
+};
+auto steps_of_another_model(const Gain& weights, const Affine& steps) {
+  return map_tree([](const auto& x, const auto& y) { return x + y; }, weights, steps);
+}
+
+// expect: where one has `f32\[M\]`, a tensor, another has `Pair`, a struct of 2 fields, so a leaf would have no partner
+struct Pair {
+  Tensor<f32, "M"> a, b;
+};
+struct Nested {
+  Pair gain, bias;
+};
+auto leaf_and_struct(const Pair& weights, const Nested& steps) {
+  return map_tree([](const auto& x, const auto& y) { return x + y.a; }, weights, steps);
+}
+
+// expect: where one has `.*Array<.*Pair>`, an Array, another has `Pair`, a struct of 2 fields, so a leaf would have no
+struct Pair {
+  Tensor<f32, "M"> a, b;
+};
+auto list_and_struct(const Array<"layers", Pair>& weights, const Pair& steps) {
+  return map_tree([](const auto& x, const auto& y) { return x + y; }, weights, steps);
+}
+
 // expect: is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or 1 entries
 struct MaybeBiased {
   Tensor<f32, "M"> gain;

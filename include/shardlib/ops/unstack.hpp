@@ -68,12 +68,14 @@ constexpr bool check_stacked() {
 /// Copies a tree to one of the same structure, leaf by leaf.
 template <class To, class From>
 void copy_leaves(To& to, const From& from) {
-  if constexpr (is_tensor<To>) {
+  if constexpr (!check_places<To, From>()) {
+    return;  // after a compile error
+  } else if constexpr (is_tensor<To>) {
     to = from;
   } else if constexpr (is_array<To>) {
     to.resize(from.size());
     for (std::size_t i = 0; i < to.size(); ++i) copy_leaves(to[i], from[i]);
-  } else if constexpr (check_places<To, From>()) {
+  } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (copy_leaves(std::get<I>(fields(to)), std::get<I>(fields(from))), ...);
     }

@@ -223,6 +223,26 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "of its own"};
 }
 
+/// What stands at a place of a tree: a tensor, an Array, a struct by the number of its fields, or nothing of these.
+struct TreeNode {
+  static constexpr int other = 0, tensor = -1, array = -2;
+  int kind = other;
+  friend constexpr bool operator==(const TreeNode&, const TreeNode&) = default;
+};
+/// Two trees that are paired leaf by leaf, and have another structure.
+constexpr Verdict tree_structure(std::string_view a, TreeNode is_a, std::string_view b, TreeNode is_b) {
+  const auto described = [](std::string_view type, TreeNode is) {
+    return quoted(type) + (is.kind == TreeNode::tensor  ? Text(", a tensor,")
+                           : is.kind == TreeNode::array ? Text(", an Array,")
+                           : is.kind == TreeNode::other
+                               ? Text(", no tree,")
+                               : ", a struct of " + number(is.kind) + (is.kind == 1 ? " field," : " fields,"));
+  };
+  return {{},
+          "trees are paired leaf by leaf, but where one has " + described(a, is_a) + " another has " +
+              described(b, is_b) + " so a leaf would have no partner; give trees of one structure"};
+}
+
 /// Two structs of tensors whose fields have another order.
 constexpr Verdict field_places(std::string_view a, std::string_view b, std::string_view field) {
   return {{},

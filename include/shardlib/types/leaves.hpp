@@ -99,11 +99,13 @@ constexpr bool all_leaves_of_fields(P p);
 /// True if the predicate holds for the types of the leaves at each place of several trees of one structure.
 template <class P, class Tree, class... More>
 constexpr bool all_leaves_of(P p) {
-  if constexpr (is_tensor<Tree>)
+  if constexpr (!(check_places<Tree, More>() && ...))
+    return false;
+  else if constexpr (is_tensor<Tree>)
     return p(std::type_identity<Tree>{}, std::type_identity<More>{}...);
   else if constexpr (is_array<Tree>)
     return all_leaves_of<P, typename Tree::value_type, typename More::value_type...>(p);
-  else if constexpr ((check_places<Tree, More>() && ...))
+  else
     return []<std::size_t... I>(std::index_sequence<I...>, P q) {
       return (all_leaves_of_fields<P, I, Tree, More...>(q) && ...);
     }
@@ -127,15 +129,15 @@ constexpr bool has_arrays() {
 }
 template <std::size_t I, class T, class U>
 constexpr bool alike_at();
-/// Whether two types are trees of one structure.
+/// Whether two types are trees of one structure; if not, a compile error.
 template <class T, class U>
 constexpr bool alike() {
-  if constexpr (is_tensor<T> || is_tensor<U>)
-    return is_tensor<T> && is_tensor<U>;
-  else if constexpr (is_array<T> && is_array<U>)
-    return alike<typename T::value_type, typename U::value_type>();
-  else if constexpr (is_array<T> || is_array<U> || tree_width<T> != tree_width<U>)
+  if constexpr (!same_node<T, U>())
     return false;
+  else if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return alike<typename T::value_type, typename U::value_type>();
   else
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (alike_at<I, T, U>() && ...);
@@ -164,10 +166,11 @@ namespace shardlib {
 /// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To same_structure(const From& from) {
-  static_assert(detail::alike<To, From>(), "same_structure: the two types are not trees of one structure");
   To to;
-  std::size_t next = 0;
-  if constexpr (detail::has_arrays<To>()) detail::resize_arrays(to, detail::untyped_leaves(from, false), next);
+  if constexpr (detail::alike<To, From>() && detail::has_arrays<To>()) {
+    std::size_t next = 0;
+    detail::resize_arrays(to, detail::untyped_leaves(from, false), next);
+  }
   return to;
 }
 

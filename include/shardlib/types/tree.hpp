@@ -79,55 +79,6 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
-/// The first field of A whose name another field of B has, or the number of fields.
-template <class A, class B, std::size_t... I>
-consteval std::size_t moved_field(std::index_sequence<I...> /*fields*/) {
-  const std::string_view a[] = {field_name<A, I>()...}, b[] = {field_name<B, I>()...};
-  for (std::size_t i = 0; i < sizeof...(I); ++i)
-    for (std::size_t k = 0; k < sizeof...(I); ++k)
-      if (i != k && a[i] == b[k]) return i;
-  return sizeof...(I);
-}
-/// Always true; a compile error if a field of a struct A has another place in B. Fields of several trees are paired by
-/// their places, so those of one type would be swapped.
-template <class TreeA, class TreeB>
-constexpr bool check_places() {
-  using A = typename named_as<TreeA>::type;
-  using B = typename named_as<TreeB>::type;
-  if constexpr (!std::is_same_v<A, B> && std::is_aggregate_v<A> && std::is_aggregate_v<B>) {
-    constexpr std::size_t moved = moved_field<A, B>(std::make_index_sequence<tree_width<A>>{});
-    if constexpr (moved < tree_width<A>)
-      return checked<rules::field_places, name_of_type<A>, name_of_type<B>, Literal(field_name<A, moved>())>::ok;
-  }
-  return true;
-}
-
-/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. *Throws* if Arrays at the same path have
-/// different sizes.
-template <class F, class Tree, class... More>
-void visit(F& f, const Path& path, Tree& tree, More&... more) {
-  using T = std::remove_const_t<Tree>;
-  if constexpr (is_tensor<T>) {
-    f(path, tree, more...);
-  } else if constexpr (is_array<T>) {
-    const auto alike = [&](const auto& other) {
-      if (other.size() != tree.size()) fail_structure(path.function(), array_place<T>(path), tree.size(), other.size());
-    };
-    (alike(more), ...);
-    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
-  } else if constexpr ((check_places<T, std::remove_const_t<More>>() && ...)) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (visit_field<I>(f, path, tree, more...), ...);
-    }
-    (std::make_index_sequence<tree_width<T>>{});
-  }
-}
-template <std::size_t I, class F, class Tree, class... More>
-void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
-  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
-  visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
-}
-
 /// Converts only to base classes of T.
 template <class T>
 struct any_base {
@@ -145,6 +96,81 @@ consteval bool has_fields() {
   else
     return field_count<T>() > 0 && field_count<T>() < 24;
 }
+/// What stands at a place of a tree: a tensor, an Array, or a struct of as many fields.
+template <class T>
+consteval rules::TreeNode tree_node() {
+  if constexpr (is_tensor<T>)
+    return {rules::TreeNode::tensor};
+  else if constexpr (is_array<T>)
+    return {rules::TreeNode::array};
+  else if constexpr (has_fields<T>())
+    return {static_cast<int>(tree_width<T>)};
+  else
+    return {};
+}
+/// Whether the same stands at a place of both trees; if not, a compile error.
+template <class A, class B>
+constexpr bool same_node() {
+  if constexpr (std::is_same_v<A, B> || tree_node<A>() == tree_node<B>())
+    return true;
+  else
+    return checked<rules::tree_structure, name_of_type<A>, tree_node<A>(), name_of_type<B>, tree_node<B>()>::ok &&
+           false;
+}
+
+/// The first field of A whose name another field of B has, or the number of fields.
+template <class A, class B, std::size_t... I>
+consteval std::size_t moved_field(std::index_sequence<I...> /*fields*/) {
+  const std::string_view a[] = {field_name<A, I>()...}, b[] = {field_name<B, I>()...};
+  for (std::size_t i = 0; i < sizeof...(I); ++i)
+    for (std::size_t k = 0; k < sizeof...(I); ++k)
+      if (i != k && a[i] == b[k]) return i;
+  return sizeof...(I);
+}
+/// Whether the same stands at a place of both trees, or a compile error and false. Also an error, but true, is a field
+/// of a struct A that has another place in B: fields are paired by their places, so those of one type would be swapped.
+template <class TreeA, class TreeB>
+constexpr bool check_places() {
+  using A = typename named_as<TreeA>::type;
+  using B = typename named_as<TreeB>::type;
+  if constexpr (!same_node<A, B>()) {
+    return false;
+  } else if constexpr (!std::is_same_v<A, B> && std::is_aggregate_v<A> && std::is_aggregate_v<B>) {
+    constexpr std::size_t moved = moved_field<A, B>(std::make_index_sequence<tree_width<A>>{});
+    if constexpr (moved < tree_width<A>)
+      return checked<rules::field_places, name_of_type<A>, name_of_type<B>, Literal(field_name<A, moved>())>::ok;
+  }
+  return true;
+}
+
+/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. *Throws* if Arrays at the same path have
+/// different sizes.
+template <class F, class Tree, class... More>
+void visit(F& f, const Path& path, Tree& tree, More&... more) {
+  using T = std::remove_const_t<Tree>;
+  if constexpr (!(check_places<T, std::remove_const_t<More>>() && ...)) {
+    return;  // after a compile error
+  } else if constexpr (is_tensor<T>) {
+    f(path, tree, more...);
+  } else if constexpr (is_array<T>) {
+    const auto alike = [&](const auto& other) {
+      if (other.size() != tree.size()) fail_structure(path.function(), array_place<T>(path), tree.size(), other.size());
+    };
+    (alike(more), ...);
+    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (visit_field<I>(f, path, tree, more...), ...);
+    }
+    (std::make_index_sequence<tree_width<T>>{});
+  }
+}
+template <std::size_t I, class F, class Tree, class... More>
+void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
+  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
+  visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
+}
+
 /// Whether T is a Tensor, an Array of trees or a struct of trees. Only such arguments of a function can have
 /// gradients.
 template <class T>
