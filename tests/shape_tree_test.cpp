@@ -28,6 +28,9 @@ auto gathered(const Tensor<D, S>& w) -> Tensor<D, without_axis<S, "d">> {
 }
 static_assert(std::is_same_v<decltype(gathered(Tensor<f32, "M/d F/t">())), Tensor<f32, "M F/t">>);
 static_assert(std::is_same_v<decltype(gathered(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M/t">>);
+// A spec that a function makes is a result spec, too.
+constexpr Spec whole = without_axis<"M/d F/t", "d">;
+static_assert(std::is_same_v<decltype(all_gather<whole>(Tensor<f32, "M/d F/t">())), Tensor<f32, whole>>);
 static_assert(std::is_same_v<decltype(all_gather<"M", backward_sum<f32>>(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M">>);
 static_assert(std::is_same_v<decltype(stack<"S">(Tensor<f32, "A/d">(), Tensor<f32, "A/d">())), Tensor<f32, "S A/d">>);
 static_assert(std::is_same_v<decltype(unstack<"S">(Tensor<f32, "S A/d">())), std::vector<Tensor<f32, "A/d">>>);

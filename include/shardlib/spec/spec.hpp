@@ -355,6 +355,7 @@ struct TextOf {
     assign_canonical(text, {literal, N - 1});
   }
   constexpr explicit TextOf(std::string_view canonical) { assign(text, canonical); }
+  constexpr TextOf(const Spec& spec) { assign(text, spec); }    // NOLINT(google-explicit-constructor): a short form
   constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)
   friend constexpr bool operator==(const TextOf&, const TextOf&) = default;
 };
