@@ -143,6 +143,25 @@ auto bias_by_gain(const Weights& weights, const Steps& steps) {
   return map_tree([](const auto& x, const auto& y) { return x + y; }, weights, steps);
 }
 
+// a constraint that is never true
+// expect: has_dim: `M/t` is not the name of one dim, so no spec has it; write one name alone, without `/` and `\+`
+template <Spec S>
+requires(!has_dim<S, "M/t">) auto without_model_dim(const Tensor<f32, S>& x) {
+  return x;
+}
+auto with_model_dim(const Residual& x) {
+  return without_model_dim(x);
+}
+
+// expect: is_partial: `\+t` is not the name of one axis, so no spec has it; write one name alone
+static_assert(!is_partial<"M +t", "+t">);
+
+// expect: without_axis: `d t` is not the name of one axis, so no spec has it; write one name alone
+static_assert(without_axis<"M/t/d", "d t"> == Spec("M/t/d"));
+
+// expect: without_sum: `d t` is not the name of one axis, so no spec has it; write one name alone
+static_assert(without_sum<"M +d +t", "d t"> == Spec("M +d +t"));
+
 // the longer tree would lose a leaf
 // expect: trees are paired leaf by leaf, but where one has `Gain`, a struct of 1 field, another has `Affine`, a struct of 2
 // expect: fields, so a leaf would have no partner; give trees of one structure

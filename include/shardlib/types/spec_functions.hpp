@@ -16,6 +16,15 @@ constexpr Verdict spec_has(std::string_view function, const TensorSpec& x, std::
   return {x, Text(function) + ": " + quoted(x) + " has no dim " + quoted(dim)};
 }
 
+/// Checks that the text by which a spec function looks for a dim or an axis is one name.
+constexpr Verdict one_name(std::string_view function, std::string_view what, std::string_view text) {
+  const ParsedTensor parsed = parse_tensor(text);
+  if (parsed.error.empty() && parsed.spec.rank() == 1 && parsed.spec.dims[0].name == text) return {};
+  return {{},
+          Text(function) + ": " + quoted(text) + " is not the name of one " + what +
+              ", so no spec has it; write one name alone, without `/` and `+`"};
+}
+
 }  // namespace rules
 
 namespace detail {
@@ -40,23 +49,34 @@ constexpr TensorSpec spec_with_sum(TensorSpec spec, std::string_view axis, bool 
 /// parameter.
 template <OpName Name, Spec S, DimName Dim>
 inline constexpr bool may_drop = checked<rules::spec_has, Name, S, Dim>::ok;
+/// Always true; a compile error of the function of this name unless the text names one dim, or one axis.
+template <OpName Name, DimName Dim>
+inline constexpr bool names_dim = checked<rules::one_name, Name, Literal("dim"), Dim>::ok;
+template <OpName Name, AxisName Axis>
+inline constexpr bool names_axis = checked<rules::one_name, Name, Literal("axis"), Axis>::ok;
+template <OpName Name, Spec S, AxisName Axis>
+constexpr bool is_placed(Placement::Kind kind) {
+  return names_axis<Name, Axis> && parsed<S>.placement(Axis).kind == kind;
+}
 
 }  // namespace detail
 
 /// Whether the spec has the dim: `has_dim<"B/d M", "M">`
 template <Spec S, DimName Dim>
-inline constexpr bool has_dim = detail::parsed<S>.has(Dim);
+inline constexpr bool has_dim = detail::names_dim<"has_dim", Dim>&& detail::parsed<S>.has(Dim);
 /// Whether some dim of the spec is sharded over the axis: `is_sharded<"B/d M", "d">`
 template <Spec S, AxisName Axis>
-inline constexpr bool is_sharded = detail::parsed<S>.placement(Axis).kind == Placement::sharded;
+inline constexpr bool is_sharded = detail::is_placed<"is_sharded", S, Axis>(Placement::sharded);
 /// Whether the spec is partial over the axis: `is_partial<"M +t", "t">`
 template <Spec S, AxisName Axis>
-inline constexpr bool is_partial = detail::parsed<S>.placement(Axis).kind == Placement::partial;
+inline constexpr bool is_partial = detail::is_placed<"is_partial", S, Axis>(Placement::partial);
 
 /// The spec without the axis in its dims, or the spec itself if no dim has it. `without_axis<"M/t/d F", "d">` is "M/t
 /// F".
 template <Spec S, AxisName Axis>
-inline constexpr Spec without_axis = detail::spec_of(detail::spec_without_axis(detail::parsed<S>, Axis));
+inline constexpr Spec without_axis = detail::names_axis<"without_axis", Axis>
+                                         ? detail::spec_of(detail::spec_without_axis(detail::parsed<S>, Axis))
+                                         : S;
 /// The spec without the dim, which must be there. `without_dim<"B/d L V/t", "V">` is "B/d L".
 template <Spec S, DimName Dim>
 inline constexpr Spec without_dim = detail::may_drop<"without_dim", S, Dim>
@@ -69,7 +89,9 @@ inline constexpr Spec with_sum =
                       detail::Literal(to_string(detail::spec_with_sum(detail::parsed<S>, Axis, true)).view())>;
 /// The spec without the partial sum over the axis. `without_sum<"M +t", "t">` is "M".
 template <Spec S, AxisName Axis>
-inline constexpr Spec without_sum = detail::spec_of(detail::spec_with_sum(detail::parsed<S>, Axis, false));
+inline constexpr Spec without_sum = detail::names_axis<"without_sum", Axis>
+                                        ? detail::spec_of(detail::spec_with_sum(detail::parsed<S>, Axis, false))
+                                        : S;
 /// The spec with renamed dims, like the result of `rename`. `renamed<"B/d L", "L -> Qlen">` is "B/d Qlen".
 template <Spec S, OpSpec Names>
 inline constexpr Spec renamed = detail::result_of<rules::rename, Names, S>;
