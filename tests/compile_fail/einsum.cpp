@@ -96,6 +96,13 @@ auto own_rows_only(const Tensor<f32, "V/t M">& table, const Tensor<u32, "L/t">& 
   return index_unreduced<"[V/t] M, L/t -> L M +t">(table, ids);
 }
 
+// an embedding at rest, FSDP's, of tokens whose batch is over the same axis
+// expect: axis `d` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `V/d` and
+// expect: `B/d` are both sharded over d \(communicates\)
+auto embedding_at_rest(const Tensor<f32, "V/d M">& table, const Tensor<u32, "B/d L">& ids) {
+  return index_unreduced<"[V/d] M, B/d L -> B/d L M +d">(table, ids);
+}
+
 // expect: einsum_unreduced: the op spec is missing: write what goes in and what comes out,
 // expect: `einsum_unreduced<..?A B, B C -> result..?>\(x, y\)`
 auto no_op_spec(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& w) {

@@ -156,6 +156,12 @@ constexpr Text integer_dims(const OpParts& op) {
   return integer_dim(op.out);
 }
 
+/// The remedy where dims of two operands are sharded over one axis, and the result would name it twice.
+constexpr Text gather_one(const Dim& a, const Dim& b, std::string_view axis) {
+  return "; `all_gather` one of the operands, whose " + quoted(to_string(a)) + " and " + quoted(to_string(b)) +
+         " are both sharded over " + axis + " (communicates)";
+}
+
 /// Checks the einsum of two operands, for any op that follows its rules.
 constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
   if (detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos) {
@@ -163,10 +169,7 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
     for (int i = 0; i < x.rank(); ++i)
       for (auto axis : x.dims[i].axes)
         if (const Placement b = y.placement(axis); b.kind == Placement::sharded && y.dims[b.dim].name != x.dims[i].name)
-          return {{},
-                  call.why + "; `all_gather` one of the operands, whose " + quoted(to_string(x.dims[i])) + " and " +
-                      quoted(to_string(y.dims[b.dim])) + " are both sharded over " + axis + " (communicates)" +
-                      ring_of_blocks(x, i, y, axis)};
+          return {{}, call.why + gather_one(x.dims[i], y.dims[b.dim], axis) + ring_of_blocks(x, i, y, axis)};
   }
   if (!call.why.empty()) return call.fail();
   if (!(x == y) && x == call.op.in[1] && y == call.op.in[0])
