@@ -184,6 +184,18 @@ auto wrong_layer(const X& x, const Layers& w) {
   return scan_layers([](const X& y, const Stacked&) { return y; }, w, x);
 }
 
+// f takes what `gather` returns
+// expect: scan_layers: parameter 2 of the function is `Layer`, but the loop passes `Gathered`; write f\(carry, layer
+struct Gathered {
+  Tensor<f32, "M H/t"> up;
+};
+Gathered gather(const Layer& w) {
+  return {all_gather<"M H/t">(w.up)};
+}
+auto layer_at_rest(const X& x, const Layers& w) {
+  return scan_layers(with_prefetch(gather, layer), w, x, {.recompute = {"dots"}});
+}
+
 // expect: unstack<`L`>: the operand `L/d M` is sharded along `L`, so no device has all parts
 auto sharded_parts(const Tensor<f32, "L/d M">& x) {
   return unstack<"L">(x);

@@ -65,6 +65,14 @@ struct loop_result<false, Name, F, Args...> {
                         wrong.not_const, as_literal(wrong.declared), as_literal(wrong.given)>::ok);
   using type = Unknown;
 };
+/// Of a function that is wrapped, the error says what the function itself does not take.
+template <OpName Name, class F, class... Args>
+struct loop_result<false, Name, Checkpointed<F>, Args...> : loop_result<false, Name, F, Args...> {};
+template <OpName Name, class G, class F, class Carry, class Layer, class... Extra>
+requires std::is_object_v<std::invoke_result_t<const G&, const Layer&>>
+struct loop_result<false, Name, WithPrefetch<G, F>, Carry, Layer, Extra...>
+    : loop_result<false, Name, F, Carry, std::invoke_result_t<const G&, const Layer&>, Extra...> {
+};
 template <OpName Name, class F, class... Args>
 using loop_result_t = typename loop_result<std::is_invocable_v<const F&, const Args&...>, Name, F, Args...>::type;
 
