@@ -83,6 +83,21 @@ void number_as_factor(Weights& w, Weights& mu, Weights& nu, const Weights& grads
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [](std::string_view name) { return name == "bias" ? 0.0 : 0.1; });
 }
 
+// expect: decays\(name\) of an optimizer takes the name of a leaf, \[\]\(std::string_view name\) \{ return true; \}
+void rule_without_a_name(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [] { return true; });
+}
+
+// expect: an optimizer writes its moments and copies, so none of them is const; write update\(weights, moments, grads, rate
+void gradients_first(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
+  AdamW().update(w, grads, mu, nu, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: spmd: the argument for a Tensor is a HostArray of its dtype, or such a Tensor
+auto placed_vector(const Data& mesh, const std::vector<float>& host) {
+  return spmd(mesh, [](const Tensor<f32, "B/d">& x) { return x; })(host);
+}
+
 // expect: accumulate: the leaf `f32\[M/d F\]`, which is added to `f32\[M F\]`, has another spec: dim 1 is `M/d`, not `M`
 struct WholeSums {
   Tensor<f32, "M"> bias;
@@ -99,6 +114,16 @@ struct WithRate {
 };
 void number_in_a_tree(WithRate& w, WithRate& mu, WithRate& nu, const WithRate& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// a leaf that is not gathered
+// expect: a tensor `f32\[M\]` does not fit the declared type `bf16\[M\]`: the dtype is f32, so write `cast<bf16>`
+struct Whole {
+  Tensor<bf16, "M"> bias;
+  Tensor<f32, "M F"> w;
+};
+auto gathered_in_another_dtype(const Weights& w) {
+  return gather_weights<Whole>(w);
 }
 
 // expect: Adafactor: a leaf has the same number for two dims, so that rows and columns cannot be told apart

@@ -183,9 +183,11 @@ decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> 
     if constexpr (is_tensor<P>)
       bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
     return static_cast<const P&>(arg);
-  } else if constexpr (is_tensor<P>)
+  } else if constexpr (is_tensor<P>) {
+    static_assert(std::is_convertible_v<const Arg&, const HostArray<typename P::value_type>&>,
+                  "spmd: the argument for a Tensor is a HostArray of its dtype, or such a Tensor");
     return place_one<P>::run(mesh, arg, sizes);
-  else
+  } else
     return place_tree(mesh, arg, P{}, sizes);
 }
 

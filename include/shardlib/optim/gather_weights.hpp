@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "shardlib/compute/collectives.hpp"
@@ -19,7 +18,7 @@ template <class To, class From>
   To to = same_structure<To>(weights);
   for_each_leaf(
       []<class W, class R>(std::string_view, W& whole, const R& weight) {
-        if constexpr (std::is_same_v<W, R>) {
+        if constexpr (R::spec == W::spec) {
           whole = weight;
         } else {
           static constexpr OpSpec op = make_op<R::spec, W::spec>;

@@ -61,9 +61,15 @@ void require_matches(const Decays& decays, Tree& tree) {
 /// Call it before the loop over the leaves, so that the sentence stands near the top of the compiler's output.
 template <class F>
 constexpr void require_factors() {
-  using Result = std::remove_cvref_t<std::invoke_result_t<const F&, std::string_view>>;
-  static_assert(std::is_same_v<Result, bool> || std::is_same_v<Result, LeafFactors>,
-                "decays(name) of an optimizer returns a bool, or LeafFactors: LeafFactors{.decay = 0.1} for a factor");
+  if constexpr (!std::is_invocable_v<const F&, std::string_view>) {
+    static_assert(std::is_invocable_v<const F&, std::string_view>,
+                  "decays(name) of an optimizer takes the name of a leaf, [](std::string_view name) { return true; }");
+  } else {
+    using Result = std::remove_cvref_t<std::invoke_result_t<const F&, std::string_view>>;
+    static_assert(
+        std::is_same_v<Result, bool> || std::is_same_v<Result, LeafFactors>,
+        "decays(name) of an optimizer returns a bool, or LeafFactors: LeafFactors{.decay = 0.1} for a factor");
+  }
 }
 /// The factors of a leaf from the result of decays(name): LeafFactors, or whether it decays.
 template <class F>

@@ -220,6 +220,9 @@ template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
                                                    const Grads& grads, Rest&... rest) {
   require_factors<Decays>();
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
+  static_assert((!std::is_const_v<Rest> && ...),
+                "an optimizer writes its moments and copies, so none of them is const; write update(weights, moments, "
+                "grads, rate, scale, step, decays, copies)");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
   require_matches(decays, weights);
   const auto factors = [&](std::string_view name) { return leaf_factors(decays, name); };
