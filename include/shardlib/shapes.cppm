@@ -73,8 +73,8 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::misfit, shardlib::rules::multiply, shardlib::rules::no_condition, shardlib::rules::no_op_spec,
   shardlib::rules::no_op_spec2, shardlib::rules::no_operator, shardlib::rules::no_subscript,
   shardlib::rules::no_tree_field, shardlib::rules::norm_leaf, shardlib::rules::not_gathered, shardlib::rules::on_mesh,
-  shardlib::rules::on_submeshes, shardlib::rules::one_hot, shardlib::rules::own_function, shardlib::rules::own_vjp,
-  shardlib::rules::owned_argument, shardlib::rules::owned_function, shardlib::rules::pad_with,
+  shardlib::rules::on_submeshes, shardlib::rules::one_hot, shardlib::rules::one_name, shardlib::rules::own_function,
+  shardlib::rules::own_vjp, shardlib::rules::owned_argument, shardlib::rules::owned_function, shardlib::rules::pad_with,
   shardlib::rules::plain_number, shardlib::rules::positions_along, shardlib::rules::ragged_all_to_all,
   shardlib::rules::rearrange, shardlib::rules::reduce_scatter, shardlib::rules::reduced_dtype,
   shardlib::rules::reduced_leaf, shardlib::rules::reinterpret, shardlib::rules::reinterpret_mesh,
@@ -85,8 +85,9 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::stack_shards, shardlib::rules::submesh, shardlib::rules::submesh_function,
   shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype, shardlib::rules::take_along,
   shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k, shardlib::rules::transpose,
-  shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::triangle, shardlib::rules::ulysses_attention,
-  shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack, shardlib::rules::unstack_shards,
-  shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where, shardlib::rules::windows;
+  shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::tree_structure, shardlib::rules::triangle,
+  shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack,
+  shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where,
+  shardlib::rules::windows;
 }
 }
