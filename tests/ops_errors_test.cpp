@@ -78,6 +78,8 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
     const auto y = zero_of<Tensor<f32, "L">>(device, {5});
     const std::string sizes = ": dim `L` is 5, but 6 in another operand" + on_one;
     ERROR_NAMES_THIS_LINE("+ of `B/d L` and `L`", sizes, x + y);
+    ERROR_NAMES_THIS_LINE("size", ": `B/d L` has no dim `M`", static_cast<void>(x.size("M")));
+    ERROR_NAMES_THIS_LINE("padded_size", ": `B/d L` has no dim `M`", static_cast<void>(x.padded_size("M")));
     ERROR_NAMES_THIS_LINE("- of `B/d L` and `L`", sizes, x - y);
     ERROR_NAMES_THIS_LINE("* of `B/d L` and `L`", sizes, x * y);
     ERROR_NAMES_THIS_LINE("/ of `B/d L` and `L`", sizes, x / y);

@@ -15,18 +15,24 @@
 
 namespace shardlib {
 
+namespace detail {
+/// The place of a dim in a spec. *Throws* if the spec has none of this name.
+template <Spec S>
+int dim_of(const OpInfo& call, std::string_view dim) {
+  const int at = parsed<S>.find(dim);
+  if (at < 0)
+    throw Error(call.describe() + ": `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
+  return at;
+}
+}  // namespace detail
+
 template <class D, Spec S>
-std::int64_t Tensor<D, S>::size(std::string_view dim) const {
-  const int at = detail::parsed<S>.find(dim);
-  if (at < 0) throw Error("size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
-  return value()->global.logical[at];
+std::int64_t Tensor<D, S>::size(std::string_view dim, Site site) const {
+  return value()->global.logical[detail::dim_of<S>({"size", {}, site}, dim)];
 }
 template <class D, Spec S>
-std::int64_t Tensor<D, S>::padded_size(std::string_view dim) const {
-  const int at = detail::parsed<S>.find(dim);
-  if (at < 0)
-    throw Error("padded_size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
-  return value()->global.padded[at];
+std::int64_t Tensor<D, S>::padded_size(std::string_view dim, Site site) const {
+  return value()->global.padded[detail::dim_of<S>({"padded_size", {}, site}, dim)];
 }
 template <class D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::local_shape() const {

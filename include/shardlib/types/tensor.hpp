@@ -151,9 +151,9 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
 
   /// The global size of a dim, without padding.
-  [[nodiscard]] std::int64_t size(std::string_view dim) const;
+  [[nodiscard]] std::int64_t size(std::string_view dim, Site site = Site::current()) const;
   /// The global size of a dim with its padding: the sum of the shards' sizes.
-  [[nodiscard]] std::int64_t padded_size(std::string_view dim) const;
+  [[nodiscard]] std::int64_t padded_size(std::string_view dim, Site site = Site::current()) const;
   /// The shape of this device's shard in memory, padding included, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> local_shape() const;
   /// The global sizes without padding, in the order of the spec.
