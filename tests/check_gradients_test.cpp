@@ -169,7 +169,9 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
     ERROR_IS(
         "check_gradients: the gradient of `wrong` is wrong at 2 of 6 elements; its worst, at [1, 2], is 0, but the "
         "loss changes by 12 per unit (allowed is a difference of 0.012); check the VJPs of the ops from there to the "
-        "loss. Where the loss has a kink, no gradient fits: move the values away from it (mesh " +
+        "loss. Where the loss has a kink, no gradient fits: move the values away from it. A value under "
+        "`stop_gradient` changes the loss, too: "
+        "compute it before the call, and pass it as an argument (mesh " +
             to_string(mesh.device()->axes()) + ")",
         check_gradients(mesh, exact, loss, w, ones, of({1, 1, 1.25, 1, 1, 0})));
     const f64 nan = std::numeric_limits<f64>::quiet_NaN();
@@ -182,7 +184,9 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
         "check_gradients: the gradient of `wrong` is wrong at some of its 6 elements, but not at the 2 that were "
         "compared: a small move of all changes the loss by 0.11482, not by 0.143525 as the gradient says (allowed is a "
         "difference of 0.00061457); compare more of them with GradientCheck::elements; check the VJPs of the ops from "
-        "there to the loss. Where the loss has a kink, no gradient fits: move the values away from it (mesh " +
+        "there to the loss. Where the loss has a kink, no gradient fits: move the values away from it. A value under "
+        "`stop_gradient` changes the loss, too: "
+        "compute it before the call, and pass it as an argument (mesh " +
             to_string(mesh.device()->axes()) + ")",
         check_gradients(mesh, {.step = 0x1p-7, .tolerance = 1e-3, .elements = 2}, loss, w, ones,
                         of({1, 1, 1.25, 1, 1, 1})));

@@ -207,10 +207,12 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
              std::to_string(differ) + " of " + std::to_string(count) + " elements; its worst, at " + where;
   }
   if (!wrong.empty())
-    throw Error("check_gradients: " + wrong +
-                "; check the VJPs of the ops from there to the loss. Where the loss has a kink, no gradient fits: move "
-                "the values away from it" +
-                on_mesh);
+    throw Error(
+        "check_gradients: " + wrong +
+        "; check the VJPs of the ops from there to the loss. Where the loss has a kink, no gradient fits: move "
+        "the values away from it. A value under `stop_gradient` changes the loss, too: compute it before the call, and "
+        "pass it as an argument" +
+        on_mesh);
   if (too_coarse > 0)
     throw Error("check_gradients: the loss is too large for its dtype: rounding changes a difference by up to " +
                 six_digits(too_coarse) +
