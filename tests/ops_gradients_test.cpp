@@ -50,7 +50,9 @@ TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") 
     const Weights w = weights(mesh);
     const auto says = {std::string_view(
         "the weight `a` comes from outside of the function that value_and_grad differentiates, so its gradient would "
-        "miss this use; use the function's parameter, or `stop_gradient` of the weight")};
+        "miss this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant, as of "
+        "a "
+        "copy of the weights, which shares their tensors")};
     expect_says(differentiate(
                     mesh, [&](const Weights&) -> Loss { return sum(w.a); }, w),
                 says);

@@ -19,12 +19,14 @@ namespace shardlib::detail {
 SHARDLIB_INLINE void check_inside(const Value& value) {
   for (const Differentiated* weight = value.storage->weight; weight != nullptr; weight = weight->around)
     if (!value.slot || value.slot == weight->outside)
-      throw Error(weight->title +
-                  " comes from outside of the function that value_and_grad differentiates, so its gradient would miss "
-                  "this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant" +
-                  (value.slot ? ", or `w * 1.0` from before the call if only the gradient of the function around the "
-                                "call is meant"
-                              : ""));
+      throw Error(
+          weight->title +
+          " comes from outside of the function that value_and_grad differentiates, so its gradient would miss "
+          "this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant, as of a "
+          "copy of the weights, which shares their tensors" +
+          (value.slot ? ", or `w * 1.0` from before the call if only the gradient of the function around the "
+                        "call is meant"
+                      : ""));
 }
 
 SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes) {
