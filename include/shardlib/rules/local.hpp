@@ -23,8 +23,8 @@ constexpr Text of(std::string_view name, const Operands& in) {
   return text;
 }
 
-/// The dims of a broadcast's result: those of the first operand, then the dims that the others add. Shared dims must
-/// be in the same order.
+/// The dims of a broadcast's result: those of the first operand, or of one that has all of these and more, then the
+/// dims that the others add. Shared dims must be in the same order.
 constexpr Text broadcast(const Operands& in, TensorSpec& out) {
   int widest = 0;
   for (int i = 1; i < in.size(); ++i) {
