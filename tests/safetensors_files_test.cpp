@@ -91,6 +91,18 @@ TEST_CASE("safetensors folders: one file, or shards of the size asked for; nothi
   CHECK(files_below(folder).back() == "tokenizer.json");
   CHECK(SafetensorsFiles(folder).describe() !=
         SafetensorsFiles(folder + "/model-00001-of-00003.safetensors").describe());
+  // As after a kill: an earlier model of equally many shards is whole until the new one is, and the next one again.
+  for (const char* shard : {"model-new-00001-of-00003.safetensors", "model-00001-of-00003.safetensors"}) {
+    auto broken = tensors();
+    broken.front().bytes = [] { return io::Bytes(); };  // the last of the names
+    CHECK_THROWS_AS(io::write_safetensors_folder(folder, broken, {}, 24), Error);
+    CHECK(std::filesystem::exists(folder + "/" + shard));
+    expect_whole(folder);
+    io::write_safetensors_folder(folder, tensors(), {}, 24);
+    CHECK(files_below(folder).size() == 5);
+    CHECK(files_below(folder).front() == shard);
+    expect_whole(folder);
+  }
   put(scratch / "file", "");
   expect_error<UsageError>(
       [&] { io::write_safetensors_folder(scratch / "file", tensors()); },

@@ -52,8 +52,10 @@ class SafetensorsFiles {
 inline constexpr std::uint64_t safetensors_shard_bytes = 5'000'000'000;
 
 /// Writes a folder that SafetensorsFiles reads, and creates it if needed: one file, or, if the tensors have more than
-/// `most_bytes`, shards in the order of names and an index. The files of an earlier model are removed; a reader never
-/// sees parts of both. Throws as write_safetensors does. `write_safetensors_folder("exported", tensors)`
+/// `most_bytes`, shards in the order of names and an index. The files of an earlier model are removed once the new one
+/// is whole, so a reader never sees parts of both, and a kill leaves one of them. Shards are called
+/// model-new-00001-of-00003 where the earlier model has their names. Throws as write_safetensors does.
+/// `write_safetensors_folder("exported", tensors)`
 void write_safetensors_folder(const std::string& folder, std::vector<SafetensorsTensor> tensors,
                               const std::map<std::string, std::string>& metadata = {},
                               std::uint64_t most_bytes = safetensors_shard_bytes);

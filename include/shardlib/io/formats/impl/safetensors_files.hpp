@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -35,10 +37,24 @@ inline bool is_safetensors_name(std::string_view name) {
 }
 
 /// "model-00002-of-00003.safetensors"
+inline std::string shard_name(std::string_view stem, std::size_t number, std::size_t count) {
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", stem, number, count);
+}
+
+/// How the names of `count` new shards begin: those that the index names stay until it names the new ones.
+inline std::string_view new_shard_stem(const std::string& index, std::size_t count) {
+  if (!file_exists(index)) return "model";
+  const Bytes former = read_file(index);
+  return as_text(former).find('"' + shard_name("model", 1, count)) == std::string_view::npos ? "model" : "model-new";
+}
+
 inline bool is_shard_name(std::string_view name) {
-  const std::string_view pattern = "model-#####-of-#####.safetensors";
-  return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
-                    [](char c, char p) { return p == '#' ? c >= '0' && c <= '9' : c == p; });
+  return std::ranges::any_of(
+      std::array<std::string_view, 2>{"model-#####-of-#####.safetensors", "model-new-#####-of-#####.safetensors"},
+      [name](std::string_view pattern) {
+        return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
+                          [](char c, char p) { return p == '#' ? c >= '0' && c <= '9' : c == p; });
+      });
 }
 
 /// Maps tensors to the names of their shards. Duplicate tensors, of which a parser would keep one, are refused.
@@ -165,10 +181,10 @@ SHARDLIB_INLINE void write_safetensors_folder(const std::string& folder, std::ve
     detail::remove_if_there(index);
   } else {
     if (shards.size() > 99999) throw Error("cannot write '" + folder + "': there would be more than 99999 files");
-    detail::remove_if_there(index);  // without it, no reader takes shards that are in part the former ones
+    const std::string_view stem = detail::new_shard_stem(index, shards.size());
     detail::json weight_map = detail::json::object();
     for (std::size_t i = 0; i < shards.size(); ++i) {
-      const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      const std::string name = detail::shard_name(stem, i + 1, shards.size());
       written.insert(name);
       for (const SafetensorsTensor& tensor : shards[i]) weight_map[tensor.name] = name;
       write_safetensors(folder + "/" + name, std::move(shards[i]), metadata);
