@@ -140,11 +140,11 @@ struct Scripted {
     const auto decode = [this](std::span<const std::int32_t> ids, std::int64_t position) {
       seen.resize(static_cast<std::size_t>(position));
       seen.insert(seen.end(), ids.begin(), ids.end());
-      std::vector<float> logits(600, 0.0F);
+      std::vector<float> logits(tokenizer->vocabulary_size(), 0.0F);
       logits.at(static_cast<std::size_t>(script.at(at++))) = 1;
       return logits;
     };
-    return {*tokenizer, run::turn_template(turns), 500, 600, decode, options};
+    return {*tokenizer, run::turn_template(turns), 500, tokenizer->vocabulary_size(), decode, options};
   }
   std::string answer(run::Chat& chat, std::string_view message, const Ids& says) {
     script = says;
@@ -219,12 +219,35 @@ TEST_CASE("a chat writes the end of an answer that has none, and takes the end o
                               model.text("\n<|model|>\n")}));
 }
 
+TEST_CASE("a chat gives the model the ids of its whole text") {
+  const auto expect_ids = [](const char* tokenizer, const char* turns, const std::string& first,
+                             const std::string& rest) {
+    INFO(tokenizer << ": " << turns);
+    Scripted model{io::load_tokenizer(std::string(SHARDLIB_TEST_DATA "/tokenizers/") + tokenizer + ".json"), {}, {}};
+    const auto ids = [&](const std::string& text) {
+      const auto all = model.tokenizer->encode(text, io::Special::allowed);
+      return Ids(all.begin(), all.end());
+    };
+    const Ids prompt = ids(first), whole = ids(first + " the man." + rest);
+    REQUIRE(std::equal(prompt.begin(), prompt.end(), whole.begin()));
+    run::Chat chat = model.chat(turns);
+    CHECK(model.answer(chat, "God", Ids(whole.begin() + std::ssize(prompt), whole.end())) == " the man.");
+    CHECK(model.answer(chat, "said", {static_cast<std::int32_t>(model.tokenizer->end_of_text())}).empty());
+    CHECK(model.seen == whole);
+  };
+  for (const char* name :
+       {"gpt2", "roberta", "llama3", "qwen2", "llama2", "metaspace_first", "metaspace_always", "gemma"})
+    expect_ids(name, "User: {}\\nAssistant:", "User: God\nAssistant:", "\nUser: said\nAssistant:");
+  for (const char* name : {"llama2", "metaspace_first", "metaspace_always", "gemma"})
+    expect_ids(name, "<s>User: {}</s>\\n<s>It:", "<s>User: God</s>\n<s>It:", "</s>\n<s>User: said</s>\n<s>It:");
+}
+
 TEST_CASE("a chat drops the oldest whole turns, and refuses what has no room") {
   const io::ByteTokenizer bytes;
   Parrot model{std::string(400, 'y'), {}, {}};
   run::Chat chat(bytes, run::turn_template("<{}>"), 24, 256, model.decode(), likeliest(4));
   for (const char* message : {"1", "2", "3", "4"}) CHECK(chat.answer(message) == "yyyy");
-  CHECK(model.seen == "\n<2>yyyy\n<3>yyyy\n<4>yyy");  // the last drawn token is not given before it is needed
+  CHECK(model.seen == "<2>yyyy\n<3>yyyy\n<4>yyy");  // the last drawn token is not given before it is needed
   CHECK(chat.turns() == 3);
   CHECK_THROWS_WITH(chat.answer(std::string(30, 'm')), Catch::Contains("has room for 24: shorten it"));
   CHECK(chat.turns() == 3);

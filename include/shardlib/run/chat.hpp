@@ -27,6 +27,9 @@ struct TurnTemplate {
 /// A conversation. The model is given each token once, as long as the turns fit its context; otherwise the oldest whole
 /// turns are dropped, and the model is given the others anew. Every device makes the same calls.
 ///
+/// Without special tokens in the template, the model is given the ids of the conversation as one text. Where these
+/// differ from those that it has drawn, it is given them anew too.
+///
 /// Special tokens of the tokenizer count in the template, as in "<|user|>{}<|end|><|model|>", and are text in a
 /// message. The first one behind the message ends an answer too, and with the white space behind it stands before the
 /// next turn, if another one follows it there. Otherwise, in a template with special tokens, the end of text does that.
@@ -50,8 +53,12 @@ class Chat {
 
  private:
   using Ids = std::vector<std::int32_t>;
+  struct Turn {
+    std::string message, answer;
+    Ids ids;  ///< of the answer as the model has drawn them, where `answer` does not have it
+  };
   void read_special_tokens();
-  [[nodiscard]] std::int64_t tokens() const;
+  [[nodiscard]] Ids encoded() const;
   void drop_oldest();
   [[nodiscard]] std::vector<float> next_logits();
 
@@ -60,10 +67,12 @@ class Chat {
   std::string separator_;            ///< before each turn but the first
   std::vector<std::int32_t> ends_;   ///< special tokens that end an answer
   std::optional<std::int32_t> end_;  ///< the one of them that stands behind each answer
+  std::string end_text_;             ///< its spelling; empty if it has none
   std::int64_t context_, vocabulary_, room_;
   Decode decode_;
   SampleOptions options_;
-  std::deque<Ids> turns_;
+  std::deque<Turn> turns_;
+  Ids ids_;    ///< of all turns
   Ids given_;  ///< what the model has in its cache
   std::int64_t drawn_ = 0;
 };

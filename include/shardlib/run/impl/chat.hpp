@@ -52,34 +52,58 @@ SHARDLIB_INLINE void Chat::read_special_tokens() {
     for (const io::SpecialToken& token : tokenizer_.special_tokens(part))
       ends_.push_back(static_cast<std::int32_t>(token.id));
   if (ends_.empty()) return;
-  end_ = static_cast<std::int32_t>(tokenizer_.end_of_text());
+  const std::uint32_t end = tokenizer_.end_of_text();
+  end_ = static_cast<std::int32_t>(end);
+  end_text_ = tokenizer_.decode(std::span(&end, 1));
+  if (const auto found = tokenizer_.special_tokens(end_text_); found.size() != 1 || found[0].id != end)
+    end_text_.clear();
   separator_.clear();
-  if (behind.empty() || (behind.size() == 1 && behind[0].id != tokenizer_.end_of_text())) return;
+  if (behind.empty() || (behind.size() == 1 && behind[0].id != end)) return;
   end_ = static_cast<std::int32_t>(behind[0].id);
+  end_text_ = template_.after.substr(behind[0].begin, behind[0].end - behind[0].begin);
   const std::string_view rest = std::string_view(template_.after).substr(behind[0].end);
   separator_ = rest.substr(0, rest.find_first_not_of(" \t\n"));
 }
 
-SHARDLIB_INLINE std::int64_t Chat::tokens() const {
-  std::int64_t count = options_.begin ? 1 : 0;
-  for (const Ids& turn : turns_) count += std::ssize(turn);
-  return count;
+SHARDLIB_INLINE Chat::Ids Chat::encoded() const {
+  Ids all;
+  if (options_.begin) all.push_back(*options_.begin);
+  const auto append = [&](const auto& ids) { all.insert(all.end(), ids.begin(), ids.end()); };
+  std::string text;
+  for (const Turn& turn : turns_) {
+    const bool first = &turn == &turns_.front();
+    const std::string before = (first ? "" : separator_) + template_.before;
+    if (!end_) {
+      text += before + turn.message + template_.after + turn.answer;
+      continue;
+    }
+    // With the end of the answer before it, so that the text between two special tokens is encoded as such.
+    if (!first && end_text_.empty()) all.push_back(*end_);
+    append(tokenizer_.encode_within((first ? "" : end_text_) + before, turn.message, template_.after));
+    append(turn.ids);
+  }
+  // Without special tokens the conversation is one text: tokens lie across the borders of turns, and a space that a
+  // tokenizer puts before a text is at its beginning alone.
+  if (end_) return all;
+  append(tokenizer_.encode(text));
+  append(turns_.back().ids);
+  return all;
 }
 
 SHARDLIB_INLINE void Chat::drop_oldest() {
-  while (turns_.size() > 1 && tokens() > context_ - room_) turns_.pop_front();
+  while (turns_.size() > 1 && std::ssize(ids_) > context_ - room_) {
+    turns_.pop_front();
+    ids_ = encoded();
+  }
 }
 
 SHARDLIB_INLINE std::vector<float> Chat::next_logits() {
-  Ids all;
-  if (options_.begin) all.push_back(*options_.begin);
-  for (const Ids& turn : turns_) all.insert(all.end(), turn.begin(), turn.end());
   // The cache only grows: if it holds anything else, the model begins anew.
-  if (given_.size() >= all.size() || !std::equal(given_.begin(), given_.end(), all.begin())) given_.clear();
+  if (given_.size() >= ids_.size() || !std::equal(given_.begin(), given_.end(), ids_.begin())) given_.clear();
   const std::size_t begin = given_.size();
   given_.clear();  // a decode that throws leaves the cache unknown
-  auto logits = decode_(std::span<const std::int32_t>(all).subspan(begin), static_cast<std::int64_t>(begin));
-  given_ = std::move(all);
+  auto logits = decode_(std::span<const std::int32_t>(ids_).subspan(begin), static_cast<std::int64_t>(begin));
+  given_ = ids_;
   logits.resize(std::min<std::size_t>(logits.size(), tokenizer_.vocabulary_size()));
   return logits;
 }
@@ -88,42 +112,49 @@ SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::fu
                                          const std::function<bool()>& stop) {
   const std::string before = (turns_.empty() ? "" : separator_) + template_.before,
                     prompt = before + std::string(message) + template_.after;
-  const std::vector<std::uint32_t> encoded = tokenizer_.encode_within(before, message, template_.after);
-  for (const std::uint32_t id : encoded)
-    if (static_cast<std::int64_t>(id) >= vocabulary_)
-      throw UsageError("the message has the token " + std::to_string(id) + ", but the model's vocabulary ends at " +
-                       std::to_string(vocabulary_ - 1) + ": write it without");
+  const std::vector<std::uint32_t> own = tokenizer_.encode_within(before, message, template_.after);
   const std::int64_t most = context_ - (options_.begin ? 1 : 0);
-  if (std::ssize(encoded) > most)
-    throw UsageError("the message and its template have " + std::to_string(encoded.size()) +
+  if (std::ssize(own) > most)
+    throw UsageError("the message and its template have " + std::to_string(own.size()) +
                      " tokens, but the model's context has room for " + std::to_string(most) + ": shorten it");
-  if (encoded.empty() && turns_.empty() && !options_.begin)
+  if (own.empty() && turns_.empty() && !options_.begin)
     throw UsageError("the message is empty, and this model needs a first token: write something");
-  if (end_ && !turns_.empty()) turns_.back().push_back(*end_);
-  turns_.emplace_back(encoded.begin(), encoded.end());
+  turns_.push_back({std::string(message), {}, {}});
+  ids_ = encoded();
+  if (const auto id = std::ranges::max_element(ids_); *id >= vocabulary_) {
+    turns_.pop_back();
+    throw UsageError("the message has the token " + std::to_string(*id) + ", but the model's vocabulary ends at " +
+                     std::to_string(vocabulary_ - 1) + ": write it without");
+  }
   drop_oldest();
 
   detail::GrowingText text(tokenizer_, prompt, prompt.size(), options_.stops, show);
   std::vector<std::size_t> ends;  // of the answer's tokens in the text
-  const auto first = std::ssize(turns_.back());
+  Turn& turn = turns_.back();
   for (std::int64_t i = 0; i < options_.max_tokens && !(stop && stop()); ++i) {
-    if (tokens() > context_) drop_oldest();
-    if (tokens() > context_) break;  // the last turn fills it alone
+    if (std::ssize(ids_) > context_) drop_oldest();
+    if (std::ssize(ids_) > context_) break;  // the last turn fills it alone
     const std::int32_t id = draw_token(next_logits(), options_, drawn_++);
     if (static_cast<std::uint32_t>(id) == tokenizer_.end_of_text() || std::ranges::count(ends_, id) > 0) break;
-    turns_.back().push_back(id);
+    turn.ids.push_back(id);
+    ids_.push_back(id);
     if (!text.add(static_cast<std::uint32_t>(id))) break;
     ends.push_back(text.text().size());
   }
   // Text that a stop has cut off is no part of the conversation. The cache stays valid if the next turn begins with the
   // same tokens.
   const std::string& whole = text.finish();
-  const auto kept = std::ranges::upper_bound(ends, whole.size()) - ends.begin();
-  const std::size_t end = kept == 0 ? prompt.size() : ends[static_cast<std::size_t>(kept) - 1];
-  turns_.back().resize(static_cast<std::size_t>(first + kept));
-  const std::vector<std::uint32_t> rest = tokenizer_.encode(std::string_view(whole).substr(end));
-  turns_.back().insert(turns_.back().end(), rest.begin(), rest.end());
-  return whole.substr(prompt.size());
+  turn.answer = whole.substr(prompt.size());
+  if (end_) {
+    const auto kept = std::ranges::upper_bound(ends, whole.size()) - ends.begin();
+    const std::size_t end = kept == 0 ? prompt.size() : ends[static_cast<std::size_t>(kept) - 1];
+    turn.ids.resize(static_cast<std::size_t>(kept));
+    const std::vector<std::uint32_t> rest = tokenizer_.encode(std::string_view(whole).substr(end));
+    turn.ids.insert(turn.ids.end(), rest.begin(), rest.end());
+  } else {
+    turn.ids.clear();
+  }
+  return turn.answer;
 }
 
 }  // namespace shardlib::run
