@@ -147,15 +147,16 @@ class Reader {
     const TextFile& file = files_[at_.file];
     if (!content_) open(file);
     const std::string_view mark = layout_ == Layout::lines ? std::string_view("\n") : io::end_of_text_mark;
-    std::size_t searched = 0;
+    std::size_t searched = begin_;
     for (;;) {
       const std::size_t found = layout_ == Layout::file ? std::string::npos : buffer_.find(mark, searched);
       if (found != std::string::npos) {
-        std::string document = text_of(std::string_view(buffer_).substr(0, found));
-        buffer_.erase(0, found + mark.size());
-        at_.offset += found + mark.size();
+        std::string document = text_of(std::string_view(buffer_).substr(begin_, found - begin_));
+        at_.offset += found + mark.size() - begin_;
+        begin_ = found + mark.size();
         return document;
       }
+      buffer_.erase(0, std::exchange(begin_, 0));  // once a block, as it moves all that is left
       // A mark may lie across the end of what has been read.
       searched = buffer_.size() - std::min(buffer_.size(), mark.size() - 1);
       if (!content_->read(buffer_)) {
@@ -222,7 +223,8 @@ class Reader {
   TextPlace at_;
   std::uint64_t bytes_before_ = 0;  // of the files before
   std::optional<Content> content_;
-  std::string buffer_;  // read of the contents from at_.offset on
+  std::string buffer_;     // read of the contents
+  std::size_t begin_ = 0;  // where at_.offset is in it
 };
 
 }  // namespace tokenize
