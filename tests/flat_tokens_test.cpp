@@ -165,6 +165,12 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "mine"); },
       "'" + folder / "mine.partial" + "' is not an unfinished data set: remove it, or write elsewhere");
+  std::filesystem::create_directories(folder / "bins.partial");  // of `tokenize --to llmc`, killed
+  put(folder / "bins.partial/.lock", "");
+  put(folder / "bins.partial/train.bin.partial", "tokens");
+  expect_error<UsageError>(
+      [&] { FlatTokensWriter writer(folder / "bins"); },
+      "'" + folder / "bins.partial" + "' is not an unfinished data set: remove it, or write elsewhere");
   expect_error<UsageError>(
       [&] {
         FlatTokensWriter writer(folder / "x", {0, 1});

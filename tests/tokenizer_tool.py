@@ -304,6 +304,10 @@ def interrupted(folder):
         if not check(not os.path.exists(out), "a killed run leaves no data set by its name"):
             return
     check(killed == 4, "it was killed at each attempt", str(killed))
+    record = json_of(out + ".partial/.progress")
+    put(out + ".partial/.progress", json.dumps({**record, "note": ""}))  # as of a program that commits without one
+    fails("was begun with other files or options", text, *options)
+    put(out + ".partial/.progress", json.dumps(record))
     fails("was begun with other files or options", text, *options, "--no-end-of-text")
     fails("was begun with other files or options", text, "--out", out, "--validation-fraction", 0.2)
     printed = succeeds(text, *options)
@@ -327,6 +331,7 @@ def interrupted(folder):
         wait_until(lambda: os.path.exists(out + "b.partial/train.bin.partial"), process)
         process.send_signal(signal.SIGKILL)
     check(process.returncode == -signal.SIGKILL and not os.path.exists(out + "b"), "llm.c's files: killed")
+    fails("is not an unfinished data set", text, "--out", out + "b")
     succeeds(text, *bins)
     succeeds(text, "--out", folder + "/wholeb", "--to", "llmc", "--validation-fraction", 0.1)
     check(tree(out + "b") == tree(folder + "/wholeb"), "llm.c's files: begun anew")

@@ -158,8 +158,10 @@ std::string settings(const std::vector<TextFile>& files, const io::Tokenizer& to
   return io::hex(io::sha256(text));
 }
 
-TextPlace resume_place(const std::string& note, const std::string& expected, const std::string& out) {
-  if (note.empty()) return {};
+/// `documents` have been written, perhaps by another program.
+TextPlace resume_place(std::int64_t documents, const std::string& note, const std::string& expected,
+                       const std::string& out) {
+  if (documents == 0 && note.empty()) return {};
   TextPlace place;
   char digest[65] = "";
   if (std::sscanf(note.c_str(), "%64s %zu %lu", digest, &place.file, &place.offset) != 3 || digest != expected)
@@ -179,11 +181,10 @@ void require_tokens(const Totals& totals, const Options& o) {
 Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   io::FlatTokensWriter writer(o.out);
   const std::string same = settings(files, tokenizer, o);
-  const TextPlace begin = resume_place(writer.note(), same, o.out);
   const auto progress = [&](io::Split split) -> const io::FlatTokensProgress& { return writer.progress(split); };
-  if (!writer.note().empty())
-    fmt::print("going on after {} documents\n",
-               progress(io::Split::train).documents + progress(io::Split::validation).documents);
+  const std::int64_t written = progress(io::Split::train).documents + progress(io::Split::validation).documents;
+  const TextPlace begin = resume_place(written, writer.note(), same, o.out);
+  if (!writer.note().empty()) fmt::print("going on after {} documents\n", written);
   Totals totals;
   double committed = steady_seconds();
   for_each_batch(files, tokenizer, o, begin, [&](const std::vector<Document>& documents, const Batch& batch) {
@@ -211,6 +212,8 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
   if (io::file_exists(o.out)) throw UsageError("'" + o.out + "' already exists: remove it first, or write elsewhere");
+  std::shared_ptr<const void> lock;
+  if (io::file_exists(partial + "/.lock")) lock = io::lock_folder(partial);  // first: it may be another's at work
   for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
                                                     : std::filesystem::directory_iterator()) {
     const std::string name = entry.path().filename().string();
@@ -219,7 +222,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
                        "': remove it, or write elsewhere");
   }
   io::make_folders(partial);
-  const auto lock = io::lock_folder(partial);
+  if (!lock) lock = io::lock_folder(partial);
   for (const auto& entry : std::filesystem::directory_iterator(partial))
     if (entry.path().filename() != ".lock") io::remove_folder(entry.path().string());
   Totals totals;

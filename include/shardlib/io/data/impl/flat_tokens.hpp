@@ -6,14 +6,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/impl/posix.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
@@ -182,10 +185,10 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
     throw UsageError("FlatTokensWriter: a chunk has at least one token, or document");
   if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   const std::string record = partial() + "/.progress";
-  if (file_exists(partial()) && !file_exists(partial() + "/.lock") && !std::filesystem::is_empty(partial()))
-    throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
+  if (file_exists(partial() + "/.lock")) lock_ = lock_folder(partial());  // first: it may be another's at work
+  require_own_folder();
   make_folders(partial());
-  lock_ = lock_folder(partial());
+  if (!lock_) lock_ = lock_folder(partial());
   remove_temporaries();
   const bool known = file_exists(record);
   ZarrGroup::create(partial());
@@ -207,6 +210,19 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
 }
 
 SHARDLIB_INLINE FlatTokensWriter::~FlatTokensWriter() = default;
+
+/// Throws UsageError if the folder has anything that this class does not write, such as the .bin files of tokenize.
+SHARDLIB_INLINE void FlatTokensWriter::require_own_folder() const {
+  constexpr std::array<std::string_view, 6> own{".lock", ".progress", ".zgroup", ".zattrs", "train", "validation"};
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(partial(), error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!lock_ || std::ranges::find(own, name.substr(0, name.find(detail::temporary_mark))) == own.end())
+      throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
+  }
+  if (error && error != std::errc::no_such_file_or_directory)
+    detail::fail_file("list the folder", partial(), error.value());
+}
 
 /// Files that a killed writer was about to rename.
 SHARDLIB_INLINE void FlatTokensWriter::remove_temporaries() const {
