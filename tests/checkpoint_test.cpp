@@ -571,6 +571,37 @@ TEST_CASE("checkpoint: an old one that cannot be removed is a warning, and goes 
   CHECK(names_in(folder) == std::vector<std::string>{"LATEST", "step-00000003"});
 }
 
+TEST_CASE("checkpoint: one that the storage refuses to read is not taken for a damaged one", "[checkpoint]") {
+  if (under_mpi()) return;
+  const Scratch scratch;
+  const DT mesh = alone();
+  Weights state = make_state(mesh, 5);
+  constexpr uid_t nobody = 65534;  // the rights of files mean nothing to root
+  const bool root = geteuid() == 0;
+  for (const int step : {1, 2, 3}) io::save(mesh, scratch.path(), step, state, {.validation_loss = step});
+  const std::string newest = scratch / "step-00000003", file = newest + "/wide/0.0";
+  if (root) REQUIRE(std::system(("chown -R 65534 '" + scratch.path() + "'").c_str()) == 0);
+  if (root) REQUIRE(seteuid(nobody) == 0);
+  chmod(file.c_str(), 0);
+  const std::string all = error_of<StorageError>([&] { static_cast<void>(io::open_newest(mesh, scratch.path())); }),
+                    one = error_of<StorageError>([&] { static_cast<void>(io::newest_whole(scratch.path())); }),
+                    load = error_of<StorageError>([&] { io::load(mesh, newest, state); });
+  chmod(file.c_str(), 0600);
+  // Nor does retention remove one whose loss cannot be read.
+  chmod((scratch / "step-00000001/.zattrs").c_str(), 0);
+  io::save(mesh, scratch.path(), 4, state, {.validation_loss = 4}, {.keep = 1, .keep_best = 1});
+  chmod((scratch / "step-00000001/.zattrs").c_str(), 0600);
+  if (root) REQUIRE(seteuid(0) == 0);
+  const std::string message = "cannot read '" + file +
+                              "': Permission denied: start again when it can be read, or move '" + newest +
+                              "' away to go back to an older checkpoint";
+  CHECK(all == message);
+  CHECK(one == message);
+  CHECK(load == message);
+  CHECK(names_in(scratch.path()) ==
+        std::vector<std::string>{"LATEST", "step-00000001", "step-00000002", "step-00000004"});
+}
+
 TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]") {
   if (world_rank() != 0) return;
   const Scratch scratch;

@@ -16,6 +16,7 @@
 #include "shardlib/io/box.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::io {
@@ -70,6 +71,7 @@ class Checkpoint {
   [[nodiscard]] const std::vector<ManifestFile>& files() const;
 
   /// Reads every `every`th file from `first` on and compares size and checksum; one sentence for each damaged file.
+  /// Throws StorageError where the storage refuses to read one.
   [[nodiscard]] std::vector<std::string> damages(std::size_t first = 0, std::size_t every = 1) const;
   /// Reads all floating arrays; one sentence for each that holds infinities or NaNs.
   [[nodiscard]] std::vector<std::string> not_finite() const;
@@ -88,7 +90,7 @@ class Checkpoint {
 /// before it, newest first, then those after it. Those half written are not among them.
 [[nodiscard]] std::vector<std::string> list_checkpoints(const std::string& directory);
 /// The first whole one of list_checkpoints. Damaged ones are named on stderr and passed over; if none is whole, throws
-/// Error. Empty where there is no checkpoint.
+/// Error. Throws StorageError where the storage refuses to read one. Empty where there is no checkpoint.
 [[nodiscard]] std::optional<std::string> newest_whole(const std::string& directory);
 
 namespace detail {
@@ -97,6 +99,8 @@ namespace detail {
 [[nodiscard]] std::optional<std::int64_t> step_of(std::string_view name);
 /// "x; y; z and 4 more", and the error for a damaged checkpoint.
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
+/// The error for a checkpoint that the storage refuses to read; it may be whole.
+[[nodiscard]] std::string refused_message(const std::string& path, const StorageError& error);
 /// Names a damaged checkpoint on stderr.
 void warn_damaged(const std::string& message);
 /// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no longer a checkpoint, and

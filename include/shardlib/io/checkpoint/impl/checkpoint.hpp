@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <set>
 #include <span>
 
@@ -60,10 +61,12 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
 }
 
 /// Every device checks its share of the files, and returns the damage that all devices have found. Opens the
-/// checkpoint, unless it is. Throws Error if devices have read different manifests.
+/// checkpoint, unless it is. Throws Error if devices have read different manifests, StorageError if the storage refuses
+/// to read the checkpoint, which then may be whole.
 inline std::vector<std::string> damages_together(Device& device, const std::string& path,
                                                  std::optional<Checkpoint>& checkpoint) {
   std::string mine;
+  std::exception_ptr refused;
   try {
     if (!checkpoint) checkpoint = Checkpoint::open(path);
     shardlib::detail::Fingerprint files;
@@ -72,9 +75,14 @@ inline std::vector<std::string> damages_together(Device& device, const std::stri
     for (const std::string& damage :
          checkpoint->damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
       mine += damage + "\n";
+  } catch (const StorageError& e) {
+    refused = std::make_exception_ptr(StorageError(refused_message(path, e)));
+  } catch (const std::bad_alloc&) {
+    refused = std::current_exception();
   } catch (const std::exception& e) {
     mine = '\0' + std::string(e.what());
   }
+  agree(device, "", refused);
   const std::vector<std::string> all = gather_texts(device, mine);
   if (const auto unread = std::ranges::find_if(all, [](const auto& text) { return text.starts_with('\0'); });
       unread != all.end())

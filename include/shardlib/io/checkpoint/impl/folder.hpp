@@ -66,6 +66,10 @@ SHARDLIB_INLINE std::string damage_message(const std::string& path, const std::v
   if (damages.size() > 5) message += "; and " + std::to_string(damages.size() - 5) + " more files";
   return message;
 }
+SHARDLIB_INLINE std::string refused_message(const std::string& path, const StorageError& error) {
+  return std::string(error.what()) + ": start again when it can be read, or move '" + path +
+         "' away to go back to an older checkpoint";
+}
 SHARDLIB_INLINE void warn_damaged(const std::string& message) {
   std::fprintf(stderr, "warning: %s; going back to an older one\n", message.c_str());
 }
@@ -161,17 +165,19 @@ inline CheckpointMeta read_meta(const std::string& path) {
 inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std::vector<std::int64_t> steps,
                                                std::int64_t step, std::size_t count) {
   steps.push_back(step);
+  std::set<std::int64_t> best;
   std::vector<std::pair<double, std::int64_t>> losses;
   for (const std::int64_t other : count == 0 ? std::vector<std::int64_t>() : steps) {
     try {
       const auto loss = read_meta(directory + "/" + checkpoint_name(other)).validation_loss;
       if (loss && std::isfinite(*loss)) losses.emplace_back(*loss, -other);
+    } catch (const StorageError&) {  // it may be one of them
+      best.insert(other);
     } catch (const Error&) {  // a damaged one is not the best
     }
   }
   std::sort(losses.begin(), losses.end());
   losses.resize(std::min(losses.size(), count));
-  std::set<std::int64_t> best;
   for (const auto& [loss, negative] : losses) best.insert(-negative);
   return best;
 }
@@ -347,6 +353,8 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(const std::string& direc
       const auto damages = Checkpoint::open(path).damages();
       if (damages.empty()) return path;
       message = detail::damage_message(path, damages);
+    } catch (const StorageError& e) {
+      throw StorageError(detail::refused_message(path, e));
     } catch (const Error& e) {
       message = e.what();
     }

@@ -27,7 +27,7 @@ using nlohmann::json;
 inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
 inline constexpr int checkpoint_version = 2;  ///< 1 has an array for each leaf, and is read too
 
-/// Describes what is wrong with a file; empty if nothing is.
+/// Describes what is wrong with a file; empty if nothing is. Throws StorageError where the storage refuses to read it.
 inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
   const std::string name = "'" + expected.path + "' ";
   try {
@@ -37,6 +37,8 @@ inline std::optional<std::string> damage_of(const std::string& folder, const Man
     const ManifestFile found = describe_file(folder, expected.path);
     if (found.crc32c != expected.crc32c)
       return name + "has the checksum " + hex(found.crc32c) + " instead of " + hex(expected.crc32c);
+  } catch (const StorageError&) {  // a later try may succeed, and find it whole
+    throw;
   } catch (const Error& e) {
     return name + "cannot be read (" + e.what() + ")";
   }
