@@ -1,9 +1,11 @@
 // Records, samples and the run directory: torn and damaged files, resuming, refusals, changed configurations.
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -29,6 +31,17 @@ using run::Sample;
 
 namespace {
 
+std::vector<std::string>* synced = nullptr;  ///< where there is one, the paths that are made durable
+
+}  // namespace
+
+extern "C" int fsync(int file) {
+  if (synced != nullptr) synced->push_back(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file)));
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
+
+namespace {
+
 Record record(std::int64_t step) {
   return {.step = step,
           .loss = 5.5 - 0.001 * static_cast<double>(step),
@@ -50,6 +63,30 @@ void make_run(const std::string& path, int steps) {
 }
 
 }  // namespace
+
+TEST_CASE("run directory: its configurations and starts are durable", "[run]") {
+  const Scratch folder;
+  const std::string path = std::filesystem::canonical(folder.path()).string() + "/run";
+  std::vector<std::string> paths;
+  const auto begin_run = [&](const std::string& text) {
+    paths.clear();
+    synced = &paths;
+    RunDirectory run(path, text, Resume::automatic, true);
+    run.begin(0);
+    run.note_start(0, {{"d", 1}}, "f32");
+    synced = nullptr;
+  };
+  const auto has = [&](const std::string& file) {
+    return std::ranges::any_of(paths, [&](const std::string& p) { return p.starts_with(path + file); });
+  };
+  begin_run(config);
+  CHECK(has("/config.toml"));
+  CHECK(has("/run.json"));
+  CHECK(std::ranges::count(paths, path) == 2);
+  begin_run("steps = 20\n");
+  CHECK(has("/config.1.toml"));
+  CHECK(has("/config.toml"));
+}
 
 TEST_CASE("run directory: run.json lists the starts", "[run]") {
   const Scratch folder;

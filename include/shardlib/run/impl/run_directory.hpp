@@ -87,7 +87,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));
   } else {
-    io::replace_file(this->config(), io::as_bytes(config_text_));
+    io::replace_file(this->config(), io::as_bytes(config_text_), true);
   }
 }
 
@@ -100,6 +100,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   const auto keep_aside = [&](const std::string& path) {
     const std::string aside = detail::free_name(path);
     fs::copy_file(path, aside);
+    for (const std::string& kept : {aside, path_}) io::sync_path(kept);  // before the original changes
     return fs::path(aside).filename().string();
   };
   const bool from_start = resumed_ && step == 0 && fs::file_size(metrics()) > 0;
@@ -120,7 +121,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   if (trains && !changes_.empty()) {
     notes.push_back("the configuration has changed (the former one is in " + keep_aside(config()) + "):");
     for (const std::string& change : changes_) notes.push_back("  " + change);
-    io::replace_file(config(), io::as_bytes(config_text_));
+    io::replace_file(config(), io::as_bytes(config_text_), true);
   }
   return notes;
 }
@@ -154,7 +155,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"dtype", dtype},
                  {"mesh", to_string(axes)},
                  {"devices", under_mpi() ? "ranks" : "threads"}});
-  io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"));
+  io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"), true);
   return notes;
 }
 
