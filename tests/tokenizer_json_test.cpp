@@ -217,6 +217,25 @@ TEST_CASE("tokenizer.json: what is not computed is refused by its key", "[tokeni
           "'added_tokens[2].content' is \"<mask>\", but shardlib computes added tokens that differ");
   refuses("metaspace_first", set("/pre_tokenizer/add_prefix_space", false),
           "'pre_tokenizer.add_prefix_space' is false, but shardlib computes true where 'prepend_scheme' is not never");
+  // Where a piece stands in the original text: a Replace moves its beginning, and what is prepended has it too.
+  const json metaspace = style("metaspace_first")["pre_tokenizer"], digits = {{"type", "Digits"}},
+             replace = {{"type", "Replace"}, {"pattern", {{"String", "``"}}}, {"content", "x"}};
+  refuses(
+      "metaspace_first", set("/normalizer", replace),
+      "'pre_tokenizer.prepend_scheme' is \"first\", but shardlib computes first as the first step, without a Replace "
+      "of several characters before it");
+  for (const json& normalizer : {json{{"type", "NFKC"}}, json{{"type", "Prepend"}, {"prepend", "a"}}})
+    refuses(
+        "metaspace_first",
+        [&](json& made) {
+          made["normalizer"] = normalizer;
+          made["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {digits, metaspace}}};
+        },
+        "'pre_tokenizer.pretokenizers[1].prepend_scheme' is \"first\", but shardlib computes first as the first step, "
+        "without a Replace of several characters before it");
+  json plain = style("metaspace_first");
+  plain["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {digits, metaspace}}};
+  CHECK(load(folder, plain)->encode("1a") == load(folder, style("metaspace_first"))->encode("1a"));
 }
 
 TEST_CASE("tokenizer.json: damaged files", "[tokenizer]") {

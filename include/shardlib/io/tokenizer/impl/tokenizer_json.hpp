@@ -262,9 +262,9 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::
              "decoder", "model"});
   if (file.has("version") && file.at("version").text() != "1.0") file.at("version").refuse("1.0");
   detail::TokenizerParts parts;
-  parts.byte_level = detail::read_cuts(file, parts.cuts);
   for (const detail::JsonPlace& step : detail::steps_of(file, "normalizer", "normalizers"))
     parts.rewrites.push_back(detail::read_rewrite(step));
+  parts.byte_level = detail::read_cuts(file, parts.rewrites, parts.cuts);
   detail::read_spellings(file, parts);
   detail::read_model(file, parts);
   detail::read_added(file, parts);

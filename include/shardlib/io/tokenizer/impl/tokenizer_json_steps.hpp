@@ -1,6 +1,7 @@
 // The steps that a tokenizer.json lists: rewriting, cutting into pieces, and spelling. For impl/ headers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -12,6 +13,7 @@
 #include "shardlib/io/tokenizer/impl/json_place.hpp"
 #include "shardlib/io/tokenizer/impl/json_tokenizer.hpp"
 #include "shardlib/io/tokenizer/impl/normalize.hpp"
+#include "shardlib/io/tokenizer/impl/pieces.hpp"
 
 namespace shardlib::io::detail {
 
@@ -111,8 +113,19 @@ inline Cut read_metaspace(const JsonPlace& step) {
   return cut;
 }
 
+/// `first` is a question of where a piece stands in the original text, before steps that move or repeat its beginning.
+inline void require_first(const JsonPlace& step, const std::vector<Rewrite>& rewrites, const std::vector<Cut>& before) {
+  const bool moves = std::ranges::any_of(rewrites, [](const Rewrite& rewrite) {
+    return rewrite.kind == Rewrite::replace &&
+           character(rewrite.from.data(), rewrite.from.data() + rewrite.from.size()).size < rewrite.from.size();
+  });
+  const bool inserts = std::ranges::any_of(before, [](const Cut& cut) { return cut.kind == Cut::spaces; });
+  if (moves || (!before.empty() && (inserts || !rewrites.empty())))
+    step.at("prepend_scheme").refuse("first as the first step, without a Replace of several characters before it");
+}
+
 /// The cuts; returns whether bytes are spelled as characters behind them.
-inline bool read_cuts(const JsonPlace& file, std::vector<Cut>& cuts) {
+inline bool read_cuts(const JsonPlace& file, const std::vector<Rewrite>& rewrites, std::vector<Cut>& cuts) {
   const std::vector<JsonPlace> steps = steps_of(file, "pre_tokenizer", "pretokenizers");
   for (const JsonPlace& step : steps) {
     const std::string& type = step.at("type").text();
@@ -130,7 +143,9 @@ inline bool read_cuts(const JsonPlace& file, std::vector<Cut>& cuts) {
       cuts.push_back(
           {Cut::numbers, {}, step.flag("individual_digits", false) ? Matches::isolated : Matches::contiguous});
     } else if (type == "Metaspace") {
-      cuts.push_back(read_metaspace(step));
+      const Cut cut = read_metaspace(step);
+      if (cut.before == Cut::first) require_first(step, rewrites, cuts);
+      cuts.push_back(cut);
     } else {
       step.at("type").refuse("ByteLevel, Split, Digits, Metaspace and Sequence");
     }
