@@ -12,6 +12,7 @@
 // layout goes on from them, for the GPT gpt_fsdp too.
 #include <fmt/format.h>
 
+#include <shardlib/io/agree.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/reshard.hpp>
 #include <shardlib/pipeline/execute.hpp>
@@ -480,6 +481,10 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
 template <class Model>
 void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& schedule, const run::Data& data,
            const std::string& toml) {
+  if (!device->is_dry())
+    io::together(*device, "", [&] {  // one rank draws, and the others' machines may not have the folder
+      if (device->rank() == 0 && !o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
+    });
   const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   auto& trained = trainer.trained;
@@ -595,7 +600,6 @@ int program(int argc, char** argv) {
     return 0;
   o.training.step_svg = planned.step_svg;
   o.training.planned_peak = planned.planned_peak;
-  if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule), run::launch_options(o.training));
   return 0;
 }

@@ -343,6 +343,11 @@ def mistakes(p):
     run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     if p.mpiexec:
         run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")
+        os.makedirs(p.folder + "/first/drawn")  # a folder that the other rank's machine does not have
+        command = [os.path.join(p.examples, "gpt_pipeline"), *small(p), "--mesh=p=2", "--timeline=drawn/x.svg"]
+        one, other = (["-n", "1", "sh", "-c", f'cd "{place}" && exec "$@"', "sh", *command] for place in (p.folder + "/first", p.folder))
+        programs.Run([*p.mpiexec, *one, ":", *other], "--timeline with a folder of rank 0 alone").succeeds()
+        check(os.path.exists(p.folder + "/first/drawn/x.svg"), "rank 0 alone draws --timeline")
         killed_rank(p)
 
 
