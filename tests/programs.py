@@ -1556,6 +1556,9 @@ def mistakes(p):
     for steps in (2, 4):
         p.gpt(f"--run={kept}", f"--metrics={metrics}", f"--steps={steps}").succeeds()
     check([record["step"] for record in records(metrics)] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
+    again = p.gpt(f"--metrics={metrics}").succeeded()
+    again.check(f"replacing the records of an earlier run in '{metrics}'" in again.out, "a run of its own says that it replaces them")
+    check([record["step"] for record in records(metrics)] == [0, 1], "--metrics has the records of one run")
     p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "not a regular file")

@@ -655,6 +655,12 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
     put(folder / "file", "");
     with.metrics = folder / "file/metrics.jsonl";
     refused(with, "cannot write the file '" + with.metrics + "': Not a directory; check --metrics");
+    for (const char* other : {"a text", "{\"step\":\n", "{}"}) {
+      with.metrics = folder / "other";
+      put(with.metrics, other);
+      refused(with, "--metrics '" + with.metrics + "': the file holds something else than records of a run");
+      CHECK(contents(with.metrics) == other);
+    }
     with = of_steps(2);
     with.directory = "a";
     const auto blocked = [&](const std::string& name) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -70,9 +71,24 @@ inline void require_one_run(const DevicePtr& device, const Training& training, c
                   shown((*first)[0]), others, shown((*first)[1])));
 }
 
+/// Throws UsageError if the file of --metrics cannot be written, or holds anything else than records, which would be
+/// lost.
+inline void require_metrics(const std::string& path) {
+  const JsonLines tried(path, JsonLines::Mode::append, "check --metrics");
+  if (!std::filesystem::is_regular_file(path)) return;
+  constexpr std::string_view record = "{\"step\": ";
+  std::string begin(record.size(), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin.data(), std::ssize(begin));
+  begin.resize(static_cast<std::size_t>(file.gcount()));
+  if (!record.starts_with(begin))
+    throw UsageError("--metrics '" + path + "': the file holds something else than records of a run, and would be " +
+                     "emptied; choose another path, or move it away");
+}
+
 /// Throws UsageError before the first step if an output that an option names cannot be written.
 inline void require_outputs(const Training& training, const RunDirectory& directory) {
-  if (!training.metrics.empty()) const JsonLines tried(training.metrics, JsonLines::Mode::append, "check --metrics");
+  if (!training.metrics.empty()) require_metrics(training.metrics);
   if (!directory.exists()) return;
   std::error_code none;
   if (!training.metrics.empty() && std::filesystem::equivalent(training.metrics, directory.metrics(), none))

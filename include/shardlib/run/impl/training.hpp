@@ -88,7 +88,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--keep-best", t.keep_best, "also keep this many checkpoints with the lowest validation loss", size(0));
   o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));
   o.add("--validation-batches", t.validation_batches, "the most batches of a validation", size());
-  o.add("--metrics", t.metrics, "additional file for one JSON object per step",
+  o.add("--metrics", t.metrics,
+        "additional file for one JSON object per step; it is replaced unless the run is resumed",
         value_name("FILE") | command_line_only());
   o.add("--on-spike", t.on_spike,
         "if the loss or the gradient norm spikes: stop the run, skip the update, or rewind to the last checkpoint and "

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -132,6 +133,9 @@ class TrainingLoop {
     for (const std::string& note : resumed.notes) say(note);
     io::together(*device_, "", [&] {
       if (!speaks_ || training_.metrics.empty()) return;
+      std::error_code none;  // of a pipe
+      if (!found && std::filesystem::file_size(training_.metrics, none) > 0 && !none)
+        say("--metrics: replacing the records of an earlier run in '" + training_.metrics + "'");
       metrics_ =
           JsonLines(training_.metrics, found ? JsonLines::Mode::append : JsonLines::Mode::overwrite, "check --metrics");
       cut_metrics(metrics_, training_.metrics, first);
