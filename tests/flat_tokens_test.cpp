@@ -171,6 +171,10 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "bins"); },
       "'" + folder / "bins.partial" + "' is not an unfinished data set: remove it, or write elsewhere");
+  const auto lock = io::lock_folder(folder / "bins.partial");  // as while it runs
+  expect_error<UsageError>(
+      [&] { FlatTokensWriter writer(folder / "bins"); },
+      "another process is writing '" + folder / "bins.partial" + "': wait for it, or write elsewhere");
   expect_error<UsageError>(
       [&] {
         FlatTokensWriter writer(folder / "x", {0, 1});
