@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 
-from checks import arguments, check, crc32c, finish, json_of, ran, records, text_of
+from checks import arguments, check, crc32c, finish, json_of, put, ran, records, text_of
 from event_files import bars, events, fields
 
 
@@ -315,6 +315,10 @@ def tool(program, folder):
     check(done.returncode == 0 and os.path.exists(f"{folder}/second/report.html"), "a run's report goes into its folder")
     follows(program, folder)
     exports(run, folder)
+    put(f"{folder}/first/console.log", "step 0\n")
+    done = run("first", "-o", "first/console.log")
+    check(done.returncode == 2 and "a file of the run 'first' itself" in done.stderr, f"no page in a run's own file: {done}")
+    check(text_of(folder, "first/console.log") == "step 0\n", "the run's file stays")
     for words, text in [
         (["nothing"], "error: there is no folder or file 'nothing': give the folder of a run, or its metrics.jsonl\n"),
         (["first", "-o", ""], "error: -o is given an empty value: give FILE, or leave the option out (see --help)\n"),

@@ -44,7 +44,8 @@ void require_free(const std::string& file, const std::vector<std::string>& runs,
   for (const std::string& run : runs) {
     const fs::path checkpoints = fs::canonical(run + "/checkpoints", gone);
     bool own = !gone && std::ranges::mismatch(checkpoints, whole).in1 == checkpoints.end();
-    for (const char* const name : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json"})
+    for (const char* const name : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json", "/console.log",
+                                   "/trace.json", "/step.svg", "/timeline.svg"})
       own = own || fs::equivalent(file, run + name, gone);
     if (own) throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
   }
