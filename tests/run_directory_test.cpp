@@ -359,6 +359,21 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));
 }
 
+TEST_CASE("run directory: a run goes on from imported checkpoints", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "imported", none = folder / "none";
+  std::filesystem::create_directories(path + "/checkpoints/step-00000004");
+  std::filesystem::create_directories(none + "/checkpoints");
+  for (const auto& [at, resume] : {std::pair(path, Resume::never), {none, Resume::automatic}})
+    expect_error<UsageError>([&] { RunDirectory(at, config, resume, true); },
+                             "the folder '" + at + "' holds other files and no run: choose another run directory");
+  RunDirectory run(path, config, Resume::automatic, true);
+  CHECK(run.begin(4).empty());
+  run.write(record(4));
+  CHECK(contents(run.config()) == config);
+  CHECK(run::read_records(run.metrics()).size() == 1);
+}
+
 TEST_CASE("run directory: the temporaries of a killed process are gone when the run goes on", "[run]") {
   if (under_mpi()) return;  // a rank must not fork
   const Scratch folder;

@@ -24,7 +24,8 @@ enum class Resume { automatic, never };
 class RunDirectory {
  public:
   RunDirectory() = default;  ///< no folder: records go nowhere
-  /// Creates the folder with `config` (Options::to_toml) in it, or opens an existing run.
+  /// Creates the folder with `config` (Options::to_toml) in it, or opens an existing run. A folder of imported
+  /// checkpoints alone is a run to resume.
   RunDirectory(std::string path, std::string config, Resume resume, bool writer);
 
   [[nodiscard]] const std::string& path() const { return path_; }  ///< the path of the folder

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "shardlib/device/launch.hpp"
+#include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/impl/option_values.hpp"
@@ -42,6 +43,13 @@ inline std::string free_name(const std::filesystem::path& path) {
 inline std::string host_name() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? as_utf8(name) : "";
+}
+
+/// Whether the folder has checkpoints and nothing else, as `shardlib-checkpoint from-seqax` makes it.
+inline bool is_imported(const std::string& folder) {
+  const auto is_checkpoints = [](const auto& entry) { return entry.path().filename() == "checkpoints"; };
+  return std::ranges::all_of(std::filesystem::directory_iterator(folder), is_checkpoints) &&
+         !io::list_checkpoints(folder + "/checkpoints").empty();
 }
 
 /// "2025-11-28T00:40:00Z".
@@ -69,7 +77,8 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   if (error)
     throw UsageError("cannot create the run directory '" + path_ + "': " + error.message() + "; choose another one");
   const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
-  if (!has_config && !has_metrics && !fs::is_empty(path_))
+  if (!has_config && !has_metrics && !fs::is_empty(path_) &&
+      !(resume == Resume::automatic && detail::is_imported(path_)))
     throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
   metrics_ = JsonLines(metrics(), JsonLines::Mode::append);
   if (!metrics_.lock())
