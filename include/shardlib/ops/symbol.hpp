@@ -2,11 +2,13 @@
 // them. A device that cannot call a lambda of the host interprets these instructions (kernels/body/map_program.hpp).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -22,93 +24,69 @@
 namespace shardlib {
 namespace detail {
 
-/// Writes the instructions of the function that this thread calls with symbols.
+/// The instructions of the function that this thread calls with symbols, in the order in which symbols write them.
 class MapTracer {
  public:
+  /// A constant, an input, or an operation on the results of earlier instructions.
+  struct Instruction {
+    MapOp op;
+    NumberKind kind;
+    std::size_t operands;             ///< the number of those results
+    std::array<std::size_t, 3> from;  ///< their indices; of an input, what MapOp::input says
+    std::uint64_t number;             ///< the bits of a constant: 0.0 is not -0.0
+    friend bool operator==(const Instruction&, const Instruction&) = default;
+  };
+
   MapTracer() : outer_(std::exchange(current_, this)) {}
   MapTracer(const MapTracer&) = delete;
   MapTracer& operator=(const MapTracer&) = delete;
   ~MapTracer() { current_ = outer_; }
 
-  struct Instruction {
-    MapOp op;
-    NumberKind kind;
-    std::array<std::size_t, 3> from;
-    double number;
-    friend bool operator==(const Instruction& a, const Instruction& b) {
-      const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };  // 0.0 is not -0.0
-      return a.op == b.op && a.kind == b.kind && a.from == b.from && bits(a.number) == bits(b.number);
-    }
-  };
   static MapTracer& current() {
     if (current_ == nullptr) throw Error("a Symbol outside of a function of map: only map makes them");
     return *current_;
   }
   /// The index of the instruction's result. An instruction that was there before is used again.
   std::size_t add(const Instruction& step) {
-    for (std::size_t i = 0; i < instructions_.size(); ++i)
-      if (instructions_[i] == step) return i;
+    const auto at = std::ranges::find(instructions_, step) - instructions_.begin();
+    if (at < std::ssize(instructions_)) return static_cast<std::size_t>(at);
     if (instructions_.size() == most_traced) fail_length(std::to_string(most_traced) + " or more");
     instructions_.push_back(step);
     return instructions_.size() - 1;
   }
   [[nodiscard]] const Instruction& instruction(std::size_t i) const { return instructions_[i]; }
-  /// The instructions that make result `last`.
+  /// The instructions that make result `last`, without those that it does not need.
   [[nodiscard]] MapProgram program(std::size_t last) const {
-    std::vector<bool> needed(last + 1, false);
+    std::vector<bool> needed(last + 1);
     needed[last] = true;
-    std::size_t count = 0;
-    for (std::size_t i = last + 1; i-- > 0;) {
-      if (!needed[i]) continue;
-      ++count;
-      for (std::size_t k = 0; k < operands(instructions_[i].op); ++k) needed[instructions_[i].from[k]] = true;
-    }
-    if (count > MapProgram::most) fail_length(std::to_string(count));
+    for (std::size_t i = last + 1; i-- > 0;)
+      for (std::size_t k = 0; needed[i] && k < instructions_[i].operands; ++k) needed[instructions_[i].from[k]] = true;
+    if (const auto count = static_cast<std::size_t>(std::ranges::count(needed, true)); count > MapProgram::most)
+      fail_length(std::to_string(count));
     MapProgram program{};
-    std::vector<std::size_t> place(last + 1);
+    std::vector<std::size_t> place(last + 1);  // of each instruction in the program
     for (std::size_t i = 0; i <= last; ++i) {
       if (!needed[i]) continue;
-      const Instruction& step = instructions_[i];
-      std::array<std::size_t, 3> from = step.from;
-      for (std::size_t k = 0; k < operands(step.op); ++k) from[k] = place[from[k]];
+      Instruction step = instructions_[i];
+      for (std::size_t k = 0; k < step.operands; ++k) step.from[k] = place[step.from[k]];
+      const auto from = [&](std::size_t k) { return static_cast<std::uint8_t>(step.from[k]); };
       place[i] = program.count;
-      program.instructions[program.count] = {step.op, static_cast<std::uint8_t>(from[0]),
-                                             static_cast<std::uint8_t>(from[1]), static_cast<std::uint8_t>(from[2])};
+      program.instructions[program.count] = {step.op, from(0), from(1), from(2)};
       program.kinds[program.count] = step.kind;
-      program.numbers[program.count++] = step.number;
+      program.numbers[program.count++] = std::bit_cast<double>(step.number);
     }
     return program;
   }
 
  private:
   static constexpr std::size_t most_traced = 1024;
-  static std::size_t operands(MapOp op) {
-    switch (op) {
-      case MapOp::input:
-      case MapOp::real:
-      case MapOp::integer:
-        return 0;
-#define SHARDLIB_CASE(name) case MapOp::name:
-        SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_CASE)
-#undef SHARDLIB_CASE
-      case MapOp::from_int:
-      case MapOp::from_uint:
-      case MapOp::negate:
-      case MapOp::int_not:
-        return 1;
-      case MapOp::select:
-        return 3;
-      default:
-        return 2;
-    }
-  }
   [[noreturn]] static void fail_length(const std::string& count) {
     throw Error("a device traces the function into instructions, of which it holds " +
                 std::to_string(MapProgram::most) + ", and this function has " + count +
                 "; split it into several maps, or make it a function object marked SHARDLIB_FUNCTION");
   }
   std::vector<Instruction> instructions_;
-  MapTracer* outer_;
+  MapTracer* outer_;  ///< of a function that was being traced when this one began
   static inline thread_local MapTracer* current_ = nullptr;
 };
 
@@ -120,17 +98,22 @@ class MapTracer {
 class Symbol {
   using Op = detail::MapOp;
   using Kind = detail::NumberKind;
+  using Instruction = detail::MapTracer::Instruction;
 
  public:
   Symbol() : Symbol(0.0) {}
   template <class U>
   requires std::is_arithmetic_v<U> Symbol(U v)  // NOLINT(google-explicit-constructor): constants mix with symbols
-      : Symbol(std::is_floating_point_v<U> ? Op::real : Op::integer, kind_of_constant(v), {}, static_cast<double>(v)) {
+      : Symbol(Instruction{std::is_floating_point_v<U> ? Op::real : Op::integer,
+                           kind_of_constant(v),
+                           0,
+                           {},
+                           std::bit_cast<std::uint64_t>(static_cast<double>(v))}) {
     if constexpr (std::is_signed_v<U> && sizeof(U) > 4) one_sign_ = v < 0 || kind_ == Kind::u32;
   }
   /// The elements of an operand of map.
   static Symbol input(std::size_t operand, DType dtype) {
-    return {Op::input, detail::kind_of(dtype), {operand, static_cast<std::size_t>(dtype)}};
+    return Symbol(Instruction{Op::input, detail::kind_of(dtype), 0, {operand, static_cast<std::size_t>(dtype)}, 0});
   }
   /// The instructions that make this number.
   [[nodiscard]] detail::MapProgram program() const { return detail::MapTracer::current().program(at_); }
@@ -147,113 +130,74 @@ class Symbol {
     throw Error("a device traces the function, so that an element has no value to convert: calculate without the cast");
   }
 
-#define SHARDLIB_SYMBOL_OPERATOR(op)                \
-  template <class U>                                \
-  requires std::is_arithmetic_v<U>                  \
-  friend Symbol operator op(const Symbol& a, U b) { \
-    return a op Symbol(b);                          \
-  }                                                 \
-  template <class U>                                \
-  requires std::is_arithmetic_v<U>                  \
-  friend Symbol operator op(U a, const Symbol& b) { \
-    return Symbol(a) op b;                          \
+  // ---- arithmetic: constants become symbols by the constructor ----
+  friend Symbol operator+(const Symbol& a, const Symbol& b) {
+    return arithmetic(Op::add, Op::int_add, Op::int_add, a, b);
   }
-#define SHARDLIB_SYMBOL_BINARY(op, name)                               \
-  friend Symbol operator op(const Symbol& a, const Symbol& b) {        \
-    return arithmetic(Op::name, Op::int_##name, Op::int_##name, a, b); \
-  }                                                                    \
-  SHARDLIB_SYMBOL_OPERATOR(op)
-#define SHARDLIB_SYMBOL_BITS(op, name)                                          \
-  friend Symbol operator op(const Symbol& a, const Symbol& b) {                 \
-    if (a.kind_ == Kind::real || b.kind_ == Kind::real)                         \
-      throw Error("the operator " #op " takes integers and truth values only"); \
-    const bool truths = a.kind_ == Kind::truth && b.kind_ == Kind::truth;       \
-    return {Op::name, truths ? Kind::truth : common(a, b), {a.at_, b.at_}};     \
-  }                                                                             \
-  SHARDLIB_SYMBOL_OPERATOR(op)
-  SHARDLIB_SYMBOL_BINARY(+, add)
-  SHARDLIB_SYMBOL_BINARY(-, subtract)
-  SHARDLIB_SYMBOL_BINARY(*, multiply)
-  SHARDLIB_SYMBOL_BITS(&, int_and)
-  SHARDLIB_SYMBOL_BITS(|, int_or)
-  SHARDLIB_SYMBOL_BITS(^, int_xor)
-#undef SHARDLIB_SYMBOL_BITS
-#undef SHARDLIB_SYMBOL_BINARY
+  friend Symbol operator-(const Symbol& a, const Symbol& b) {
+    return arithmetic(Op::subtract, Op::int_subtract, Op::int_subtract, a, b);
+  }
+  friend Symbol operator*(const Symbol& a, const Symbol& b) {
+    return arithmetic(Op::multiply, Op::int_multiply, Op::int_multiply, a, b);
+  }
   friend Symbol operator/(const Symbol& a, const Symbol& b) {
     return arithmetic(Op::divide, Op::int_divide, Op::uint_divide, a, b);
   }
-  SHARDLIB_SYMBOL_OPERATOR(/)
   friend Symbol operator%(const Symbol& a, const Symbol& b) {
     if (common(a, b) == Kind::real) throw Error("the operator % takes integers only; use mod(a, b)");
     return arithmetic(Op::mod, Op::int_remainder, Op::uint_remainder, a, b);
   }
-  SHARDLIB_SYMBOL_OPERATOR(%)
-  friend Symbol operator<(const Symbol& a, const Symbol& b) {
-    return compare(Op::less, Op::int_less, Op::uint_less, a, b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(<)
-  friend Symbol operator<=(const Symbol& a, const Symbol& b) {
-    return compare(Op::less_equal, Op::int_less_equal, Op::uint_less_equal, a, b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(<=)
-  friend Symbol operator>(const Symbol& a, const Symbol& b) {
-    return b < a;
-  }
-  SHARDLIB_SYMBOL_OPERATOR(>)
-  friend Symbol operator>=(const Symbol& a, const Symbol& b) {
-    return b <= a;
-  }
-  SHARDLIB_SYMBOL_OPERATOR(>=)
-  friend Symbol operator==(const Symbol& a, const Symbol& b) {
-    return compare(Op::equal, Op::int_equal, Op::int_equal, a, b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(==)
-  friend Symbol operator!=(const Symbol& a, const Symbol& b) {
-    return !(a == b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(!=)
-  friend Symbol operator!(const Symbol& a) {
-    if (a.kind_ == Kind::real) return a == Symbol(0.0);
-    return {Op::int_not, Kind::truth, {a.at_}};
-  }
-  friend Symbol operator&&(const Symbol& a, const Symbol& b) {
-    return truth(a) & truth(b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(&&)
-  friend Symbol operator||(const Symbol& a, const Symbol& b) {
-    return truth(a) | truth(b);
-  }
-  SHARDLIB_SYMBOL_OPERATOR(||)
-#undef SHARDLIB_SYMBOL_OPERATOR
   friend Symbol operator-(const Symbol& a) {
-    if (a.kind_ == Kind::real) return {Op::negate, Kind::real, {a.at_}};
+    if (a.kind_ == Kind::real) return {Op::negate, Kind::real, a};
     return Symbol(0) - a;
   }
-  friend Symbol operator+(const Symbol& a) {
-    return a.kind_ == Kind::truth ? a + Symbol(0) : a;
-  }
-  Symbol& operator+=(const Symbol& b) {
-    return *this = *this + b;
-  }
-  Symbol& operator-=(const Symbol& b) {
-    return *this = *this - b;
-  }
-  Symbol& operator*=(const Symbol& b) {
-    return *this = *this * b;
-  }
-  Symbol& operator/=(const Symbol& b) {
-    return *this = *this / b;
-  }
+  friend Symbol operator+(const Symbol& a) { return a.kind_ == Kind::truth ? a + Symbol(0) : a; }
+  Symbol& operator+=(const Symbol& b) { return *this = *this + b; }
+  Symbol& operator-=(const Symbol& b) { return *this = *this - b; }
+  Symbol& operator*=(const Symbol& b) { return *this = *this * b; }
+  Symbol& operator/=(const Symbol& b) { return *this = *this / b; }
 
-#define SHARDLIB_SYMBOL_FUNCTION(name)               \
-  friend Symbol name(const Symbol& a) {              \
-    return {Op::name, Kind::real, {as_real(a).at_}}; \
+  // ---- conditions ----
+  friend Symbol operator<(const Symbol& a, const Symbol& b) {
+    return comparison(Op::less, Op::int_less, Op::uint_less, a, b);
+  }
+  friend Symbol operator<=(const Symbol& a, const Symbol& b) {
+    return comparison(Op::less_equal, Op::int_less_equal, Op::uint_less_equal, a, b);
+  }
+  friend Symbol operator>(const Symbol& a, const Symbol& b) { return b < a; }
+  friend Symbol operator>=(const Symbol& a, const Symbol& b) { return b <= a; }
+  friend Symbol operator==(const Symbol& a, const Symbol& b) {
+    return comparison(Op::equal, Op::int_equal, Op::int_equal, a, b);
+  }
+  friend Symbol operator!=(const Symbol& a, const Symbol& b) { return !(a == b); }
+  friend Symbol operator!(const Symbol& a) {
+    if (a.kind_ == Kind::real) return a == Symbol(0.0);
+    return {Op::int_not, Kind::truth, a};
+  }
+  // Templates, so that a constant needs no conversion: the built-in operators take it as it is, and the symbol as a
+  // bool.
+  template <class A, class B>
+  requires(std::same_as<A, Symbol> || std::same_as<B, Symbol>) friend Symbol operator&&(const A& a, const B& b) {
+    return truth(a) & truth(b);
+  }
+  template <class A, class B>
+  requires(std::same_as<A, Symbol> || std::same_as<B, Symbol>) friend Symbol operator||(const A& a, const B& b) {
+    return truth(a) | truth(b);
+  }
+  friend Symbol operator&(const Symbol& a, const Symbol& b) { return bits(Op::int_and, "&", a, b); }
+  friend Symbol operator|(const Symbol& a, const Symbol& b) { return bits(Op::int_or, "|", a, b); }
+  friend Symbol operator^(const Symbol& a, const Symbol& b) { return bits(Op::int_xor, "^", a, b); }
+
+  // ---- functions ----
+#define SHARDLIB_SYMBOL_FUNCTION(name)         \
+  friend Symbol name(const Symbol& a) {        \
+    return {Op::name, Kind::real, as_real(a)}; \
   }
   SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_SYMBOL_FUNCTION)
 #undef SHARDLIB_SYMBOL_FUNCTION
-#define SHARDLIB_SYMBOL_FUNCTION(name)                               \
-  friend Symbol name(const Symbol& a, const Symbol& b) {             \
-    return {Op::name, Kind::real, {as_real(a).at_, as_real(b).at_}}; \
+#define SHARDLIB_SYMBOL_FUNCTION(name)                     \
+  friend Symbol name(const Symbol& a, const Symbol& b) {   \
+    return {Op::name, Kind::real, as_real(a), as_real(b)}; \
   }
   SHARDLIB_MAP_FUNCTIONS_OF_TWO(SHARDLIB_SYMBOL_FUNCTION)
 #undef SHARDLIB_SYMBOL_FUNCTION
@@ -264,9 +208,8 @@ class Symbol {
     return where(a <= Symbol(0.0), Symbol(0.0), a);
   }
   friend Symbol where(const Symbol& condition, const Symbol& a, const Symbol& b) {
-    const bool truths = a.kind_ == Kind::truth && b.kind_ == Kind::truth;
-    const Kind kind = truths ? Kind::truth : common(a, b);
-    return {Op::select, kind, {truth(condition).at_, to(kind, a).at_, to(kind, b).at_}};
+    const Kind kind = truths(a, b) ? Kind::truth : common(a, b);
+    return {Op::select, kind, truth(condition), to(kind, a), to(kind, b)};
   }
 
  private:
@@ -287,8 +230,9 @@ class Symbol {
       throw Error("a device calculates with integers of 32 bits, and the constant " + std::to_string(v) +
                   " takes 64; write it as a floating-point number, as in 1e10");
   }
-  Symbol(Op op, Kind kind, const std::array<std::size_t, 3>& from, double number = 0)
-      : at_(detail::MapTracer::current().add({op, kind, from, number})), kind_(kind) {}
+  explicit Symbol(const Instruction& step) : at_(detail::MapTracer::current().add(step)), kind_(step.kind) {}
+  template <std::same_as<Symbol>... S>
+  Symbol(Op op, Kind kind, const S&... from) : Symbol(Instruction{op, kind, sizeof...(S), {from.at_...}, 0}) {}
   /// The kind in which C++ adds two numbers of these kinds.
   static Kind common(const Symbol& a, const Symbol& b) {
     const Kind kind = a.kind_ < b.kind_ ? b.kind_ : a.kind_;
@@ -302,8 +246,8 @@ class Symbol {
   static Symbol as_real(const Symbol& a) {
     if (a.kind_ == Kind::real) return a;
     const auto& step = detail::MapTracer::current().instruction(a.at_);
-    if (step.op == Op::integer) return Symbol(step.number);
-    return {a.kind_ == Kind::u32 ? Op::from_uint : Op::from_int, Kind::real, {a.at_}};
+    if (step.op == Op::integer) return Symbol(std::bit_cast<double>(step.number));
+    return {a.kind_ == Kind::u32 ? Op::from_uint : Op::from_int, Kind::real, a};
   }
   static Symbol to(Kind kind, const Symbol& a) {
     return kind == Kind::real ? as_real(a) : a;
@@ -311,16 +255,22 @@ class Symbol {
   static Symbol truth(const Symbol& a) {
     return a.kind_ == Kind::truth ? a : !!a;
   }
-  static Symbol arithmetic(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b) {
-    return typed(real, with_sign, without, a, b, common(a, b));
+  static bool truths(const Symbol& a, const Symbol& b) {
+    return a.kind_ == Kind::truth && b.kind_ == Kind::truth;
   }
-  static Symbol typed(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b, Kind result) {
+  /// The operation for the common kind of the operands: of reals, of i32, or of u32.
+  static Symbol arithmetic(Op real, Op i32, Op u32, const Symbol& a, const Symbol& b, bool compares = false) {
     const Kind kind = common(a, b);
-    const Op op = kind == Kind::real ? real : kind == Kind::u32 ? without : with_sign;
-    return {op, result, {to(kind, a).at_, to(kind, b).at_}};
+    const Op op = kind == Kind::real ? real : kind == Kind::u32 ? u32 : i32;
+    return {op, compares ? Kind::truth : kind, to(kind, a), to(kind, b)};
   }
-  static Symbol compare(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b) {
-    return typed(real, with_sign, without, a, b, Kind::truth);
+  static Symbol comparison(Op real, Op i32, Op u32, const Symbol& a, const Symbol& b) {
+    return arithmetic(real, i32, u32, a, b, true);
+  }
+  static Symbol bits(Op op, const char* name, const Symbol& a, const Symbol& b) {
+    if (a.kind_ == Kind::real || b.kind_ == Kind::real)
+      throw Error("the operator " + std::string(name) + " takes integers and truth values only");
+    return {op, truths(a, b) ? Kind::truth : common(a, b), a, b};
   }
 
   std::size_t at_ = 0;
