@@ -1,5 +1,5 @@
-// The fields of a plain struct: their number, references to them, their names and types. The struct needs no extra
-// code.
+// The fields of a plain struct, which needs no extra code: how many there are, references to them, their types and
+// their names. C++20 has no way to ask for these, so each is read off something that it does have.
 #pragma once
 
 #include <cstddef>
@@ -10,31 +10,36 @@
 
 namespace shardlib::detail {
 
+// ---- how many: the most initializers that the struct takes ----
+
+/// An initializer for a field of any type.
 struct any_field {
   template <class T>
   operator T() const;
 };
 template <class T, std::size_t... I>
-constexpr bool constructible_from(std::index_sequence<I...>) {
+constexpr bool takes_initializers(std::index_sequence<I...>) {
   return requires {
     T{(static_cast<void>(I), any_field{})...};
   };
 }
-/// The number of fields of an aggregate: the largest number of initializers that it accepts.
+/// The number of fields of an aggregate; of more than N it is N.
 template <class T, std::size_t N = 24>
 constexpr std::size_t field_count() {
-  if constexpr (N == 0 || constructible_from<T>(std::make_index_sequence<N>{}))
+  if constexpr (N == 0 || takes_initializers<T>(std::make_index_sequence<N>{}))
     return N;
   else
     return field_count<T, N - 1>();
 }
 
-// A structured binding lists its names, so each number of fields needs its own line.
+// ---- references: a structured binding, which lists its names, so that each number of fields needs a line ----
+
 #define SHARDLIB_FIELDS(n, ...)               \
   else if constexpr (field_count<U>() == n) { \
     auto& [__VA_ARGS__] = object;             \
     return std::tie(__VA_ARGS__);             \
   }
+/// References to the fields, as a tuple. A type that is no plain struct has a member `as_tuple`.
 template <class T>
 constexpr auto fields(T& object) {
   using U = std::remove_const_t<T>;
@@ -68,10 +73,29 @@ constexpr auto fields(T& object) {
 }
 #undef SHARDLIB_FIELDS
 
-// An object that is declared but never defined. The compiler prints a pointer to one of its members with the member's
-// name.
+// ---- types ----
+
 template <class T>
-struct nowhere {
+using fields_t = decltype(fields(std::declval<T&>()));
+/// The number of the tuple's elements.
+template <class T>
+inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
+
+template <class Tuple>
+struct plain;
+template <class... F>
+struct plain<std::tuple<F&...>> {
+  using type = std::tuple<std::remove_const_t<F>...>;
+};
+/// The types of the fields, as a tuple.
+template <class T>
+using field_types = typename plain<fields_t<T>>::type;
+
+// ---- names: the compiler prints a pointer to a member of an object with the member's name ----
+
+/// Holds an object, since compilers refuse to declare one of a function's local struct itself that is never defined.
+template <class T>
+struct holder {
   T object;
 };
 #if defined(__clang__)
@@ -80,50 +104,32 @@ struct nowhere {
 #pragma clang diagnostic ignored "-Wundefined-internal"
 #endif
 template <class T>
-extern nowhere<T> somewhere;
+extern holder<T> phantom_holder;
+/// A struct that is declared, but exists nowhere.
 template <class T>
 constexpr T& phantom() {
-  return somewhere<T>.object;
+  return phantom_holder<T>.object;
 }
 #if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
-template <class P>
-struct pointer {
-  P p;
-};
-template <pointer P>
+template <auto* P>
 constexpr std::string_view spelled() {
   return __PRETTY_FUNCTION__;
 }
 template <class T, std::size_t I>
 consteval std::string_view field_name() {
   constexpr auto* p = __builtin_addressof(std::get<I>(fields(phantom<T>())));
-  constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
+  constexpr std::string_view text = spelled<p>();
 #if defined(__clang__) || defined(__EDG__)
-  constexpr std::string_view after = "}]";  // "...somewhere.object.w_q}]"
+  constexpr std::string_view after = "]";  // "...phantom_holder.object.w_q]"
 #else
-  constexpr std::string_view after = ")}";  // "...object.Layer::w_q)}; std::string_view = ...]"
+  constexpr std::string_view after = ");";  // "...object.Layer::w_q); std::string_view = ...]"
 #endif
   constexpr std::size_t end = text.rfind(after);
   constexpr std::size_t start = text.find_last_of(".:", end) + 1;
   return text.substr(start, end - start);
 }
-template <class T>
-using fields_t = decltype(fields(std::declval<T&>()));
-template <class T>
-inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
-
-/// The types of the fields, as a tuple.
-template <class Tuple>
-struct plain;
-template <class... F>
-struct plain<std::tuple<F&...>> {
-  using type = std::tuple<std::remove_const_t<F>...>;
-};
-template <class T>
-using field_types = typename plain<fields_t<T>>::type;
-
 /// The struct whose members name the fields of T.
 template <class T>
 struct named_as {
