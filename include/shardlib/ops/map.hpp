@@ -301,8 +301,8 @@ MapProgram trace_of(const OnNumbers<F>& on, const std::array<DType, most_mapped>
 #endif
 
 template <class F, class... X>
-using map_t =
-    Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>, map_result<"map", X::spec...>()>;
+using map_t = Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>,
+                     result_of<rules::map_of<decltype(parsed<X::spec>)...>, OpName("map"), X::spec...>>;
 
 template <class F, class... X>
 map_t<F, X...> mapped_by_user(const F& f, const Site& site, const X&... x) {

@@ -43,6 +43,15 @@ inline constexpr auto sum_vjp = [](const auto& ct, const GlobalSizes& global) {
   static constexpr OpSpec repeated = op_spec_of(Ct::spec, Due::spec);
   return repeat<Due>(OpInfo{"broadcast", repeated, {}}, ct, global);
 };
+/// The spec of the sum of all elements.
+template <Spec S>
+constexpr Spec sum_all_result() {
+  TensorSpec out;
+  for (auto axis : parsed<S>.partial) out.add_partial(axis);
+  for (const Dim& dim : parsed<S>.dims)
+    for (auto axis : dim.axes) out.add_partial(axis);
+  return Spec(to_string(out).view());
+}
 }  // namespace detail
 
 /// Sums over the dims that the result lacks. A sum over a sharded dim stays partial. Backward: broadcast.

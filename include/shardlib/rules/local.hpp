@@ -210,12 +210,9 @@ constexpr Verdict map2(std::string_view name, const TensorSpec& a, const TensorS
     verdict.why = verdict.why + "; where the constant is 0, `masked` takes a partial operand as it is";
   return verdict;
 }
-constexpr Verdict map3(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c) {
-  return map(name, detail_::operands(a, b, c));
-}
-constexpr Verdict map4(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c,
-                       const TensorSpec& d) {
-  return map(name, detail_::operands(a, b, c, d));
+template <class... T>
+constexpr Verdict map_of(std::string_view name, const T&... operands) {
+  return rules::map(name, detail_::operands(operands...));
 }
 
 /// where(c, a, b): c is never partial, and a and b follow the rule of +. masked(c, a) is where(c, a, a).
