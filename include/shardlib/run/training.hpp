@@ -28,57 +28,78 @@
 
 namespace shardlib::run {
 
-/// The settings of a run that do not depend on the model. Members hold the defaults until `declare` and parse.
+/// The settings of a run that do not depend on the model, in the order of --help. Members hold the defaults until
+/// `declare` and parse. A member has the option of its name, as save_every has --save-every, unless it names another.
 struct Training {
-  /// The options --data, --validation-data, --stream, --tokenizer, --rows and --shuffle.
-  std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed", shuffle = "yes";
-  std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on one of batch_axes
-  std::string batch_axes = "d";  ///< axes that shard the batch: "d" of "B/d", "x y" of "B/x/y"
-  /// --row-begin is the input before the first token of a document, and of a row. --sample-begin is the token before a
-  /// prompt; -1 means none, and -2 that of --row-begin. A loaded model has its own.
-  std::int64_t row_begin = 0, sample_begin = -2;
-  /// The number of training steps, the rows of the global batch, the tokens of a row, and the parts of a batch.
-  std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
-  std::int64_t epochs = 0;  ///< passes over the data that `steps` becomes; 0: `steps` as given
-  std::uint64_t seed = 0;   ///< seed of weights, data order, dropout and samples
-  /// The settings of AdamW. `clip` is the largest gradient norm; 0 means no clipping.
-  double learning_rate = 3e-3, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_epsilon = 1e-8, clip = 1.0;
-  /// The learning rate as in LrSchedule; its peak is learning_rate.
-  std::string lr_schedule = "cosine", warmup_from = "peak/warmup";
-  std::int64_t warmup = 20, decay_steps = 0;               ///< decay_steps 0 stands for `steps`
-  double final_learning_rate = 0.1, decay_fraction = 0.1;  ///< the first as a fraction of the peak
-  /// --run, --metrics and --graph: the paths of the run's folder, its records and its graph.
-  std::string directory, metrics, graph;
-  bool draw_step = false;            ///< --step-graph: draw the step into the run's folder
-  std::string step_svg;              ///< the picture of the first device's step; dry_run sets it, on the first rank
-  std::int64_t planned_peak = 0;     ///< most bytes of a device's pool by a plan; dry_run sets it where errors name it
-  std::string plan_device = "none";  ///< --plan-device: one of `accelerators`, or none
+  // ---- data ----
+  std::string data, validation_data;             ///< paths of tokens; empty: none, or the validation split of `data`
+  std::string text_stream;                       ///< --stream: a folder of texts, in place of `data`
+  std::string tokenizer = "bytes";               ///< a name or path for io::load_tokenizer
+  std::string rows = "packed", shuffle = "yes";  ///< an io::Rows; whether their order is random, yes or no
+  std::int64_t row_begin = 0;  ///< the input before a document's or row's first token; a loaded model has its own
+  std::int64_t batch = 16, seq = 128;  ///< the rows of the global batch, and the tokens of a row
+
+  // ---- training ----
+  std::string mesh;                         ///< "d=4,t=2"; empty: all ranks on one of batch_axes
+  std::int64_t steps = 300;                 ///< the number of training steps
+  std::int64_t epochs = 0;                  ///< passes over the data that `steps` becomes; 0: `steps` as given
+  std::int64_t microbatches = 1;            ///< the parts of a batch
+  std::uint64_t seed = 0;                   ///< seed of weights, data order, dropout and samples
+  double learning_rate = 3e-3;              ///< the peak of the learning rate, as in LrSchedule
+  std::string lr_schedule = "cosine";       ///< LrSchedule::kind
+  std::int64_t warmup = 20;                 ///< steps of LrSchedule
+  std::string warmup_from = "peak/warmup";  ///< LrSchedule::warmup_from
+  std::int64_t decay_steps = 0;             ///< steps of LrSchedule; 0 stands for `steps`
+  double decay_fraction = 0.1, final_learning_rate = 0.1;                     ///< fractions of LrSchedule
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_epsilon = 1e-8;  ///< settings of AdamW
+  double clip = 1.0;                                                          ///< the largest gradient norm; 0: any
+
+  // ---- run ----
+  std::string directory;           ///< --run: the path of the run's folder; empty: none
+  bool resume = true;              ///< go on from the newest checkpoint
+  std::string allow_change;        ///< what may differ from the checkpoint that a run goes on from
+  std::int64_t save_every = 1000;  ///< steps between checkpoints; 0: one at the end alone
+  std::int64_t keep = 2, keep_every = 0, keep_best = 1;  ///< the checkpoints that stay, as in io::Retention
+  std::int64_t validate_every = 0;                       ///< steps between validations; 0 for none
+  std::int64_t validation_batches = 8;                   ///< the most batches of a validation
+  std::string metrics;                                   ///< the path of further records
+  /// What to do about a step above the mean of the last spike_window steps by spike_deviations deviations: none, stop,
+  /// skip or rewind.
+  std::string on_spike = "none";
+  std::int64_t spike_window = 100;
+  double spike_deviations = 6;
+  std::int64_t check_replicas = 0;               ///< steps between comparisons of replicated values; 0 for none
+  double collective_timeout = 600;               ///< seconds that a device waits for others; 0: for ever
+  std::string device = "cpu";                    ///< what runs the kernels
+  std::string sums = "tree";                     ///< who adds up the sums of GPUs, `tree` or `nccl`
+  bool find_nan = false;                         ///< end the run at the first op whose result has a NaN
+  bool trace = false;                            ///< write trace.json into the run's folder
+  std::int64_t trace_steps = 5, trace_from = 1;  ///< the number of its steps, and of steps of this start before them
+  bool plan = false;                             ///< print a plan of the step, and do not train
+  std::string plan_device = "none";              ///< one of `accelerators`, or none
   /// Figures of a device; 0 if not given. plan_memory is B/s, plan_capacity bytes. plan_flops is also a GPU's peak, for
   /// MFU.
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0, plan_capacity = 0;
   std::string plan_bandwidth, plan_latency;  ///< figures of links, for each axis of the mesh; empty if not given
-  /// save_every, validate_every and sample_every count steps. validation_batches counts batches.
-  std::int64_t save_every = 1000, validate_every = 0, validation_batches = 8, sample_every = 0;
-  /// The checkpoints to keep: the newest, those whose step is a multiple of keep_every, and the best.
-  std::int64_t keep = 2, keep_every = 0, keep_best = 1;
-  /// --on-spike: what to do about a step above the mean of the last spike_window steps by spike_deviations deviations:
-  /// none, stop, skip or rewind.
-  std::string on_spike = "none";
-  std::int64_t spike_window = 100;
-  double spike_deviations = 6;
-  std::int64_t check_replicas = 0;   ///< steps between comparisons of replicated values; 0 for none
+  std::string graph;                 ///< the path of a picture of one layer, which is drawn in place of training
+  bool draw_step = false;            ///< --step-graph: draw the step into the run's folder
+  bool tensorboard = false;          ///< write TensorBoard events into the run's folder
   std::int64_t histogram_every = 0;  ///< with `tensorboard`: steps between histograms; 0 for none
-  std::string device = "cpu";        ///< --device: what runs the kernels
-  std::string sums = "tree";         ///< --sums: who adds up the sums of GPUs, `tree` or `nccl`
-  double collective_timeout = 600;   ///< seconds that a device waits for others; 0: for ever
-  /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
-  bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
-  std::int64_t trace_steps = 5,
-               trace_from = 1;  ///< with `trace`: the number of traced steps, and of steps of this start before them
-  bool chat = false;            ///< --chat: with --sample-only, a conversation in place of samples
-  /// --turns: how `turn_template` writes a turn of it.
-  std::string turns = "User: {}\\nAssistant:";
-  std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
+
+  // ---- sampling ----
+  std::int64_t sample_every = 0;                ///< in steps; 0: samples at the end alone
+  bool sample_only = false;                     ///< samples of the newest checkpoint, and no training
+  bool chat = false;                            ///< with `sample_only`: a conversation in place of samples
+  std::string turns = "User: {}\\nAssistant:";  ///< how `turn_template` writes a turn of it
+  std::string prompt = "And God said";          ///< what samples begin with
+  std::int64_t sample_begin = -2;  ///< the token before a prompt; -1: none, -2: row_begin. A loaded model has its own
+  std::int64_t samples = 1;        ///< number of texts, each with its own seed
+  /// How tokens of samples are drawn: --max-tokens, --top-k, --top-p, --stop and --temperature.
+  SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
+  std::string evaluate;  ///< a file of multiple-choice questions, asked at the end
+
+  // ---- what a program sets ----
+  std::string batch_axes = "d";  ///< axes that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   /// The weights that the program has loaded before the run, as a text that ranks compare: a file's name and checksum.
   std::string initial_weights;
   /// Weights that the run reads but neither trains nor saves, in the same form. A run resumes only with the same ones.
@@ -91,10 +112,10 @@ struct Training {
   /// The program's own settings that decide the numbers of a model but no shape, with their values in checkpoints that
   /// do not name them (texts; "": not known). Every use of a checkpoint compares them: {{"init", "depth-scaled"}}
   std::map<std::string, std::string> model_settings;
-  std::string evaluate;                 ///< --evaluate: a file of multiple-choice questions, asked at the end
-  std::string prompt = "And God said";  ///< what samples begin with
-  std::int64_t samples = 1;             ///< number of texts, each with its own seed
-  SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};  ///< how tokens of samples are drawn
+
+  // ---- what `dry_run` sets ----
+  std::string step_svg;           ///< the picture of the first device's step, on the first rank
+  std::int64_t planned_peak = 0;  ///< most bytes of a device's pool by a plan, where errors name it
 };
 
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
