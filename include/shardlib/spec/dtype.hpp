@@ -57,33 +57,19 @@ enum class DType : std::uint8_t { f32, bf16, f64, i32, u32, u8, bool_ };
 template <class T>
 struct dtype_of;
 template <>
-struct dtype_of<f32> {
-  static constexpr DType value = DType::f32;
-};
+struct dtype_of<f32> : std::integral_constant<DType, DType::f32> {};
 template <>
-struct dtype_of<bf16> {
-  static constexpr DType value = DType::bf16;
-};
+struct dtype_of<bf16> : std::integral_constant<DType, DType::bf16> {};
 template <>
-struct dtype_of<f64> {
-  static constexpr DType value = DType::f64;
-};
+struct dtype_of<f64> : std::integral_constant<DType, DType::f64> {};
 template <>
-struct dtype_of<i32> {
-  static constexpr DType value = DType::i32;
-};
+struct dtype_of<i32> : std::integral_constant<DType, DType::i32> {};
 template <>
-struct dtype_of<u32> {
-  static constexpr DType value = DType::u32;
-};
+struct dtype_of<u32> : std::integral_constant<DType, DType::u32> {};
 template <>
-struct dtype_of<u8> {
-  static constexpr DType value = DType::u8;
-};
+struct dtype_of<u8> : std::integral_constant<DType, DType::u8> {};
 template <>
-struct dtype_of<bool_> {
-  static constexpr DType value = DType::bool_;
-};
+struct dtype_of<bool_> : std::integral_constant<DType, DType::bool_> {};
 /// The dtype as a run-time value: `dtype_v<f32>` is DType::f32.
 template <class T>
 inline constexpr DType dtype_v = dtype_of<T>::value;
