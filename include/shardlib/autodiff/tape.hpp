@@ -129,14 +129,14 @@ struct ErasedVjp {
 /// A type-erased Vjp of one operand. `of_result` says that the VJP also needs the op's result.
 struct EdgeSource {
   const ValuePtr* x;
-  std::array<const ValuePtr*, 4> saved;
-  bool of_result;
-  VjpFunction vjp;
+  std::array<const ValuePtr*, 4> saved = {};
+  VjpFunction vjp = nullptr;
+  bool of_result = false;
 };
 template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const Vjp<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
-  EdgeSource source{v.x, {}, false, nullptr};
+  EdgeSource source{v.x};
   // Integers have no derivative. The op that computes their cotangent may not exist, so do not instantiate it.
   if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
@@ -145,7 +145,7 @@ EdgeSource erased(const Vjp<X, F, Saved...>& v) {
 template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
-  EdgeSource source{v.x, {}, true, nullptr};
+  EdgeSource source{.x = v.x, .of_result = true};
   if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved..., Out>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
   return source;

@@ -61,7 +61,7 @@ ValuePtr record_scatter(const OpInfo& op, const ScatterAdd<D>& add, const Tensor
   const DevicePtr& device = add.ct->device;
   if (addend && !add.ct->slot)
     return record_addend_erased(op, device, dtype_v<D>, spec, global, add, ScatterAddTo<D>{add});
-  EdgeSource source{&add.ct, {}, false, nullptr};
+  EdgeSource source{&add.ct};
   if (add.ct->slot)
     source.vjp = [indices = add.indices, due = &lasting_dual(*add.ct_spec, {&spec})](const ValuePtr& ct,
                                                                                      const Residuals& saved) {
@@ -71,7 +71,7 @@ ValuePtr record_scatter(const OpInfo& op, const ScatterAdd<D>& add, const Tensor
 }
 template <class D>
 ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec& spec, const GlobalSizes& global) {
-  EdgeSource source{&rows.table, {}, false, nullptr};
+  EdgeSource source{&rows.table};
   if (rows.table->slot)
     source.vjp = [indices = rows.indices, of = &spec, due = &lasting_dual(*rows.table->spec, {&spec})](
                      const ValuePtr& ct, const Residuals& saved) {

@@ -295,7 +295,7 @@ SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
 
 SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& x, const TensorSpec& spec,
                                               const GlobalSizes& global, UnaryKernel forward, UnaryKernel transpose) {
-  EdgeSource source{&x, {}, false, nullptr};
+  EdgeSource source{&x};
   if (x->slot)
     source.vjp = [op, forward, transpose, due = &lasting_dual(*x->spec, {&spec})](const ValuePtr& ct,
                                                                                   const Residuals& saved) {

@@ -87,7 +87,6 @@ SHARDLIB_INLINE ValuePtr record_cross_entropy_vjp(const ValuePtr& ct, const Valu
     sources.push_back(
         {&ct,
          {&logits},
-         false,
          [rows, due = &lasting_dual(*ct->spec, {logits->spec})](const ValuePtr& g, const Residuals& saved) {
            const Kernel sum = [rows, g, logits = saved.values[0]](const Value& out) {
              const SoftmaxRows softmax(*logits, rows);
@@ -98,7 +97,7 @@ SHARDLIB_INLINE ValuePtr record_cross_entropy_vjp(const ValuePtr& ct, const Valu
            };
            return record_erased(Calling("sum", {}, {}), g->device, g->dtype, *due, saved.sizes, Kernel(sum), {});
          }});
-    sources.push_back({&logits, {&ct, &logits}, false, [rows, &spec](const ValuePtr& g, const Residuals& saved) {
+    sources.push_back({&logits, {&ct, &logits}, [rows, &spec](const ValuePtr& g, const Residuals& saved) {
                          return second_by_logits(g, saved.values[0], saved.values[1], rows, spec);
                        }});
   }

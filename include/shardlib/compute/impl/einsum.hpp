@@ -103,7 +103,6 @@ SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr&
     for (const int i : {0, 1})
       sources.push_back({&operands[i],
                          {&operands[1 - i]},
-                         false,
                          [of = operands[i]->spec, product](const ValuePtr& ct, const Residuals& saved) {
                            return product_cotangent(ct, saved.values[0], *of, saved.sizes, product);
                          }});

@@ -252,7 +252,6 @@ SHARDLIB_INLINE DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& o
       if (cotangents[i] && cotangents[i]->slot)
         sources.push_back({&cotangents[i],
                            {},
-                           false,
                            [i, spec = &lasting_dual(*cotangents[i]->spec, {})](const ValuePtr& ct, const Residuals&) {
                              const auto at = static_cast<std::int64_t>(i);
                              return record_linear_erased(Calling("take_part", {}, {}), ct, *spec, sizes_of_part(ct),

@@ -62,10 +62,10 @@ inline void second_of_row(const RowsVjp& vjp, const HostNumbers& ct, const HostN
 SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, const ValuePtr& x, const RowsVjp& vjp) {
   std::vector<EdgeSource> sources;
   if (ct->slot || x->slot) {
-    sources.push_back({&ct, {&x}, false, [op, vjp](const ValuePtr& g, const Residuals& saved) {
+    sources.push_back({&ct, {&x}, [op, vjp](const ValuePtr& g, const Residuals& saved) {
                          return record_rows_vjp(op, g, saved.values[0], vjp);
                        }});
-    sources.push_back({&x, {&ct, &x}, false, [op, vjp](const ValuePtr& g, const Residuals& saved) {
+    sources.push_back({&x, {&ct, &x}, [op, vjp](const ValuePtr& g, const Residuals& saved) {
                          const ValuePtr &by = saved.values[0], &at = saved.values[1];
                          const Kernel kernel = [vjp, by, g, at](const Value& out) {
                            const Along a = along(out, vjp.dim);

@@ -108,7 +108,7 @@ SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, cons
     if (std::ranges::none_of(map.groups, [&](const auto& g) { return g.from.contains(axis); }))
       check_same_devices(op, *here, one, *device, one);
   }
-  EdgeSource source{&x, {}, false, nullptr};
+  EdgeSource source{&x};
   if (is_floating(x->dtype))
     source.vjp = [op, here, due = &dual](const ValuePtr& ct, const Residuals&) {
       return record_on(op, ct, here, *due, ct->global, {});

@@ -87,7 +87,7 @@ SHARDLIB_INLINE ValuePtr SubmeshCall::enter(const ValuePtr& x, int number, const
     if (x->global[i].is_padded()) p.fail_padded(what, dim, x->global[i]);
     global.set(i, x->global[i].size / p.whole->size(p.leaving.axis));
   }
-  EdgeSource source{&x, {}, false, nullptr};
+  EdgeSource source{&x};
   if (is_floating(x->dtype))
     source.vjp = [op = p.op, whole = p.whole, due = &dual, sizes = x->global](const ValuePtr& ct, const Residuals&) {
       return record_on(op, ct, whole, *due, sizes, {});
@@ -98,7 +98,6 @@ SHARDLIB_INLINE ValuePtr SubmeshCall::enter(const ValuePtr& x, int number, const
     parts_->zeros.push_back(
         {nullptr,
          {},
-         false,
          [op = p.op, part = p.part, dtype = x->dtype, due = &dual_inside, global](const ValuePtr&, const Residuals&) {
            return no_cotangent(op, part, dtype, *due, global);
          }});
@@ -140,11 +139,10 @@ SHARDLIB_INLINE ValuePtr SubmeshCall::leave(const ValuePtr& y, const TensorSpec&
   auto sources = std::to_array<EdgeSource>(
       {{&y,
         {},
-        false,
         [op = p.op, part = p.part, due = &dual_inside, sizes = y->global](const ValuePtr& ct, const Residuals&) {
           return record_on(op, ct, part, *due, sizes, {});
         }},
-       {&p.gate, {}, false, [op = p.op, part = p.part](const ValuePtr&, const Residuals&) {
+       {&p.gate, {}, [op = p.op, part = p.part](const ValuePtr&, const Residuals&) {
           static constexpr TensorSpec scalar;
           return no_cotangent(op, part, DType::f32, scalar, {});
         }}});
