@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "shardlib/device/exec.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -15,12 +17,11 @@
 
 namespace shardlib::detail {
 
-/// Copies a shard and converts it, between bf16 and the f32 in which bf16 accumulates.
-SHARDLIB_INLINE void convert(const Value& from, const Value& to);
-/// Sets a number to 1.
-SHARDLIB_INLINE void set_to_one(const Value& out, const Buffer& number);
-/// Adds a cotangent to `sum`, elements of its dtype's accumulator.
-SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum);
+/// Copies n numbers and converts them, between bf16 and the f32 in which bf16 accumulates.
+SHARDLIB_INLINE void convert_numbers(const Exec& exec, std::int64_t n, DType from_dtype, const Buffer& from,
+                                     DType to_dtype, const Buffer& to);
+/// Adds n numbers of a dtype to `sum`, of its accumulator.
+SHARDLIB_INLINE void add_numbers(const Exec& exec, std::int64_t n, DType dtype, const Buffer& from, const Buffer& sum);
 
 /// The sum as a value of the tape, where that tracks some of the addends, whose slots are given.
 SHARDLIB_INLINE ValuePtr tracked_sum(const Value& sum, const std::vector<Slot>& addends);
@@ -50,11 +51,7 @@ class Accumulator {
   }
   ValuePtr take() {
     for (const ValuePtr& ct : std::exchange(later_, {})) add_now(ct);
-    if (owned_ && sum_->dtype != dtype_) {
-      auto narrow = fresh(*sum_, dtype_);
-      convert(*sum_, *narrow);
-      sum_ = std::move(narrow);
-    }
+    if (owned_ && sum_->dtype != dtype_) sum_ = copied(*sum_, dtype_);
     return tracked_.empty() ? std::move(sum_) : tracked_sum(*sum_, tracked_);
   }
 
@@ -77,20 +74,17 @@ class Accumulator {
     const bool adds_itself = ct->storage->add_to && sum_->dtype == dtype_;
     const DType wide = !adds_itself && dtype_ == DType::bf16 ? DType::f32 : dtype_;
     const auto shared = [&] { return sum_.use_count() > 1 || sum_->storage.use_count() > 1 || !sum_->data().unique(); };
-    if (wide != sum_->dtype || (!owned_ && shared())) {
-      auto copy = fresh(*sum_, wide);
-      convert(*sum_, *copy);
-      sum_ = std::move(copy);
-    }
+    if (wide != sum_->dtype || (!owned_ && shared())) sum_ = copied(*sum_, wide);
     owned_ = true;
     if (adds_itself) return ct->storage->add_to(sum_->storage->buffer.data());
-    add_elements(*ct, sum_->storage->buffer);
+    add_numbers(ct->device->exec(), ct->count(), ct->dtype, ct->data(), sum_->storage->buffer);
   }
-  static Handle<Value> fresh(const Value& like, DType dtype) {
-    auto value = Handle<Value>::make(like);
-    value->dtype = dtype;
-    value->storage = Handle<Storage>::make(allocate(*value));
-    return value;
+  static Handle<Value> copied(const Value& from, DType dtype) {
+    auto to = Handle<Value>::make(from);
+    to->dtype = dtype;
+    to->storage = Handle<Storage>::make(allocate(*to));
+    convert_numbers(from.device->exec(), from.count(), from.dtype, from.data(), dtype, to->storage->buffer);
+    return to;
   }
   ValuePtr sum_;
   std::vector<ValuePtr> later_;  ///< not yet in the sum

@@ -3,42 +3,31 @@
 
 #include "shardlib/autodiff/accumulator.hpp"
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void convert(const Value& from, const Value& to) {
-  const Exec exec = from.device->exec();
-  if (from.dtype == to.dtype)
-    exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
-  else if (from.dtype == DType::bf16)
-    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const bf16>(),
-                        to.storage->buffer.as<f32>());
+SHARDLIB_INLINE void convert_numbers(const Exec& exec, std::int64_t n, DType from_dtype, const Buffer& from,
+                                     DType to_dtype, const Buffer& to) {
+  using kernels::body::ConvertElement;
+  if (from_dtype == to_dtype)
+    exec.copy(to.data(), from.data(), static_cast<std::size_t>(n) * size_of(to_dtype));
+  else if (from_dtype == DType::bf16)
+    kernels::apply_flat(exec, n, ConvertElement{}, from.as<const bf16>(), to.as<f32>());
   else
-    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const f32>(),
-                        to.storage->buffer.as<bf16>());
+    kernels::apply_flat(exec, n, ConvertElement{}, from.as<const f32>(), to.as<bf16>());
 }
 
-SHARDLIB_INLINE void set_to_one(const Value& out, const Buffer& number) {
-  visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-    if constexpr (floating<D>) {
-      const auto one = static_cast<D>(static_cast<scalar_of<D>>(1));
-      kernels::apply_flat(out.device->exec(), 1, kernels::body::ConstantElement<D>{one}, number.as<D>());
-    }
-  });
-}
-
-SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum) {
-  visit_dtype(ct.dtype, [&]<class T>(T /*zero*/) {
+SHARDLIB_INLINE void add_numbers(const Exec& exec, std::int64_t n, DType dtype, const Buffer& from, const Buffer& sum) {
+  visit_dtype(dtype, [&]<class T>(T /*zero*/) {
     if constexpr (floating<T>)
-      kernels::apply_flat(ct.device->exec(), ct.count(), kernels::body::AddElement{}, ct.as<const T>(),
-                          sum.as<accumulator_t<T>>());
+      kernels::apply_flat(exec, n, kernels::body::AddElement{}, from.as<const T>(), sum.as<accumulator_t<T>>());
   });
 }
 

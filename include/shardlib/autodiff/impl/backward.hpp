@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/types/call_site.hpp"
@@ -216,7 +217,11 @@ SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype)
   static constexpr TensorSpec scalar;
   const Kernel fill = [](const Value& out) {
     Buffer result = allocate(out);
-    set_to_one(out, result);  // by a kernel: a copy from the host would wait for the forward pass
+    // By a kernel: a copy from the host would wait for the forward pass.
+    visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
+      if constexpr (floating<D>)
+        kernels::apply_flat(out.device->exec(), 1, kernels::body::ConstantElement<D>{D(1.0F)}, result.as<D>());
+    });
     return result;
   };
   return record_erased({"full", {}, {}}, device, dtype, scalar, {}, Kernel(fill), {});

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/compute/collectives.hpp"
-#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/padding.hpp"
@@ -165,7 +165,7 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
   KeyBlocks blocks(a, out);
   count_attention_flops(a, blocks, out, 2);
   const bool several = blocks.steps() > 1, wide = several && out.dtype == DType::bf16;
-  const std::size_t accumulator = size_of(out.dtype == DType::f64 ? DType::f64 : DType::f32);
+  const std::size_t accumulator = size_of(dtype_of_sum(out.dtype));
   const Buffer whole = wide ? pool->allocate(static_cast<std::size_t>(out.count()) * accumulator) : result;
   if (several && !totals) {  // the next block of keys needs them
     Shape rows = out.local;
@@ -181,17 +181,8 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
       a.forward(exec, loops_of_block(loops, attended), arrays(a, blocks, block, attended), wide, whole.data(),
                 totals.data());
   }
-  if (wide)
-    kernels::apply_flat(exec, out.count(), kernels::body::ConvertElement{}, whole.as<const f32>(), result.as<bf16>());
+  if (wide) convert_numbers(exec, out.count(), DType::f32, whole, DType::bf16, result);
   return result;
-}
-
-/// Adds n numbers of a dtype in which products accumulate.
-inline void add_numbers(const Exec& exec, DType dtype, std::int64_t n, const Buffer& from, const Buffer& to) {
-  const auto add = [&]<class A>(A* sum) {
-    kernels::apply_flat(exec, n, kernels::body::AddElement{}, from.as<const A>(), sum);
-  };
-  dtype == DType::f64 ? add(to.as<f64>()) : add(to.as<f32>());
 }
 
 /// Sets the cotangents of the keys of a block to zero that no query here sees: those after the first ones.
@@ -249,12 +240,11 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
       if (cotangent) blocks.send(std::as_const(cotangent), -step);
     for (Request& request : requests) complete(made, [&] { return std::move(request); });
     for (std::size_t i = 1; i < totals.size(); ++i)
-      if (arriving[i]) add_numbers(exec, sums.dtype, grads[i]->count(), arriving[i], totals[i]);
+      if (arriving[i]) add_numbers(exec, grads[i]->count(), sums.dtype, arriving[i], totals[i]);
   }
   for (std::size_t i = 0; wide && i < totals.size(); ++i)
     if (grads[i])
-      kernels::apply_flat(exec, grads[i]->count(), kernels::body::ConvertElement{}, totals[i].as<const f32>(),
-                          grads[i]->storage->buffer.as<bf16>());
+      convert_numbers(exec, grads[i]->count(), DType::f32, totals[i], DType::bf16, grads[i]->storage->buffer);
 }
 
 SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
@@ -283,8 +273,8 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
   for (ValuePtr* operand : {&plain.q, &plain.k, &plain.v, &plain.segments})
     if (*operand) *operand = detached(**operand);
   if (any || keeps(*out)) {
-    sums = make_value({"causal_attention", "log-sum-exp", a.op.site}, device,
-                      a.q->dtype == DType::f64 ? DType::f64 : DType::f32, sums_spec, names.sizes(sums_spec));
+    sums = make_value({"causal_attention", "log-sum-exp", a.op.site}, device, dtype_of_sum(a.q->dtype), sums_spec,
+                      names.sizes(sums_spec));
     const ValuePtr result = detached(*out);
     edges[0].saved.values = {plain.q, plain.k, plain.v, result, sums};
     if (plain.segments) edges[0].saved.values.push_back(plain.segments);

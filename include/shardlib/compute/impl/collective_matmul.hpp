@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/kernels/einsum.hpp"
-#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/names.hpp"
@@ -103,22 +104,6 @@ SHARDLIB_INLINE void ArrivingShard::test() {
   if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
 }
 
-/// The dtype in which products of the dtype accumulate.
-constexpr DType accumulator_of(DType dtype) {
-  return dtype == DType::bf16 ? DType::f32 : dtype;
-}
-/// to = from, or to += from, of n numbers, where `to` may be the accumulator of `from`.
-template <class Body>
-void combine(const Exec& exec, std::int64_t n, DType from_dtype, const Buffer& from, DType to_dtype, const Buffer& to) {
-  const auto run = [&]<class From, class To>(const From* x, To* y) { kernels::apply_flat(exec, n, Body{}, x, y); };
-  if (to_dtype == DType::f64) return run(from.as<const f64>(), to.as<f64>());
-  if (from_dtype == DType::f32) return run(from.as<const f32>(), to.as<f32>());
-  run(from.as<const bf16>(), to.as<f32>());
-}
-inline void round_to_bf16(const Exec& exec, std::int64_t n, const Buffer& from, const Buffer& to) {
-  kernels::apply_flat(exec, n, kernels::body::ConvertElement{}, from.as<const f32>(), to.as<bf16>());
-}
-
 /// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where they
 /// are added (`sums`), as each reads and writes the whole sum. On CPUs it depends on the sizes and the tuning alone, so
 /// that every backend gives the same bits.
@@ -140,7 +125,7 @@ class ShardProducts {
         result_(result),
         count_(out.count()),
         sums_(devices > 1 && !out.spec->has(e.dim)),
-        dtype_(sums_ ? accumulator_of(out.dtype) : out.dtype),
+        dtype_(sums_ ? dtype_of_sum(out.dtype) : out.dtype),
         shard_((e.first ? e.a : e.b).get()),
         other_((e.first ? e.b : e.a).get()),
         others_data_(other_->data()),
@@ -173,7 +158,7 @@ class ShardProducts {
   }
   /// After the last shard.
   void finish() const {
-    if (total_) round_to_bf16(exec_, count_, total_, result_);
+    if (total_) convert_numbers(exec_, count_, DType::f32, total_, DType::bf16, result_);
   }
 
  private:
@@ -244,7 +229,7 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
   const std::int64_t parts = devices == 1 ? 1 : parts_of_shard(out, out.local[at], flops / devices, false);
   const Sliced of_a(exec, a->dtype, a->local, a->spec->find(dim), parts * devices),
       of_b(exec, b->dtype, b->local, b->spec->find(dim), parts * devices);
-  const DType sum_dtype = accumulator_of(out.dtype);
+  const DType sum_dtype = dtype_of_sum(out.dtype);
   const std::int64_t count = out.count();
   const std::size_t sum_bytes = static_cast<std::size_t>(count) * size_of(sum_dtype);
   const bool wide = sum_dtype != out.dtype && devices > 1;
@@ -267,8 +252,8 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
   std::optional<ArrivingShard> arriving;
   const auto take = [&](bool first) {
     arriving->wait_until(received.bytes());
-    first ? combine<kernels::body::ConvertElement>(exec, count, out.dtype, received, sum_dtype, total)
-          : combine<kernels::body::AddElement>(exec, count, out.dtype, received, sum_dtype, total);
+    first ? convert_numbers(exec, count, out.dtype, received, sum_dtype, total)
+          : add_numbers(exec, count, out.dtype, received, total);
   };
   for (int step = 1; step < devices; ++step) {
     const Buffer next = allocate(out), sum = allocate(out);
@@ -289,8 +274,8 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
   const Buffer own = pool->allocate(sum_bytes);
   multiply(ring.at(0), sum_dtype, own, [&](std::size_t) { arriving->test(); });
   take(devices == 2);
-  combine<kernels::body::AddElement>(exec, count, sum_dtype, own, sum_dtype, total);
-  if (wide) round_to_bf16(exec, count, total, result);
+  add_numbers(exec, count, sum_dtype, own, total);
+  if (wide) convert_numbers(exec, count, sum_dtype, total, out.dtype, result);
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
@@ -66,8 +67,7 @@ inline ValuePtr widened(const Value& x, const Site& site) {
   wide->storage->buffer = observed(*wide, [&] {
     count(*wide);
     const Buffer made = allocate(*wide);
-    kernels::apply_flat(x.device->exec(), x.count(), kernels::body::ConvertElement{}, x.as<const bf16>(),
-                        made.as<f32>());
+    convert_numbers(x.device->exec(), x.count(), DType::bf16, x.data(), DType::f32, made);
     return made;
   });
   return wide;
