@@ -1,6 +1,9 @@
-// Environment variables that switch something on or off.
+// Environment variables that switch something on or off, and the name of the machine.
 #pragma once
 
+#include <unistd.h>
+
+#include <array>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -15,6 +18,12 @@ inline bool switched_on(const std::string& variable, std::string_view unset, std
   const std::string_view text = value == nullptr ? unset : value;
   if (text != "0" && text != "1") throw UsageError(variable + "=" + std::string(text) + ": " + std::string(meaning));
   return text == "1";
+}
+
+/// The name of this machine, or nothing where the system does not say it.
+inline std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 }  // namespace shardlib::detail

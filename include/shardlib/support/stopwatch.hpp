@@ -18,6 +18,11 @@ inline double steady_seconds() {
   return 1e-9 * static_cast<double>(steady_ns());
 }
 
+/// The seconds since 1970.
+inline double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 /// Only one part's clock runs at a time. Nested time counts for the inner part only, so the parts sum to the total.
 class Stopwatch {
  public:

@@ -16,6 +16,7 @@
 #include <system_error>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {
 
@@ -29,11 +30,6 @@ SHARDLIB_INLINE std::string FlightEntry::describe() const {
   }
   if (line != 0) result += " at " + file.text() + ":" + std::to_string(line);
   return result;
-}
-
-/// Since 1970.
-inline double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 struct FlightRecorder::State {
@@ -55,8 +51,8 @@ struct FlightRecorder::State {
     FlightEntry& entry = old == older.end() ? ring.entries[number % FlightRing::capacity] : old->second;
     if (entry.number != number) return;  // it has ended before
     entry.state = state;
-    if (state == FlightEntry::State::waiting) entry.waited_from = seconds_now();
-    if (state == FlightEntry::State::ended) entry.ended = seconds_now();
+    if (state == FlightEntry::State::waiting) entry.waited_from = unix_seconds();
+    if (state == FlightEntry::State::ended) entry.ended = unix_seconds();
     if (old != older.end() && state == FlightEntry::State::ended) older.erase(old);
   }
 };
@@ -90,7 +86,7 @@ SHARDLIB_INLINE std::uint64_t FlightRecorder::start(std::uint32_t group, Communi
                    : kind == CommunicationKind::send     ? record.sent[at]++
                    : kind == CommunicationKind::recv     ? record.received[at]++
                                                          : 0;
-  entry.began = seconds_now();
+  entry.began = unix_seconds();
   entry.waited_from = entry.ended = 0;
   entry.call = call;
   entry.op.assign(op.name);
@@ -243,12 +239,12 @@ SHARDLIB_INLINE std::string describe_wait(const std::vector<DeviceRecord>& devic
   if (!device.answers)
     return who + " does not answer: it is stopped, dead or busy outside of communication" +
            (device.last.empty() ? ""
-                                : "; " + seconds(seconds_now() - device.last.back().began) + " ago it began " +
+                                : "; " + seconds(unix_seconds() - device.last.back().began) + " ago it began " +
                                       device.last.back().text);
   if (!device.waiting) {
     if (device.last.empty()) return who + " has not communicated yet";
     const Communication& last = device.last.back();
-    return who + " waits for nobody; " + seconds(seconds_now() - last.began) + " ago it began " + last.text;
+    return who + " waits for nobody; " + seconds(unix_seconds() - last.began) + " ago it began " + last.text;
   }
   const Communication& wait = *device.waiting;
   const std::vector<int> absent = missing(devices, i);
@@ -257,7 +253,7 @@ SHARDLIB_INLINE std::string describe_wait(const std::vector<DeviceRecord>& devic
                            : wait.kind == FlightEntry::Kind::recv ? "the receipt of "
                            : wait.kind == FlightEntry::Kind::send ? "the sending of "
                                                                   : "";
-  return who + " has waited " + seconds(seconds_now() - wait.waited_from) + over(device) +
+  return who + " has waited " + seconds(unix_seconds() - wait.waited_from) + over(device) +
          (absent.empty() ? ", though all have begun," : " for " + list(absent)) + " in " + what + wait.text;
 }
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -21,6 +20,7 @@
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io::detail {
@@ -53,10 +53,9 @@ inline std::optional<std::int64_t> start_of(std::int64_t process) {
 
 /// This process.
 inline Owner this_process() {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = 0;
   std::error_code ignored;
-  const std::string name = host.data() + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  const std::string name =
+      shardlib::detail::host_name() + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   return {hex(crc32c(as_bytes(name))), ::getpid(), start_of(::getpid()).value_or(0)};
 }
 

@@ -6,8 +6,6 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <ctime>
 #include <exception>
@@ -23,6 +21,7 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/options.hpp"
+#include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/version.hpp"
@@ -38,11 +37,6 @@ inline std::string free_name(const std::filesystem::path& path) {
     name.replace_extension("." + std::to_string(i) + path.extension().string());
     if (!std::filesystem::exists(name)) return name.string();
   }
-}
-
-inline std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? as_utf8(name) : "";
 }
 
 /// Whether the folder has checkpoints and nothing else, as `shardlib-checkpoint from-seqax` makes it.
@@ -155,7 +149,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
   std::error_code no_directory;  // the directory may be gone
   all.push_back({{"start", detail::utc_now()},
                  {"step", step},
-                 {"host", detail::host_name()},
+                 {"host", detail::as_utf8(shardlib::detail::host_name())},
                  {"command", detail::command_line()},
                  {"directory", detail::as_utf8(std::filesystem::current_path(no_directory).string())},
                  {"shardlib", shardlib::detail::version_text()},

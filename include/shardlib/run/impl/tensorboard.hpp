@@ -9,17 +9,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <span>
 #include <system_error>
 
 #include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::run {
 
@@ -56,8 +56,7 @@ inline std::string protobuf_bytes(unsigned field, std::string_view bytes) {
 
 /// Event: wall_time = 1 and step = 2, which every event has.
 inline std::string tensorboard_event(std::int64_t step) {
-  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return protobuf_key(1, 1) + little_endian(now) + protobuf_key(2, 0) +
+  return protobuf_key(1, 1) + little_endian(shardlib::detail::unix_seconds()) + protobuf_key(2, 0) +
          protobuf_varint(static_cast<std::uint64_t>(step));
 }
 
@@ -73,12 +72,11 @@ inline std::string as_code(std::string_view text) {
 SHARDLIB_INLINE TensorBoard::TensorBoard(const std::string& folder, std::int64_t first_step) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  const auto seconds = std::chrono::system_clock::now().time_since_epoch() / std::chrono::seconds(1);
+  const auto seconds = static_cast<std::int64_t>(shardlib::detail::unix_seconds());
   // TensorBoard reads a folder's files in the order of their names: the time first, and a number for the same second.
   for (int n = 0; path_.empty() || std::filesystem::exists(path_); ++n)
-    path_ = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", folder, seconds, host.data(), ::getpid(), n);
+    path_ = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", folder, seconds, shardlib::detail::host_name(),
+                        ::getpid(), n);
   const bool goes_on = std::filesystem::directory_iterator(folder, error) != std::filesystem::directory_iterator();
   file_.open(path_, std::ios::binary);
   if (!file_) throw Error("cannot write the event file '" + path_ + "': does its folder allow that?");

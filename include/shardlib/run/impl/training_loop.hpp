@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -340,7 +339,7 @@ class TrainingLoop {
     note_seconds(record, ready - begin, stopwatch);
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
     if (peak_ > 0) record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
-    record.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    record.time = shardlib::detail::unix_seconds();
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
     return record;
