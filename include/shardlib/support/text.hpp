@@ -1,11 +1,13 @@
-// Text that came from outside: UTF-8, excerpts for messages, escapes for HTML and SVG. Only the tokenizers use
+// Text that came from outside: UTF-8, numbers, excerpts for messages, escapes for HTML and SVG. Only the tokenizers use
 // utf8proc: timelines and messages need UTF-8 in programs without that library, too.
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace shardlib::detail {
 
@@ -28,6 +30,14 @@ inline std::size_t utf8_character(std::string_view text) {
   }
   const unsigned low = first == 0xf0 ? 0x90 : 0x80, high = first == 0xf4 ? 0x8f : 0xbf;
   return within(0, 0xf0, 0xf4) && within(1, low, high) && within(2, 0x80, 0xbf) && within(3, 0x80, 0xbf) ? 4 : 0;
+}
+
+/// Reads all of the text as a number. False if it has other text too, or a number that does not fit.
+template <class T, class... Base>
+bool parse_number(std::string_view text, T& number, Base... base) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number, base...);
+  return error == std::errc() && rest == end;
 }
 
 /// The text with U+FFFD in place of each invalid byte. Samples of a byte-level model may contain invalid bytes.

@@ -3,19 +3,17 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::detail::mpi {
 
@@ -24,8 +22,7 @@ inline std::chrono::seconds start_timeout() {
   const char* const text = std::getenv("SHARDLIB_START_TIMEOUT");
   if (text == nullptr) return std::chrono::seconds(600);
   unsigned value = 0;
-  const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
-  if (error != std::errc() || *end != '\0')
+  if (!parse_number(text, value))
     throw UsageError("SHARDLIB_START_TIMEOUT=" + std::string(text) +
                      ": write the seconds that the ranks may take to start or to end together, 0 for any time");
   return std::chrono::seconds(value);

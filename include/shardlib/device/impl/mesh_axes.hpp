@@ -4,12 +4,11 @@
 #include "shardlib/device/mesh_axes.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
-#include <system_error>
 
 #include "shardlib/spec/spec.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib {
 
@@ -61,8 +60,7 @@ SHARDLIB_INLINE std::vector<AxisSize> parse_mesh(std::string_view text) {
     }
     const std::string_view digits = entry.substr(equals + 1);
     int size = 0;
-    const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
-    if (error != std::errc() || rest != digits.data() + digits.size()) {
+    if (!detail::parse_number(digits, size)) {
       detail::fail_mesh(text, mesh.size(),
                         "'" + std::string(digits) + "' is not a size: write a whole number, as in d=4,t=2");
     }

@@ -3,14 +3,13 @@
 
 #include "shardlib/pipeline/task.hpp"
 
-#include <charconv>
 #include <cstddef>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "shardlib/pipeline/impl/text.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::pipeline {
 
@@ -33,12 +32,10 @@ SHARDLIB_INLINE std::string to_string(const FusedTask& task) {
 namespace detail {
 
 inline std::optional<int> whole_number(std::string_view text) {
-  // Longer numbers would only come to ask for gigabytes.
-  if (text.size() > 6) return {};
   int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || text.front() == '-' || error != std::errc() || end != text.data() + text.size()) return {};
-  return value;
+  // Longer numbers would only come to ask for gigabytes.
+  const bool read = text.size() <= 6 && !text.starts_with('-') && shardlib::detail::parse_number(text, value);
+  return read ? std::optional(value) : std::nullopt;
 }
 
 inline std::optional<Task> plain_task(std::string_view text) {

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <filesystem>
 #include <system_error>
@@ -78,9 +77,7 @@ SHARDLIB_INLINE std::int64_t HuggingFaceConfig::integer(const std::string& key, 
   if (!has(key) && otherwise) return *otherwise;
   const std::string& text = value(key);
   std::int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || rest != end || number < 0) refuse(key, "a whole number");
+  if (!shardlib::detail::parse_number(text, number) || number < 0) refuse(key, "a whole number");
   return number;
 }
 

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +12,6 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 // toml++ 3.0 asserts (or with NDEBUG assumes) that a table's name begins well, before it looks whether it does.
@@ -33,6 +31,8 @@
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
+
+using shardlib::detail::parse_number;
 
 /// "did you mean X?" behind a semicolon, or nothing.
 inline std::string hint(const std::string& nearest_name) {
@@ -62,14 +62,6 @@ inline std::string expected_number(const char* kind, const Validator& validator)
 inline bool in_range(double x, const Validator& validator) {
   return (validator.exclusive ? x > validator.least : x >= validator.least) &&
          (validator.exclusive_most ? x < validator.most : x <= validator.most);
-}
-
-/// Parses the whole text as a number of type T. Fails if there is other text or an overflow.
-template <class T>
-bool parse_number(const std::string& text, T& value) {
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && rest == end;
 }
 
 /// A TOML value. 64-bit numbers beyond TOML's integers are quoted; numbers are the shortest that read back the same.

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -25,6 +24,7 @@
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 namespace detail {
@@ -121,11 +121,8 @@ SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folde
 SHARDLIB_INLINE std::optional<std::int64_t> step_of(std::string_view name) {
   constexpr std::string_view prefix = "step-";
   std::int64_t step = 0;
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const char* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, step);
-  if (error != std::errc() || rest != end || step < 0 || checkpoint_name(step) != name) return std::nullopt;
-  return step;
+  const bool read = name.starts_with(prefix) && shardlib::detail::parse_number(name.substr(prefix.size()), step);
+  return read && step >= 0 && checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 inline std::vector<std::string> names_in(const std::string& directory) {

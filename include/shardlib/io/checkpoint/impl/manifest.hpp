@@ -4,14 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 
@@ -84,8 +83,7 @@ inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
       wrong();
     one.bytes = file["bytes"].get<std::uint64_t>();
     const std::string digits = file["crc32c"].get<std::string>();
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), one.crc32c, 16);
-    if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 8) wrong();
+    if (digits.size() != 8 || !shardlib::detail::parse_number(digits, one.crc32c, 16)) wrong();
     files.push_back(std::move(one));
   }
   return files;

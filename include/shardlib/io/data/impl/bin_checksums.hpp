@@ -5,14 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,6 +18,7 @@
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
 
@@ -89,8 +88,7 @@ class BinChecksums {
     for (const json& sum : sums) {
       const std::string text = sum.is_string() ? sum.get<std::string>() : "";
       std::uint32_t value = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-      if (text.size() != 8 || error != std::errc() || end != text.data() + text.size())
+      if (text.size() != 8 || !shardlib::detail::parse_number(text, value, 16))
         fail("has " + sum.dump().substr(0, 60) + " in the place of a checksum");
       result->sums_.push_back(value);
     }

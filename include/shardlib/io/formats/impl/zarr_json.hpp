@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +14,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "shardlib/io/formats/zarr_codec.hpp"
@@ -120,9 +118,8 @@ class Metadata {
 inline std::optional<Bytes> hex_bits(const json& value, std::size_t width) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
   std::uint64_t bits = 0;
-  if (!text.starts_with("0x") || text.size() != 2 + 2 * width) return std::nullopt;
-  const char* end = text.data() + text.size();
-  if (const auto [rest, error] = std::from_chars(text.data() + 2, end, bits, 16); error != std::errc() || rest != end)
+  if (!text.starts_with("0x") || text.size() != 2 + 2 * width ||
+      !shardlib::detail::parse_number(text.substr(2), bits, 16))
     return std::nullopt;
   Bytes bytes(width);
   std::memcpy(bytes.data(), &bits, width);
