@@ -5,7 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
 
@@ -35,6 +38,14 @@ struct TokenBatch {
 }
 
 namespace detail {
+
+/// Throws UsageError for a size of a batch that makes no sense.
+inline void check_batch(std::int64_t batch, std::int64_t length) {
+  constexpr std::int64_t most = std::int64_t{1} << 31;
+  if (batch < 1 || length < 1 || batch > most / length)
+    throw UsageError("a batch of " + std::to_string(batch) + " rows of " + std::to_string(length) +
+                     " tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
+}
 
 /// Rows of `length`, all filling: 0 that do not count.
 inline TokenBatch empty_rows(std::int64_t rows, std::int64_t length) {

@@ -20,10 +20,7 @@ struct Loader::Row {
 
 SHARDLIB_INLINE Loader::Loader(std::shared_ptr<const TokenSource> source, LoaderOptions options)
     : source_(std::move(source)), options_(options) {
-  constexpr std::int64_t most = std::int64_t{1} << 31;
-  if (options_.batch < 1 || options_.length < 1 || options_.batch > most / options_.length)
-    throw UsageError("a batch of " + std::to_string(options_.batch) + " rows of " + std::to_string(options_.length) +
-                     " tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
+  detail::check_batch(options_.batch, options_.length);
   if (options_.vocabulary > 0 && source_->max_token_id().value_or(0) >= options_.vocabulary)
     throw UsageError(
         "'" + source_->name() + "' has token ids up to " + std::to_string(*source_->max_token_id()) +

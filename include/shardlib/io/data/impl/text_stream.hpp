@@ -47,10 +47,7 @@ SHARDLIB_INLINE TextStream::TextStream(const std::string& path, TextStreamOption
                                        std::int64_t count)
     : options_(std::move(options)) {
   const auto [batch, length] = std::pair(options_.batch, options_.length);
-  constexpr std::int64_t most = std::int64_t{1} << 31;
-  if (batch < 1 || length < 1 || batch > most / length)
-    throw UsageError("a batch of " + std::to_string(batch) + " rows of " + std::to_string(length) +
-                     " tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
+  detail::check_batch(batch, length);
   if (first < 0 || count < 0 || first > batch - count)
     throw Error("rows " + std::to_string(first) + " to " + std::to_string(first + count) +
                 " are asked for, but a batch has " + std::to_string(batch));
