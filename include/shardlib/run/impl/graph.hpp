@@ -4,6 +4,7 @@
 #include "shardlib/run/graph.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -224,9 +225,7 @@ class Graph {
     return text + (distinct.size() > most ? ", ..." : "") + fmt::format("\n({} ops)", names.size());
   }
   std::size_t color(const shardlib::detail::OpWork& work) {
-    std::string axes;
-    for (const auto axis : work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
-    return colors_.try_emplace(axes, colors_.size() + 1).first->second;
+    return colors_.try_emplace(fmt::format("{}", fmt::join(work.axes, " ")), colors_.size() + 1).first->second;
   }
   /// The look of a node that communicates over the axes of this number; 0 for other nodes.
   static std::string fill(std::size_t number) {

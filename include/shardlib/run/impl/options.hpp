@@ -81,14 +81,13 @@ SHARDLIB_INLINE std::size_t Options::find(std::string_view name, bool by_key) co
 
 SHARDLIB_INLINE std::vector<std::string> Options::groups() const {
   std::vector<std::string> names{""};
-  for (const Option& option : options_) {
-    if (std::find(names.begin(), names.end(), option.group) == names.end()) names.push_back(option.group);
-  }
+  for (const Option& option : options_)
+    if (std::ranges::find(names, option.group) == names.end()) names.push_back(option.group);
   return names;
 }
 
 SHARDLIB_INLINE bool Options::has_settings() const {
-  return std::any_of(options_.begin(), options_.end(), [](const Option& o) { return !o.validator.command_line_only; });
+  return std::ranges::any_of(options_, [](const Option& o) { return !o.validator.command_line_only; });
 }
 
 // ---- what is printed ------------------------------------------------------------------------------------------------
@@ -272,7 +271,7 @@ SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, c
   };
   collect(collect, detail::parse_toml(toml, name), "");
   // A table is sorted by name; the file's order says more.
-  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.at < b.at; });
+  std::ranges::sort(placed, {}, &Placed::at);
   std::vector<ConfigEntry> entries;
   for (Placed& one : placed) entries.push_back(std::move(one.entry));
   return entries;
@@ -285,7 +284,7 @@ SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::strin
 SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,
                                                         const std::vector<ConfigEntry>& after) {
   const auto value_of = [](const std::vector<ConfigEntry>& entries, const std::string& key) {
-    const auto at = std::find_if(entries.begin(), entries.end(), [&](const ConfigEntry& e) { return e.key == key; });
+    const auto at = std::ranges::find(entries, key, &ConfigEntry::key);
     return at == entries.end() ? std::string("(absent)") : at->value;
   };
   std::vector<std::string> changes;

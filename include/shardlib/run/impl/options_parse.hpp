@@ -61,9 +61,9 @@ SHARDLIB_INLINE std::string Options::who_knows(const std::string& name) const {
 SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char* const* argv) const {
   Request request;
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  request.help = std::find(words.begin(), words.end(), "--help") != words.end() ||
-                 std::find(words.begin(), words.end(), "-h") != words.end();
-  request.version = std::find(words.begin(), words.end(), "--version") != words.end();
+  const auto has = [&](const char* word) { return std::ranges::find(words, word) != words.end(); };
+  request.help = has("--help") || has("-h");
+  request.version = has("--version");
   if (request.help || request.version) return request;
 
   const auto unknown = [&](const std::string& name) {
@@ -130,8 +130,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
       if (is_preset) request.preset = value, request.preset_place = "--preset";
       continue;
     }
-    const auto same = std::find_if(request.settings.begin(), request.settings.end(),
-                                   [&](const Setting& setting) { return setting.option == index; });
+    const auto same = std::ranges::find(request.settings, index, &Setting::option);
     if (same == request.settings.end()) {
       request.settings.push_back({index, name, "command line", detail::see_help, {value}});
     } else if (std::holds_alternative<std::vector<std::string>*>(options_[index].target)) {
@@ -151,8 +150,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
   const auto section_name = [](const std::string& group) {
     return group.empty() ? std::string("the beginning of the file") : "[" + shardlib::detail::excerpt(group) + "]";
   };
-  std::vector<std::string> files_groups;
-  for (const std::string& group : groups()) files_groups.push_back(group);
+  const std::vector<std::string> files_groups = groups();
 
   // A key of another program, perhaps in a section of its own.
   const auto refuse_known_elsewhere = [&](const std::string& group, const toml::key& key) {
@@ -199,7 +197,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
   for (const auto& [key, node] : root) {
     const std::string name(key.str());
     if (const toml::table* section = node.as_table()) {
-      if (name.empty() || std::find(files_groups.begin(), files_groups.end(), name) == files_groups.end()) {
+      if (name.empty() || std::ranges::find(files_groups, name) == files_groups.end()) {
         for (const auto& [inner, value] : *section) refuse_known_elsewhere(name, inner);
         std::string near = nearest(name, files_groups);
         if (!near.empty()) near = "[" + near + "]";
@@ -229,8 +227,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
 SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request& request) const {
   std::vector<Setting> settings;
   if (request.preset.empty()) return settings;
-  const auto chosen = std::find_if(presets_.begin(), presets_.end(),
-                                   [&](const Preset& preset) { return preset.name == request.preset; });
+  const auto chosen = std::ranges::find(presets_, request.preset, &Preset::name);
   if (chosen == presets_.end()) {
     std::vector<std::string> names;
     for (const Preset& preset : presets_) names.push_back(preset.name);

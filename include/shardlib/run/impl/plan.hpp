@@ -4,6 +4,7 @@
 #include "shardlib/run/plan.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -136,9 +137,7 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
         sum.bytes += detail::touched(ran);
       }
       if (ran.work.bytes == 0) return;
-      std::string axes;
-      for (const auto axis : ran.work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
-      Plan::Collective c{ran.op.name, std::string(ran.op.spec), std::move(axes)};
+      Plan::Collective c{ran.op.name, std::string(ran.op.spec), fmt::format("{}", fmt::join(ran.work.axes, " "))};
       auto& sum = collectives.try_emplace({c.op, c.spec, c.axes}, c).first->second;
       ++sum.calls;
       sum.bytes += ran.work.bytes;

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +28,7 @@
 #include "shardlib/run/impl/report_tables.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/stopwatch.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
@@ -46,22 +46,9 @@ Series series_of(const RunData& run, const F& value) {
   return series;
 }
 
-template <class F>
-void add_chart(std::vector<Chart>& charts, const std::vector<RunData>& runs, const std::string& id,
-               const std::string& title, Unit unit, bool robust, const F& value) {
-  Chart chart{id, title, unit, {}, true, robust};
-  for (const RunData& run : runs) {
-    Series series = series_of(run, value);
-    if (std::any_of(series.y.begin(), series.y.end(), [](double y) { return std::isfinite(y); }))
-      chart.series.push_back(std::move(series));
-  }
-  if (!chart.series.empty()) charts.push_back(std::move(chart));
-}
-
 inline Chart loss_chart(const std::vector<RunData>& runs) {
-  const bool validated = std::any_of(runs.begin(), runs.end(), [](const RunData& run) {
-    return std::any_of(run.records.begin(), run.records.end(),
-                       [](const Record& r) { return r.validation_loss.has_value(); });
+  const bool validated = std::ranges::any_of(runs, [](const RunData& run) {
+    return std::ranges::any_of(run.records, [](const Record& r) { return r.validation_loss.has_value(); });
   });
   Chart chart{"loss", validated ? "Loss (dashed: validation)" : "Loss", Unit::number, {}, false, false};
   for (const RunData& run : runs) chart.series.push_back(series_of(run, [](const Record& r) { return r.loss; }));
@@ -95,7 +82,7 @@ inline Chart breakdown_chart(const RunData& run, bool alone) {
   bool complete = true;  // to rounding
   for (const Record& record : run.records) {
     for (const auto& [name, seconds] : record.seconds)
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     complete = complete && rest_of(record) <= 1e-6 * record.step_seconds;
   }
   for (const std::string& part : names)
@@ -118,32 +105,37 @@ inline std::string page_data(const std::vector<RunData>& runs, double every) {
   constexpr std::size_t most = 1000;
   std::string out;
   for (const RunData& run : runs) {
-    double tokens = 0, seconds = 0;
-    Series by_tokens, by_seconds;
-    for (const Record& record : run.records) {
-      by_tokens.y.push_back(tokens += tokens_of(record));
-      by_seconds.y.push_back(seconds += seconds_of(record));
-    }
-    std::vector<double> steps, some_tokens, some_seconds;
-    for (const std::size_t i : sampled(run.records.size(), most)) {
-      steps.push_back(static_cast<double>(run.records[i].step));
-      some_tokens.push_back(by_tokens.y[i]);
-      some_seconds.push_back(by_seconds.y[i]);
+    double tokens_so_far = 0, seconds_so_far = 0;
+    std::vector<double> steps, tokens, seconds;
+    const std::vector<std::size_t> shown = sampled(run.records.size(), most);
+    for (std::size_t i = 0; i < run.records.size(); ++i) {
+      const Record& record = run.records[i];
+      tokens_so_far += tokens_of(record);
+      seconds_so_far += seconds_of(record);
+      if (shown[steps.size()] != i) continue;
+      steps.push_back(static_cast<double>(record.step));
+      tokens.push_back(tokens_so_far);
+      seconds.push_back(seconds_so_far);
     }
     out += fmt::format("{}{{\"name\":{},\"color\":\"c{}\",\"step\":{},\"tokens\":{},\"seconds\":{}}}",
                        out.empty() ? "" : ",", json_text(run.name), run.number % 8, json_steps(steps),
-                       json_numbers(some_tokens), json_numbers(some_seconds));
+                       json_numbers(tokens), json_numbers(seconds));
   }
-  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   return fmt::format(
       "<script type=\"application/json\" id=\"page\">{{\"runs\":[{}],\"every\":{},\"written\":{:.0f}}}</script>", out,
-      every, every > 0 ? now : 0.0);
+      every, every > 0 ? shardlib::detail::unix_seconds() : 0.0);
 }
 
 inline std::vector<Chart> charts_of(const std::vector<RunData>& runs) {
   std::vector<Chart> charts{loss_chart(runs)};
   const auto add = [&](const std::string& id, const std::string& title, Unit unit, bool robust, const auto& value) {
-    add_chart(charts, runs, id, title, unit, robust, value);
+    Chart chart{id, title, unit, {}, true, robust};
+    for (const RunData& run : runs) {
+      Series series = series_of(run, value);
+      if (std::ranges::any_of(series.y, [](double y) { return std::isfinite(y); }))
+        chart.series.push_back(std::move(series));
+    }
+    if (!chart.series.empty()) charts.push_back(std::move(chart));
   };
   add("grad_norm", "Gradient norm", Unit::number, false, [](const Record& r) { return r.grad_norm; });
   add("learning_rate", "Learning rate", Unit::number, false, [](const Record& r) { return r.learning_rate; });

@@ -70,13 +70,6 @@ inline std::vector<RunData> read_runs(const std::vector<std::string>& paths) {
   return runs;
 }
 
-template <class F>
-double median_of(const std::vector<Record>& records, const F& value) {
-  std::vector<double> values;
-  for (const Record& record : records) values.push_back(value(record));
-  return middle_of(values, true);
-}
-
 /// The tokens and the seconds of a step; 0 if they are not known.
 inline double tokens_of(const Record& r) {
   const double tokens = r.tokens_per_second * r.step_seconds;
@@ -127,7 +120,11 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
       ++tail;
     }
     last_loss = tail > 0 ? last_loss / static_cast<double>(tail) : std::nan("");
-    const auto median = [&](const auto& value) { return median_of(run.records, value); };
+    const auto median = [&](const auto& value) {
+      std::vector<double> values;
+      for (const Record& record : run.records) values.push_back(value(record));
+      return middle_of(values, true);
+    };
     std::vector<std::string> cells{
         std::to_string(run.records.back().step + 1),
         tail == 0 && diverged ? "not finite" : shown(Unit::number, last_loss),
@@ -209,11 +206,9 @@ inline std::string sections_of(const RunData& run) {
 
 inline std::string config_table(const std::vector<RunData>& runs) {
   std::vector<std::string> keys;
-  for (const RunData& run : runs) {
-    for (const ConfigEntry& entry : run.config) {
-      if (std::find(keys.begin(), keys.end(), entry.key) == keys.end()) keys.push_back(entry.key);
-    }
-  }
+  for (const RunData& run : runs)
+    for (const ConfigEntry& entry : run.config)
+      if (std::ranges::find(keys, entry.key) == keys.end()) keys.push_back(entry.key);
   if (keys.empty()) return "";
   std::string out = "<h2>Configuration</h2><div class=\"box\">";
   if (runs.size() == 1) return out + sections_of(runs.front()) + "</div>\n";
@@ -224,7 +219,7 @@ inline std::string config_table(const std::vector<RunData>& runs) {
     std::set<std::string> values;
     std::string row = "<td><code>" + detail::markup_escape(key) + "</code></td>";
     for (const RunData& run : runs) {
-      const auto at = std::find_if(run.config.begin(), run.config.end(), [&](const auto& e) { return e.key == key; });
+      const auto at = std::ranges::find(run.config, key, &ConfigEntry::key);
       const std::string value = at == run.config.end() ? "–" : at->value;
       values.insert(value);
       row += "<td><code>" + detail::markup_escape(value) + "</code></td>";

@@ -53,7 +53,7 @@ class RunHistograms {
 
   /// Step::show_gradients of the step. The gradients stay in memory until `write`.
   [[nodiscard]] auto gradients_of(std::int64_t step) -> decltype(Step::show_gradients) {
-    if (!due(step)) return {};
+    if (!due(step, every_)) return {};
     return [this](std::vector<shardlib::detail::ValuePtr> gradients, double scale) {
       gradients_ = std::move(gradients);
       scale_ = scale;
@@ -62,7 +62,7 @@ class RunHistograms {
 
   /// Writes the histograms of the record's step if they are due, and notes the time. Collective; `events` may be null.
   void write(Record& record, TensorBoard* events) {
-    if (!due(record.step)) return;
+    if (!due(record.step, every_)) return;
     const double begin = shardlib::detail::steady_seconds();
     std::vector<ScaledLeaf> leaves = weights_of(checkpoints_.leaves());
     const std::size_t weights = leaves.size();
@@ -80,8 +80,6 @@ class RunHistograms {
   }
 
  private:
-  [[nodiscard]] bool due(std::int64_t step) const { return detail::due(step, every_); }
-
   DevicePtr device_;
   std::int64_t every_;
   const Checkpoints& checkpoints_;
