@@ -129,15 +129,6 @@ auto unstack_tree(const OpInfo& op, const W& stacked, DimSize& size) -> parts_t<
   return layers;
 }
 
-template <DimName Dim, class W>
-struct named_as<Unstacked<Dim, W>> {
-  using type = W;
-};
-template <DimName Dim, class W>
-struct named_as<StackedTree<Dim, W>> {
-  using type = W;
-};
-
 /// The stacked type of a leaf, of a list of leaves and of a struct.
 template <DimName Dim, class W>
 struct stack_of {
@@ -210,6 +201,7 @@ auto stack_trees(const OpInfo& op, const std::vector<W>& trees, DimSize size) ->
 template <class W, class Fields>
 class FieldsLike {
  public:
+  using fields_of = W;
   template <auto Member>
   [[nodiscard]] const auto& get() const {
     static_assert(is_member_of<W, Member>,
@@ -228,10 +220,6 @@ class FieldsLike {
 
  private:
   Fields fields_;
-};
-template <class W, class Fields>
-struct named_as<FieldsLike<W, Fields>> {
-  using type = W;
 };
 
 }  // namespace detail

@@ -74,11 +74,12 @@ SHARDLIB_INLINE void zero_factors(const UntypedLeaves<const ValuePtr>& weights, 
 }  // namespace detail
 
 /// A tree's factors of second moments: of a leaf "A/d B/t C" the rows "A/d", or the columns "B/t C". A leaf with one
-/// dim has rows of its own spec, which are its second moments, and a column "". Through `as_tuple`, functions of trees
-/// accept it together with W. `Factors<true, Weights>`
+/// dim has rows of its own spec, which are its second moments, and a column "". Through `as_tuple` and `fields_of`,
+/// functions of trees accept it together with W. `Factors<true, Weights>`
 template <bool Rows, class W>
 class Factors {
  public:
+  using fields_of = W;
   auto& as_tuple() { return fields_; }
   const auto& as_tuple() const { return fields_; }
 
@@ -93,13 +94,6 @@ class Factors<Rows, Array<N, T>> : public std::vector<typename detail::factors_o
 
 template <bool Rows, Spec N, class T>
 inline constexpr bool is_array<Factors<Rows, Array<N, T>>> = true;
-
-namespace detail {
-template <bool Rows, class W>
-struct named_as<Factors<Rows, W>> {
-  using type = W;
-};
-}  // namespace detail
 
 /// Adafactor (Shazeer and Stern 2018) without its first moment: AdamW's second moment, but of a leaf with two dims or
 /// more it keeps the means over the columns and over the rows. Its first dim is the rows, all others together the

@@ -130,10 +130,17 @@ consteval std::string_view field_name() {
   constexpr std::size_t start = text.find_last_of(".:", end) + 1;
   return text.substr(start, end - start);
 }
-/// The struct whose members name the fields of T.
+/// The struct whose members name the fields of T: T::fields_of, if there is one.
 template <class T>
 struct named_as {
   using type = T;
+};
+template <class T>
+requires requires {
+  typename T::fields_of;
+}
+struct named_as<T> {
+  using type = typename T::fields_of;
 };
 
 }  // namespace shardlib::detail

@@ -86,10 +86,11 @@ constexpr std::size_t field_index(T W::*member) {
 
 /// The gradient of a struct with a leaf that is replicated over some axis. The gradient of that leaf is partial
 /// there, and the program has to reduce it before an update. `gradient.get<&Weights::bias>()` is a
-/// `Tensor<f32, "M +d">`. Through `as_tuple`, functions of trees accept it together with W.
+/// `Tensor<f32, "M +d">`. Through `as_tuple` and `fields_of`, functions of trees accept it together with W.
 template <class M, class W>
 class Gradient {
  public:
+  using fields_of = W;
   /// The gradient of one member of W.
   template <auto Member>
   [[nodiscard]] const auto& get() const {
@@ -115,11 +116,6 @@ template <class M, Spec N, class T>
 inline constexpr bool is_array<Gradient<M, Array<N, T>>> = true;
 
 namespace detail {
-
-template <class M, class W>
-struct named_as<Gradient<M, W>> {
-  using type = W;
-};
 
 template <class T>
 inline constexpr bool is_gradient = false;
