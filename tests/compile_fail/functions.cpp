@@ -188,6 +188,11 @@ auto number_as_condition(const X& x) {
   return map([](auto v) { return v ? v : 1.0; }, x);
 }
 
+// expect: map: the function returns nothing; return the number for the result
+auto no_result(const X& x) {
+  return map([](auto v) { static_cast<void>(v * 2); }, x);
+}
+
 // expect: map: the function takes plain numbers, which have no derivative; write `auto` for the types of its parameters
 auto plain_parameter(const X& x) {
   return map([](float v) { return v * 2; }, x);

@@ -113,7 +113,10 @@ constexpr auto map_returns() {
 /// the widest floating dtype among the operands: the literals in the function do not change it.
 template <class Returned, class... D>
 constexpr auto mapped_dtype() {
-  if constexpr (is_jet<Returned>)
+  static_assert(!std::is_void_v<Returned>, "map: the function returns nothing; return the number for the result");
+  if constexpr (std::is_void_v<Returned>)
+    return std::type_identity<f32>();
+  else if constexpr (is_jet<Returned>)
     return mapped_dtype<decltype(Returned::value), D...>();
   else if constexpr (std::is_same_v<Returned, bool>)
     return std::type_identity<bool_>();
