@@ -77,6 +77,12 @@ TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") 
     const auto [loss, grads] = value_and_grad(mesh, meant, w);
     expect_equal(values_of<f32>((grads.b).value()->data()), values_of<f32>((w.a * w.a).value()->data()));
     static_cast<void>(sum(w.a * w.b));
+    // A copy of a tree has its tensors, until an update.
+    const auto beside = [](const Weights& p, const Weights& x) -> Loss { return sum(p.a * p.b * x.a); };
+    const auto frozen = [&](const Weights& p, const Weights& x) -> Loss { return beside(p, stop_gradient(x)); };
+    expect_says([&] { static_cast<void>(value_and_grad(mesh, beside, w, Weights(w))); }, says);
+    const auto by_copy = value_and_grad(mesh, frozen, w, Weights(w)).second;
+    expect_equal(values_of<f32>(by_copy.b.value()->data()), values_of<f32>((w.a * w.a).value()->data()));
 
     // A checkpointed function gets them as an argument, and an op that copies its operands sees through the copy.
     const auto twice = [](const Tensor<f32, "M/d">& x) { return x * 2.0; };
