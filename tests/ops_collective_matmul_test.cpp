@@ -140,6 +140,20 @@ TEST_CASE("einsums with shards that travel, in parts between which MPI makes pro
               {"d=1,t=4", "d=1,t=8"});
 }
 
+TEST_CASE("einsums with shards that travel: devices that disagree on a size", "[ops]") {
+  if (under_mpi()) return;  // there the job would end
+  const Temporarily<std::size_t> messages(tuning.shard_message, 4096);
+  const std::string error = error_of([] {
+    on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
+      const std::int64_t length = mesh.rank() == 0 ? 256 : 512;  // whole messages, four and eight
+      const auto x = ones<f32, "L/t M">(mesh, {{"L", length}, {"M", 32}});
+      const auto w = ones<f32, "M F/t">(mesh, {{"M", 32}, {"F", 2}});
+      static_cast<void>(einsum_unreduced<"L M, M F/t -> L F/t">(gathering<"L/t M -> L M">(x), w));
+    });
+  });
+  expect(error.find(": send and recv must agree on the size") != std::string::npos, error);
+}
+
 TEST_CASE("einsum of an operand that gathers, with the sum over another axis", "[ops]") {
   check_cases({
       make_case<Tensor<f32, "B/d L M/t">, Tensor<f32, "M/t/d F">>(

@@ -63,10 +63,15 @@ SHARDLIB_INLINE void Sliced::written(const Slice& slice, const Buffer& whole, st
 
 SHARDLIB_INLINE DeviceRing::DeviceRing(const Value& made, std::string_view axis)
     : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
-// Kernels of a device take a whole shard, so a shorter message would only cost.
+// Kernels of a device take a whole shard, so a shorter message would only cost. The first message is shorter in a
+// longer shard: so devices whose shards differ in length find that at once, and compute nothing with the wrong
+// messages.
 SHARDLIB_INLINE Buffer DeviceRing::message(const Buffer& shard, std::size_t begin) const {
-  const std::size_t most = made_.device->exec().on_device() ? shard.bytes() : made_.device->tuning().shard_message;
-  return shard.bytes() <= most ? shard : shard.slice(begin, std::min(most, shard.bytes() - begin));
+  const std::size_t bytes = shard.bytes();
+  const std::size_t most = made_.device->exec().on_device() ? bytes : made_.device->tuning().shard_message;
+  if (bytes <= most) return shard;
+  const std::size_t length = begin == 0 ? most - std::min(most / 2, 64 * (bytes / most)) : most;
+  return shard.slice(begin, std::min(length, bytes - begin));
 }
 SHARDLIB_INLINE void DeviceRing::send(const Buffer& message, int places) const {
   static_cast<void>(begin(made_, [&] { return group_->send(message, at(places)); }));
@@ -104,9 +109,9 @@ SHARDLIB_INLINE void ArrivingShard::test() {
   if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
 }
 
-/// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where they
-/// are added (`sums`), as each reads and writes the whole sum. On CPUs it depends on the sizes and the tuning alone, so
-/// that every backend gives the same bits.
+/// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where
+/// they are added (`sums`), as each reads and writes the whole sum. On CPUs it depends on the sizes and the tuning
+/// alone, so that every backend gives the same bits.
 inline std::int64_t parts_of_shard(const Value& made, std::int64_t length, double flops, bool sums) {
   constexpr std::int64_t most = 8;
   if (made.device->exec().on_device()) return 1;  // kernels there need no turn of the host
