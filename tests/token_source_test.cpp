@@ -257,6 +257,10 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
   fails(here + "/text.bin", "'" + here +
                                 "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte "
                                 "ids have, any zero byte in its first 64 KiB: rename it to .txt if it is a text");
+  put(here + "/text.txt", "their size is even");  // which 2-byte ids have, too
+  fails(here + "/*.txt", "'" + here + "/*.txt' names '" + here +
+                             "/text.txt', which is not a .bin file, and a glob stands for those alone: tokenize texts "
+                             "first, or train straight from their folder with --stream");
   put(here + "/binary.txt", std::string("a\0b\0", 4));
   fails(here + "/binary.txt", "'" + here +
                                   "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: "

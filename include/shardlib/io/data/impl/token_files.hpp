@@ -374,6 +374,10 @@ SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string
     throw UsageError("'" + path +
                      "' has no validation split: give the validation data a path of its own (--validation-data)");
   if (paths.empty()) return detail::open_file(path, text);
+  for (const std::string& file : paths)
+    if (!file.ends_with(".bin") && !detail::bin_header(InputFile(file)))
+      throw UsageError("'" + path + "' names '" + file + "', which is not a .bin file, and a glob stands for those " +
+                       "alone: tokenize texts first, or train straight from their folder with --stream");
   return detail::open_bins(paths);
 }
 
