@@ -11,6 +11,7 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
