@@ -312,3 +312,5 @@ TEST_CASE("an error of CUDA names the call, and what to do where kernels are for
   CHECK_THROWS_WITH(detail::check_cuda(cudaErrorNoKernelImageForDevice, "the start of a kernel"),
                     Catch::Contains("compiled for other GPUs") && Catch::Contains("-DCMAKE_CUDA_ARCHITECTURES"));
 }
+
+#include "main.cpp"  // here, as it takes the same headers
