@@ -168,7 +168,7 @@ std::string error_of(const F& f) {
 
 }  // namespace
 
-TEST_CASE("instructions of a map: functions of numbers", "[map][kernels]") {
+TEST_CASE("instructions of a map: functions of numbers", "[map]") {
   CHECK_FUNCTION(exp(y));
   CHECK_FUNCTION(log(x));
   CHECK_FUNCTION(tanh(y));
@@ -199,7 +199,7 @@ TEST_CASE("instructions of a map: functions of numbers", "[map][kernels]") {
   CHECK_FUNCTION(clamp(y, -0.5, x));
 }
 
-TEST_CASE("instructions of a map: operators, conditions and integers", "[map][kernels]") {
+TEST_CASE("instructions of a map: operators, conditions and integers", "[map]") {
   CHECK_FUNCTION(x + y - 2 * x / (y + 0.03) + 1 - x);
   CHECK_FUNCTION(-x * +y);
   CHECK_FUNCTION(where(x > y, x, 0.1 * y));
