@@ -23,12 +23,18 @@ summary=()
 started=$SECONDS
 
 # What runs beside this script ends with it, also by Ctrl-C, which a job in the background would not notice.
-background=()
-in_background() { # COMMAND...: in a process group of its own; its id is the last of `background`
+declare -A background=()
+in_background() { # COMMAND...: in a process group of its own, $!
   set -m
   "$@" &
   set +m
-  background+=($!)
+  background[$!]=$!
+}
+await() { # GROUP: its status
+  local status=0
+  wait "$1" || status=$?
+  unset "background[$1]"
+  return $status
 }
 end_background() {
   local group
@@ -99,23 +105,27 @@ release() {
   run_tests release || status=$?
   count_tests release $status
 }
-# Tests of the two builds keep one core busy each, so those of the first run while the second is compiled. AddressSanitizer's
-# also run over MPI without shared memory, which takes other ways than threads do.
+# Tests of the two builds keep one core busy each, so they run while the next stages compile. AddressSanitizer's also run
+# over MPI without shared memory, which takes other ways than threads do.
+declare -A sanitized=() # the process group of a preset's tests
 sanitizers() {
-  local status=0 preset running=()
+  local status=0 preset
   for preset in asan tsan; do
     if ! built $preset shardlib_tests; then status=1 && continue; fi
     local tests='^threads$'
     if [ $preset = asan ]; then tests='^(threads|mpi_without_shm)$'; fi
     in_background run_tests $preset -R "$tests"
-    running+=("$preset:${background[-1]}")
+    sanitized[$preset]=$!
   done
-  for preset in ${running[@]+"${running[@]}"}; do
-    local result=0
-    wait "${preset#*:}" || result=$?
-    count_tests "${preset%:*}" $result || status=1
+  return $status
+}
+sanitized_tests() {
+  local status=0 preset result
+  for preset in "${!sanitized[@]}"; do
+    result=0
+    await "${sanitized[$preset]}" || result=$?
+    count_tests "$preset" $result || status=1
   done
-  background=()
   return $status
 }
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
@@ -132,15 +142,15 @@ quick_fuzz() { scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1; }
 fuzz_and_cuda() {
   local status=0
   in_background quick_fuzz
+  local fuzz=$!
   check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log || status=1
-  if ! wait "${background[-1]}"; then
+  if ! await $fuzz; then
     status=1 failed=$((failed + 1))
     echo "test.sh: fuzzing the readers failed; the end of build/log/fuzz.log:" >&2
     tail -n 30 build/log/fuzz.log >&2
   else
     passed=$((passed + 1))
   fi
-  background=()
   return $status
 }
 
@@ -149,6 +159,7 @@ if [ $quick = no ]; then
   stage "sanitizers: addresses and undefined behavior; threads" sanitizers
   stage "clang 19: headers, examples and benchmarks" clang
   stage "fuzz: every reader for a few seconds; nvcc: headers and an example" fuzz_and_cuda
+  stage "sanitizers: the rest of their tests" sanitized_tests
 fi
 
 echo
