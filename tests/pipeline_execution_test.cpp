@@ -34,7 +34,7 @@ std::set<std::string> names_of_rank(const pipeline::Schedule& schedule, int rank
 }
 
 void expect_unpipelined(const std::string& mesh, bool tied) {
-  const Whole whole = unpipelined(tied, mesh.substr(mesh.find("d=")));
+  const Whole& whole = unpipelined(tied, mesh.substr(mesh.find("d=")));
   for (const pipeline::Schedule& schedule : every_schedule(parse_mesh(mesh)[0].size))
     on_mesh(mesh, [&](const DevicePtr& device) {
       const std::string what = schedule.name() + " on " + mesh + (tied ? ", tied" : "");
@@ -69,7 +69,7 @@ TEST_CASE("pipeline: an embedding that first and last stage share gets the sum o
 }
 
 TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
-  const Whole whole = unpipelined(false);
+  const Whole& whole = unpipelined(false);
   for (const pipeline::Schedule& schedule : main_schedules(2))
     on_mesh("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
       const Result result = staged<gpt::Stages<f32>>(device, schedule, whole.weights, false);
@@ -103,7 +103,7 @@ TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
 
 TEST_CASE("pipeline: a weight's gradient has the same bits under all schedules that cut the model alike",
           "[pipeline]") {
-  const Whole whole = unpipelined(false);
+  const Whole& whole = unpipelined(false);
   on_mesh("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
     const Result first = staged<gpt::Stages<f32>>(device, pipeline::GPipe(2), whole.weights, false);
     for (const pipeline::Schedule& schedule :

@@ -59,7 +59,11 @@ inline void on_threads(const std::string& mesh, const DeviceBody& body) {
 }
 
 /// The model that is not cut, on the mesh that its stages would have: the gradients of the microbatches, one by one.
-inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,s=1,t=1") {
+/// Computed once.
+inline const Whole& unpipelined(bool tied, const std::string& stage_mesh = "d=1,s=1,t=1") {
+  static std::map<std::pair<bool, std::string>, Whole> known;
+  const auto found = known.find({tied, stage_mesh});
+  if (found != known.end()) return found->second;
   Whole whole;
   on_threads(stage_mesh, [&](const DevicePtr& device) {
     const Mesh<"r d s t"> mesh(device);
@@ -85,7 +89,7 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,s=1,t=1
     put(whole.gradients, sum);
     if (mesh.rank() == 0) whole.loss = total;
   });
-  return whole;
+  return known[{tied, stage_mesh}] = std::move(whole);
 }
 
 /// What a device holds of the model in stages, and its rows of the microbatches.

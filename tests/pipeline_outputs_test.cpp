@@ -97,7 +97,7 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
   for (const char* mesh_text : {"p=1,d=1,s=1,t=1", "p=2,d=1,s=1,t=1", "p=4,d=1,s=1,t=1", "p=2,d=2,s=1,t=1",
                                 "p=2,d=1,s=1,t=2", "p=2,d=1,s=2,t=1"}) {
     const std::string mesh_name = mesh_text, stage_mesh = mesh_name.substr(mesh_name.find("d="));
-    const Whole whole = unpipelined(false, stage_mesh);
+    const Whole& whole = unpipelined(false, stage_mesh);
     const Due due = due_on(stage_mesh, whole);
     for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh_name)[0].size))
       on_mesh(mesh_name, [&](const DevicePtr& device) {

@@ -567,7 +567,7 @@ struct Throwing : gpt::Stages<f32> {
 }  // namespace
 
 TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") {
-  const Whole whole = unpipelined(false);
+  const Whole& whole = unpipelined(false);
   const auto run = [&](const std::string& mesh, const auto& step) {
     on_threads(mesh, [&](const DevicePtr& device) { step(device); });
   };
