@@ -215,8 +215,8 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(triangle("tril", op, x, b));
   static_cast<void>(diagonal(op, x, b));
   static_cast<void>(map1("exp", a));
-  static_cast<void>(map3("map", o, a, b));
-  static_cast<void>(map4("map", o, a, b, a));
+  static_cast<void>(map_of("map", o, a, b));
+  static_cast<void>(map_of("map", o, a, b, a));
   static_cast<void>(causal_attention("A", "B", a, b, o));
   static_cast<void>(causal_attention_in_segments("A", "B", a, a, a, b));
   static_cast<void>(causal_attention_over("A", "B", op, a, b, o));

@@ -596,10 +596,11 @@ TEST_CASE("rules: map, and the functions of one operand") {
           "-> A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::map2("where", "A +t", "A"),
           needs_sum("where", "A") + "; where the constant is 0, `masked` takes a partial operand as it is");
-  legal(rules::map3("map", "A", "B", "C"), "A B C");
-  legal(rules::map3("map", "A", "B", "B A"), "B A");
-  legal(rules::map4("map", "A", "", "A B", "B"), "A B");
-  illegal(rules::map4("map", "A", "", "A B", "B +d"), needs_sum("map", "B", "d"));
+  const auto map = [](const auto&... specs) { return rules::map_of("map", TensorSpec(specs)...); };
+  legal(map("A", "B", "C"), "A B C");
+  legal(map("A", "B", "B A"), "B A");
+  legal(map("A", "", "A B", "B"), "A B");
+  illegal(map("A", "", "A B", "B +d"), needs_sum("map", "B", "d"));
 }
 
 TEST_CASE("rules: where") {
