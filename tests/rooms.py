@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""The rooms of include/shardlib, that includes between them point one way, and that any header can be read first.
+"""The rooms of include/shardlib, that includes between them point one way, that any header can be read first, and that
+gpt_fsdp stays short.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
 header at the top that is not an umbrella, on a header that, read first, has the definitions of another read before that
-other's declarations, and on definitions that two sources of shardlib::compiled include. Needs nothing but Python's standard library.
+other's declarations, on definitions that two sources of shardlib::compiled include, and on a gpt_fsdp of more than 500
+lines. Needs nothing but Python's standard library.
 """
 import pathlib
 import re
@@ -31,6 +33,7 @@ ROOMS = {
     "io": "text, tokens, checkpoints, file formats, trees from one layout to another",
     "run": "what the trainers share: options, loop, plan, reports",
 }
+GPT_FSDP = ["gpt_model.hpp", "gpt_setup.hpp", "gpt_fsdp.hpp", "gpt_fsdp.cpp"]
 UMBRELLAS = {"shardlib.hpp", "shapes.hpp", "pipeline.hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]shardlib/([^">]+)[">]', re.M)
 CODE = re.compile(r"^(?!\s*#|\s*//|\s*$)", re.M)
@@ -93,9 +96,17 @@ def defined_twice(include):
                 yield f"{include / name}:{line}: {match[1]} has definitions, which shardlib::compiled would have twice"
 
 
+def too_long(examples, most=500):
+    """gpt_fsdp's model, setup and trainer, if a reader has more lines to read than promised."""
+    lines = sum(len((examples / name).read_text().splitlines()) for name in GPT_FSDP)
+    if lines > most:
+        yield f"{examples}: {', '.join(GPT_FSDP)} have {lines} lines together; README promises at most {most}"
+
+
 def main():
-    include = arguments(root=pathlib.Path(__file__).resolve().parents[1]).root / "include" / "shardlib"
-    found = [*mistakes(include), *read_too_early(include), *defined_twice(include)]
+    root = arguments(root=pathlib.Path(__file__).resolve().parents[1]).root
+    include = root / "include" / "shardlib"
+    found = [*mistakes(include), *read_too_early(include), *defined_twice(include), *too_long(root / "examples")]
     print("\n".join(found))
     sys.exit(1 if found else 0)
 
