@@ -156,7 +156,16 @@ constexpr Text integer_dims(const OpParts& op) {
   return integer_dim(op.out);
 }
 
-/// The remedy where dims of two operands are sharded over one axis, and the result would name it twice.
+/// Whether the op spec is wrong as dims of two operands are sharded over one axis, which the result would name twice.
+constexpr bool names_axis_twice(const OpCall& call) {
+  return detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos;
+}
+/// The dim of x that is sharded over the axis, or null if none is, or the one of this name.
+constexpr const Dim* other_dim_over(const TensorSpec& x, std::string_view axis, std::string_view name) {
+  const Placement at = x.placement(axis);
+  return at.kind == Placement::sharded && x.dims[at.dim].name != name ? &x.dims[at.dim] : nullptr;
+}
+/// The remedy for two such dims.
 constexpr Text gather_one(const Dim& a, const Dim& b, std::string_view axis) {
   return "; `all_gather` one of the operands, whose " + quoted(to_string(a)) + " and " + quoted(to_string(b)) +
          " are both sharded over " + axis + " (communicates)";
@@ -164,13 +173,11 @@ constexpr Text gather_one(const Dim& a, const Dim& b, std::string_view axis) {
 
 /// Checks the einsum of two operands, for any op that follows its rules.
 constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
-  if (detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos) {
-    // The result of two sharded lengths would name one axis twice.
+  if (names_axis_twice(call))
     for (int i = 0; i < x.rank(); ++i)
       for (auto axis : x.dims[i].axes)
-        if (const Placement b = y.placement(axis); b.kind == Placement::sharded && y.dims[b.dim].name != x.dims[i].name)
-          return {{}, call.why + gather_one(x.dims[i], y.dims[b.dim], axis) + ring_of_blocks(x, i, y, axis)};
-  }
+        if (const Dim* const other = other_dim_over(y, axis, x.dims[i].name))
+          return {{}, call.why + gather_one(x.dims[i], *other, axis) + ring_of_blocks(x, i, y, axis)};
   if (!call.why.empty()) return call.fail();
   if (!(x == y) && x == call.op.in[1] && y == call.op.in[0])
     return call.fail("the operands are swapped: the first is " + quoted(x) + ", the second " + quoted(y) +

@@ -77,14 +77,12 @@ constexpr Text one_hot_einsum(OpParts op, const Small<Dim, max_dims>& brackets, 
 
 constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Operands& indices) {
   const OpCall call = parse_call("index_unreduced", op, indices.size() + 1);
-  if (detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos)
-    // The result would be sharded over the axis of the indices, and partial over it.
+  if (names_axis_twice(call))  // the result would be sharded over the axis of the indices, and partial over it
     for (const Dim& dim : table.dims)
       for (auto axis : dim.axes)
         for (const TensorSpec& spec : indices)
-          if (const Placement at = spec.placement(axis);
-              at.kind == Placement::sharded && spec.dims[at.dim].name != dim.name)
-            return {{}, call.why + gather_one(dim, spec.dims[at.dim], axis)};
+          if (const Dim* const other = other_dim_over(spec, axis, dim.name))
+            return {{}, call.why + gather_one(dim, *other, axis)};
   if (!call.why.empty()) return call.fail();
   OpParts parts = call.op;
   const auto brackets = take_brackets(parts.in[0]);
