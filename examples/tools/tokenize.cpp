@@ -212,17 +212,15 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
   if (io::file_exists(o.out)) throw UsageError("'" + o.out + "' already exists: remove it first, or write elsewhere");
-  std::shared_ptr<const void> lock;
-  if (io::file_exists(partial + "/.lock")) lock = io::lock_folder(partial);  // first: it may be another's at work
-  for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
-                                                    : std::filesystem::directory_iterator()) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("train.bin") && !name.starts_with("val.bin") && name != io::tokens_note && name != ".lock")
-      throw UsageError("'" + partial + "' is not from an interrupted run, as it has '" + name +
-                       "': remove it, or write elsewhere");
-  }
-  io::make_folders(partial);
-  if (!lock) lock = io::lock_folder(partial);
+  const auto lock = io::begin_folder(partial, [&](bool /*begun*/) {
+    if (!io::file_exists(partial)) return;
+    for (const auto& entry : std::filesystem::directory_iterator(partial)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with("train.bin") && !name.starts_with("val.bin") && name != io::tokens_note && name != ".lock")
+        throw UsageError("'" + partial + "' is not from an interrupted run, as it has '" + name +
+                         "': remove it, or write elsewhere");
+    }
+  });
   for (const auto& entry : std::filesystem::directory_iterator(partial))
     if (entry.path().filename() != ".lock") io::remove_folder(entry.path().string());
   Totals totals;

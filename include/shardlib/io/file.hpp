@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -89,6 +90,11 @@ void replace_folder(const std::string& from, const std::string& to);
 /// Keeps other processes from writing a folder for as long as the result lives, by a lock on its file `.lock`. Throws
 /// UsageError where another one has it. `const auto lock = lock_folder("all.partial")`
 [[nodiscard]] std::shared_ptr<const void> lock_folder(const std::string& folder);
+/// lock_folder of a folder that an earlier process may have begun, and is made if not. `require_own(begun)` looks at
+/// what is there and throws if it is something else, before anything changes. A folder that has been begun is locked
+/// first, as another process may be at work. `begin_folder("all.partial", [](bool begun) {})`
+[[nodiscard]] std::shared_ptr<const void> begin_folder(const std::string& folder,
+                                                       const std::function<void(bool begun)>& require_own);
 /// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
 /// The files in a folder and in those below it, sorted. Hidden ones are left out. Symbolic links are followed; one that

@@ -90,7 +90,7 @@ class FlatTokensWriter {
   void resume(const std::string& record);
   void sync();
   void check_open() const;
-  void require_own_folder() const;
+  void require_own_folder(bool begun) const;
   void remove_temporaries() const;
 
   std::string path_, note_;

@@ -141,6 +141,15 @@ SHARDLIB_INLINE std::shared_ptr<const void> lock_folder(const std::string& folde
   return file;
 }
 
+SHARDLIB_INLINE std::shared_ptr<const void> begin_folder(const std::string& folder,
+                                                         const std::function<void(bool begun)>& require_own) {
+  const bool begun = file_exists(folder + "/.lock");
+  const auto lock = begun ? lock_folder(folder) : nullptr;
+  require_own(begun);
+  make_folders(folder);
+  return begun ? lock : lock_folder(folder);
+}
+
 SHARDLIB_INLINE void remove_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);

@@ -185,10 +185,7 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
     throw UsageError("FlatTokensWriter: a chunk has at least one token, or document");
   if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   const std::string record = partial() + "/.progress";
-  if (file_exists(partial() + "/.lock")) lock_ = lock_folder(partial());  // first: it may be another's at work
-  require_own_folder();
-  make_folders(partial());
-  if (!lock_) lock_ = lock_folder(partial());
+  lock_ = begin_folder(partial(), [this](bool begun) { require_own_folder(begun); });
   remove_temporaries();
   const bool known = file_exists(record);
   ZarrGroup::create(partial());
@@ -212,12 +209,12 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
 SHARDLIB_INLINE FlatTokensWriter::~FlatTokensWriter() = default;
 
 /// Throws UsageError if the folder has anything that this class does not write, such as the .bin files of tokenize.
-SHARDLIB_INLINE void FlatTokensWriter::require_own_folder() const {
+SHARDLIB_INLINE void FlatTokensWriter::require_own_folder(bool begun) const {
   constexpr std::array<std::string_view, 6> own{".lock", ".progress", ".zgroup", ".zattrs", "train", "validation"};
   std::error_code error;
   for (std::filesystem::directory_iterator it(partial(), error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (!lock_ || std::ranges::find(own, name.substr(0, name.find(detail::temporary_mark))) == own.end())
+    if (!begun || std::ranges::find(own, name.substr(0, name.find(detail::temporary_mark))) == own.end())
       throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
   }
   if (error && error != std::errc::no_such_file_or_directory)
