@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,11 @@ struct Sample {
   std::int64_t step = 0;
   std::string prompt, text;  ///< `text` begins with the prompt; bytes that are not UTF-8 are stored as U+FFFD
 };
+
+namespace detail {
+/// What each line of records begins with.
+inline constexpr std::string_view record_begin = "{\"step\": ";
+}  // namespace detail
 
 /// One line of JSON without its line end. Numbers that are not finite are null.
 [[nodiscard]] SHARDLIB_INLINE std::string to_json(const Record& record);

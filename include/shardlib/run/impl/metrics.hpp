@@ -126,9 +126,10 @@ std::vector<T> read_objects(const std::string& path) {
 
 SHARDLIB_INLINE std::string to_json(const Record& r) {
   const auto number = [](double x) { return detail::json_number(x); };
-  std::string out = fmt::format(
-      R"({{"step": {}, "loss": {}, "learning_rate": {}, "grad_norm": {}, "tokens_per_second": {}, "step_seconds": {})",
-      r.step, number(r.loss), number(r.learning_rate), number(r.grad_norm), number(r.tokens_per_second),
+  std::string out = std::string(detail::record_begin);
+  out += fmt::format(
+      R"({}, "loss": {}, "learning_rate": {}, "grad_norm": {}, "tokens_per_second": {}, "step_seconds": {})", r.step,
+      number(r.loss), number(r.learning_rate), number(r.grad_norm), number(r.tokens_per_second),
       number(r.step_seconds));
   if (r.time != 0) out += fmt::format(", \"time\": {:.3f}", r.time);
   if (r.mfu) out += ", \"mfu\": " + number(*r.mfu);
