@@ -758,7 +758,7 @@ TEST_CASE("learning-rate schedules at their edges", "[optim]") {
   CHECK(LrSchedule{.kind = Kind::wsd, .warmup = 4, .decay_steps = 9, .final_fraction = 0, .decay_fraction = 1}(6) ==
         0.5);
   CHECK(LrSchedule{.kind = Kind::wsd, .decay_steps = 9, .final_fraction = 0, .decay_fraction = 0}(8) == 1);
-  // A part of less than half a step is one step.
+  // A decay that rounds to no step takes one step.
   CHECK(LrSchedule{.kind = Kind::wsd, .decay_steps = 4, .final_fraction = 0, .decay_fraction = 0.1}(3) == 0);
 }
 

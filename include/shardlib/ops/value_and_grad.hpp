@@ -328,15 +328,15 @@ auto explicit_activation_checkpointing(F f, RecomputePolicy policy = {})
   return {std::move(f), std::move(policy)};
 }
 
-namespace detail {
-ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
-}
-/// The same of each leaf of a tree, such as a frozen model. `stop_gradient(reference)`
+/// A tree of the same values without a gradient, such as a frozen model. `stop_gradient(reference)`
 template <class Tree>
 requires(!tensor<Tree>) Tree stop_gradient(const Tree& tree, Site site = Site::current()) {
   return map_tree([&](const auto& leaf) { return stop_gradient(leaf, site); }, tree);
 }
 
+namespace detail {
+ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
+}
 /// Keeps x as a residual inside explicit_activation_checkpointing. Elsewhere it changes nothing, because all
 /// residuals are kept. `save_for_backward(q)`
 template <dtype D, Spec S>

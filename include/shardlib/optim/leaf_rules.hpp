@@ -61,10 +61,10 @@ void require_matches(const Decays& decays, Tree& tree) {
 /// Call it before the loop over the leaves, so that the sentence stands near the top of the compiler's output.
 template <class F>
 constexpr void require_factors() {
-  if constexpr (!std::is_invocable_v<const F&, std::string_view>) {
-    static_assert(std::is_invocable_v<const F&, std::string_view>,
-                  "decays(name) of an optimizer takes the name of a leaf, [](std::string_view name) { return true; }");
-  } else {
+  constexpr bool takes_name = std::is_invocable_v<const F&, std::string_view>;
+  static_assert(takes_name,
+                "decays(name) of an optimizer takes the name of a leaf, [](std::string_view name) { return true; }");
+  if constexpr (takes_name) {
     using Result = std::remove_cvref_t<std::invoke_result_t<const F&, std::string_view>>;
     static_assert(
         std::is_same_v<Result, bool> || std::is_same_v<Result, LeafFactors>,

@@ -50,8 +50,8 @@ struct LrSchedule {
     if (kind == Kind::wsd) {
       const std::int64_t decaying = std::llround(decay_fraction * f(decay_steps));
       first = std::max(first, last - std::max<std::int64_t>(decaying, decay_fraction > 0 ? 1 : 0));
+      if (step <= first) return peak;
     }
-    if (kind == Kind::wsd && step <= first) return peak;
     const double progress = std::fmin(last > first ? f(step - first) / f(last - first) : 1.0, 1.0);
     const double left = kind == Kind::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
     return peak * (final_fraction + (1.0 - final_fraction) * left);

@@ -39,7 +39,7 @@ constexpr std::size_t field_count() {
     auto& [__VA_ARGS__] = object;             \
     return std::tie(__VA_ARGS__);             \
   }
-/// References to the fields, as a tuple. A type that is no plain struct has a member `as_tuple`.
+/// References to the fields, as a tuple. Other classes than plain structs give theirs by a member `as_tuple`.
 template <class T>
 constexpr auto fields(T& object) {
   using U = std::remove_const_t<T>;
