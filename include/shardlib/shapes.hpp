@@ -5,6 +5,7 @@
 #include "shardlib/spec/spec.hpp"  // the spec language
 
 #include "shardlib/ops/arithmetic.hpp"         // + - * /, floor_divide, mod
+#include "shardlib/ops/asynchronous.hpp"       // all_gather_start, reduce_scatter_start, wait
 #include "shardlib/ops/attention.hpp"          // causal_attention
 #include "shardlib/ops/collective_matmul.hpp"  // einsums of an operand that gathers, or with a result that scatters
 #include "shardlib/ops/collectives.hpp"        // all_gather, reduce_scatter, all_reduce, all_to_all, shift, shard

@@ -175,3 +175,19 @@ auto axes_apart(const Mesh<"d s t">& mesh) {
 auto an_axis_less(const Tensor<f32, "X/d/s F/t">& w, const Mesh<"e">& experts) {
   return reinterpret<"d s -> e">(w, experts);
 }
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto not_awaited(const Tensor<f32, "L/t M">& x) {
+  const Tensor<f32, "L M"> y = all_gather_start<"L/t M -> L M">(x);
+  return y;
+}
+
+// expect: all_gather<`A/t B -> A/d B`>: dim `A/t` is not sharded over d, and a gather adds no sharding
+auto started_to_another_axis(const Tensor<f32, "A/t B">& x) {
+  return all_gather_start<"A/t B -> A/d B">(x);
+}
+
+// expect: reduce_scatter<`A B -> A/t B`>: the operand `A B` is replicated over t, not partial
+auto started_without_a_sum(const Tensor<f32, "A B">& x) {
+  return reduce_scatter_start<"A B -> A/t B">(x);
+}

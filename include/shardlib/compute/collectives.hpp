@@ -9,6 +9,7 @@
 #include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/ops/asynchronous.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/support/inline.hpp"
 

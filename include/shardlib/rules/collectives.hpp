@@ -192,6 +192,12 @@ constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
   return detail_::shift(Text("shift<") + quoted(x) + ", " + quoted(axis) + ">", x, axis, x);
 }
 
+/// Reports an InFlight that is declared as a tensor.
+constexpr Verdict not_awaited(const TensorSpec& from, const TensorSpec& to, const TensorSpec& declared) {
+  return {declared, "an InFlight from " + quoted(from) + " to " + quoted(to) + " is no tensor " + quoted(declared) +
+                        ": its collective may still run; give it to `wait`, as in `wait(std::move(coming))`"};
+}
+
 /// shard<"A -> A/t">: R -> S. Each device keeps its shard, without communication.
 constexpr Verdict shard(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("shard", op, x);

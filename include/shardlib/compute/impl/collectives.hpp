@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "shardlib/autodiff/overlap.hpp"
+#include "shardlib/compute/impl/regroup.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/padding.hpp"
@@ -50,66 +51,6 @@ SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const Ax
   s.work.bytes += static_cast<std::int64_t>(bytes);
   s.work.axes = {};
   for (const auto axis : shape.device->original_axes(axes)) s.work.axes.push_back(axis);
-}
-
-/// A dim that the group's devices hold in `parts` shards.
-struct DimSplit {
-  int dim;
-  std::int64_t parts;
-};
-
-/// Copies between a whole shard and a row of sub-shards in rank order (ranks are row-major over the cuts). `to_rows`
-/// splits the shard; else it joins the sub-shards.
-inline void regroup(const Exec& exec, std::size_t element, const std::vector<DimSplit>& cuts, const Shape& whole,
-                    const std::byte* from, std::byte* to, bool to_rows) {
-  Shape part = whole;
-  for (const DimSplit& cut : cuts) part[cut.dim] /= cut.parts;
-  const auto whole_strides = kernels::row_major(view(whole)), in_part = kernels::row_major(view(part));
-  std::vector<std::int64_t> shape, in_whole, in_rows;
-  std::int64_t row = product(part);
-  for (const DimSplit& cut : cuts) row *= cut.parts;
-  for (const DimSplit& cut : cuts) {
-    row /= cut.parts;
-    shape.push_back(cut.parts);
-    in_rows.push_back(row);
-    in_whole.push_back(part[cut.dim] * whole_strides[cut.dim]);
-  }
-  for (int i = 0; i < whole.size(); ++i) {
-    shape.push_back(part[i]);
-    in_rows.push_back(in_part[i]);
-    in_whole.push_back(whole_strides[i]);
-  }
-  kernels::copy_strided(exec, element, shape, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
-}
-
-/// The dims on which `more` has axes that `less` lacks: the axes of the group, in order, and the cuts.
-struct Difference {
-  AxisList axes;
-  std::vector<DimSplit> cuts;
-};
-inline Difference resharded(const Device& device, const TensorSpec& less, const TensorSpec& more) {
-  Difference d;
-  for (int i = 0; i < more.rank(); ++i) {
-    std::int64_t parts = 1;
-    for (int k = less.dims[i].axes.size(); k < more.dims[i].axes.size(); ++k) {
-      d.axes.push_back(more.dims[i].axes[k]);
-      parts *= device.size(more.dims[i].axes[k]);
-    }
-    if (more.dims[i].axes.size() > less.dims[i].axes.size()) d.cuts.push_back({i, parts});
-  }
-  return d;
-}
-
-/// The number of rows that the cut splits, if the group can access the shards in place. Else it needs copies of the
-/// shards in rank order.
-inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
-                                                const std::vector<DimSplit>& cuts) {
-  if (cuts.size() != 1) return std::nullopt;
-  std::size_t rows = 1;
-  for (int i = 0; i < cuts[0].dim; ++i) rows *= static_cast<std::size_t>(whole.local[i]);
-  if (rows <= 1) return 1;
-  const std::size_t piece = whole.bytes() / rows / static_cast<std::size_t>(cuts[0].parts);
-  return group.takes_rows() && piece >= whole.device->tuning().row_piece ? std::optional(rows) : std::nullopt;
 }
 
 /// Waits for an asynchronous collective and returns its result.
@@ -189,6 +130,12 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
   return part;
 }
 
+/// The result of a collective of one device.
+inline Started passed_on(const Value& in) {
+  const Buffer data = in.data();
+  return {data, [data](const Value& /*shape*/) { return data; }};
+}
+
 /// Starts a collective that sends `sent` and receives `received`, the shard of `out`, whose first read waits for it.
 inline Started begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
                            const std::function<Request()>& start) {
@@ -201,18 +148,72 @@ inline Started begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer
   return {received, [pending](const Value& shape) { return finish(pending, shape); }};
 }
 
-SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
-  if (program_state(out->device).mode != ProgramState::Mode::start) return;
+/// Runs a reduce_scatter whose first read waits for it.
+inline void scatter_async(const ValuePtr& in, const ValuePtr& out) {
   const Difference d = resharded(*out->device, *in->spec, *out->spec);
   auto& group = out->device->group(d.axes);
-  if (group.size() == 1) return out->storage->materialize();
   run_async(out, [&] {
+    if (group.size() == 1) return passed_on(*in);
     add_traffic(*out, out->bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
     const auto rows = rows_in_place(group, *in, d.cuts);
     const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
     return begin_async(in, out, sent, part,
                        [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); });
   });
+}
+/// Runs an all_gather whose first read waits for it.
+inline void gather_async(const ValuePtr& in, const ValuePtr& out) {
+  const Difference d = resharded(*out->device, *out->spec, *in->spec);
+  auto& group = out->device->group(d.axes);
+  run_async(out, [&] {
+    if (group.size() == 1) return passed_on(*in);
+    add_traffic(*out, in->bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
+    const auto rows = rows_in_place(group, *out, d.cuts);
+    const Buffer sent = in->data(), gathered = allocate(*out);
+    Started begun =
+        begin_async(in, out, sent, gathered, [&] { return group.all_gather(sent, gathered, rows.value_or(1)); });
+    if (!rows)
+      begun.finish = [finish = std::move(begun.finish), cuts = d.cuts](const Value& shape) {
+        const Buffer in_rank_order = finish(shape);
+        Buffer whole = allocate(shape);
+        regroup(shape.device->exec(), size_of(shape.dtype), cuts, shape.local, in_rank_order.data(), whole.data(),
+                false);
+        return whole;
+      };
+    return begun;
+  });
+}
+
+SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
+  if (program_state(out->device).mode == ProgramState::Mode::start) scatter_async(in, out);
+}
+
+/// The result of a collective that starts now, of x and with the spec `to`. Null where it does not start. `async` runs
+/// it.
+template <class F>
+ValuePtr started(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, const F& async) {
+  ProgramState& s = program_state(x->device);
+  if (s.twice || s.transposing != nullptr) return nullptr;
+  const auto out = make_value(op, x->device, x->dtype, to, x->global);
+  if (s.mode == ProgramState::Mode::replay) {
+    note_op(s, *out);
+    return nullptr;
+  }
+  async(x, out);
+  return out;
+}
+
+SHARDLIB_INLINE ValuePtr start_gather(const OpInfo& op, const ValuePtr& x, const TensorSpec& to) {
+  return started(op, x, to, gather_async);
+}
+SHARDLIB_INLINE ValuePtr start_scatter(const OpInfo& op, const ValuePtr& x, const TensorSpec& to) {
+  return started(op, x, to, scatter_async);
+}
+
+SHARDLIB_INLINE Buffer Awaited::operator()(const Value& in, const Value& out) const {
+  if (!result) return collective(in, out);
+  note_read(in);
+  return result->data();
 }
 
 SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op) {

@@ -1,0 +1,224 @@
+// Collectives that start at one place and end at another: values, cotangents and adjoint law, what runs beside them in
+// both passes, recompute, second derivatives, and memory.
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "op_case.hpp"
+#include "random_bits.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/comm/dry.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+#define STARTED_SUM(op, dtype, sum, from, to)             \
+  make_case<Tensor<dtype, from>>(                         \
+      #op "_start " #dtype " " from " -> " to,            \
+      [](const auto& x) {                                 \
+        auto coming = op##_start<from " -> " to, sum>(x); \
+        return wait(std::move(coming));                   \
+      },                                                  \
+      same())
+#define STARTED(op, dtype, from, to) STARTED_SUM(op, dtype, void, from, to)
+
+using Grid = Mesh<"d t">;
+using X = Tensor<f32, "L/t B/d M">;
+using Loss = Tensor<f32, "+d +t">;
+
+struct Weights {
+  Tensor<f32, "M F/t"> up;
+  Tensor<f32, "F/t M"> down;
+};
+using Layers = Array<"layers", Weights>;
+using Hidden = Tensor<f32, "L B/d F/t">;
+using Summand = Tensor<f32, "L B/d M +t">;
+
+Hidden rise(const Tensor<f32, "L B/d M">& x, const Weights& w) {
+  return tanh(einsum_unreduced<"L B/d M, M F/t -> L B/d F/t">(x, w.up));
+}
+Summand fall(const Hidden& h, const Weights& w) {
+  return einsum_unreduced<"L B/d F/t, F/t M -> L B/d M +t">(h, w.down);
+}
+auto gather_start(const X& x) {
+  return all_gather_start<"L/t B/d M -> L B/d M">(x);
+}
+auto sum_start(const Summand& y) {
+  return reduce_scatter_start<"L B/d M +t -> L/t B/d M">(y);
+}
+
+/// Two inputs through the layers, one after the other.
+X in_turn(const X& x, const X& y, const Layers& layers) {
+  const auto through = [&](X z) {
+    for (const Weights& w : layers)
+      z = z + reduce_scatter<"L B/d M +t -> L/t B/d M">(fall(rise(all_gather<"L/t B/d M -> L B/d M">(z), w), w));
+    return z;
+  };
+  return through(x) + through(y);
+}
+/// The same. The collectives of one input run beside the products of the other.
+X interleaved(X x, X y, const Layers& layers) {
+  auto to_x = gather_start(x);
+  std::optional<decltype(sum_start(Summand()))> of_y;
+  for (const Weights& w : layers) {
+    const Hidden h = rise(wait(std::move(to_x)), w);
+    if (of_y) y = y + wait(*std::exchange(of_y, std::nullopt));
+    auto to_y = gather_start(y);
+    auto of_x = sum_start(fall(h, w));
+    const Hidden g = rise(wait(std::move(to_y)), w);
+    x = x + wait(std::move(of_x));
+    if (&w != &layers.back()) to_x = gather_start(x);
+    of_y = sum_start(fall(g, w));
+  }
+  return x + (y + wait(*std::move(of_y)));
+}
+
+Loss mean_square(const X& x) {
+  return sum<"L/t B/d M -> +d +t">(square(x)) / 8.0;
+}
+template <auto model>
+Loss loss(const Layers& layers, const X& x, const X& y) {
+  return mean_square(model(x, y, layers));
+}
+template <auto model>
+Loss checkpointed_loss(const Layers& layers, const X& x, const X& y, const RecomputePolicy& policy) {
+  return mean_square(explicit_activation_checkpointing(model, policy)(x, y, layers));
+}
+
+X input(const Grid& mesh, std::uint64_t stream) {
+  return random_normal<f32, "L/t B/d M">(mesh, {{"L", 8}, {"B", 2}, {"M", 4}}, {7, stream});
+}
+Layers make_layers(const Grid& mesh, std::uint64_t count) {
+  Layers layers;
+  const Sizes sizes{{"M", 4}, {"F", 8}};
+  for (std::uint64_t i = 0; i < count; ++i)
+    layers.push_back(
+        {random_normal<f32, "M F/t">(mesh, sizes, {8, i}), random_normal<f32, "F/t M">(mesh, sizes, {9, i})});
+  return layers;
+}
+const std::vector<std::string> meshes{"d=1,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4"};
+
+}  // namespace
+
+TEST_CASE("all_gather_start and wait", "[ops]") {
+  check_cases({
+      STARTED(all_gather, f32, "A/t B", "A B"),
+      STARTED(all_gather, f32, "B A/t", "B A"),
+      STARTED(all_gather, f32, "C A/d/t", "C A"),
+      STARTED(all_gather, f32, "A/d B/t", "A B"),
+      STARTED(all_gather, f32, "A/t B +d", "A B +d"),
+      STARTED_SUM(all_gather, bf16, backward_sum<f32>, "A/t/d B", "A B"),
+      STARTED(all_gather, f64, "B A/t/d", "B A/t"),
+  });
+}
+
+TEST_CASE("reduce_scatter_start and wait", "[ops]") {
+  check_cases({
+      STARTED(reduce_scatter, f32, "A B +t", "A/t B"),
+      STARTED(reduce_scatter, f32, "B A +t", "B A/t"),
+      STARTED(reduce_scatter, f32, "A C B +d +t", "A/d C B/t"),
+      STARTED(reduce_scatter, f32, "B A +d +t", "B A/t +d"),
+      STARTED_SUM(reduce_scatter, bf16, f32, "A B +d +t", "A B/t/d"),
+      STARTED(reduce_scatter, f64, "B A/t +d", "B/d A/t"),
+  });
+}
+
+TEST_CASE("two interleaved inputs have the bits of one after the other", "[ops]") {
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Layers layers = make_layers(mesh, 3);
+    const X x = input(mesh, 0), y = input(mesh, 1);
+    auto& counts = detail::program_state(device).counts;
+    const auto bytes = [&] { return counts["all_gather"].bytes + counts["reduce_scatter"].bytes; };
+    const auto start = bytes();
+    const auto expected = value_and_grad(mesh, loss<in_turn>, layers, x, y);
+    const auto sent = bytes() - start;
+    const auto found = value_and_grad(mesh, loss<interleaved>, layers, x, y);
+    expect(bytes() - start == 2 * sent, "both send the same");
+    expect_same_bits(expected.first, found.first, "loss");
+    expect_same_bits(expected.second, found.second, "gradient");
+    expect(detail::program_state(device).pending.empty(), "nothing is under way behind the end");
+  });
+}
+
+TEST_CASE("a collective is under way beside the ops between its start and wait, in both passes", "[ops]") {
+  on_mesh("d=1,t=2", [](const Grid& mesh) {
+    const Layers layers = make_layers(mesh, 3);
+    const detail::ProgramState& state = detail::program_state(mesh.device());
+    std::size_t products = 0, beside = 0;
+    const detail::Observing watch(mesh.device(), [&](const detail::OpReport& ran) {
+      if (std::string_view(ran.op.name) != "einsum_unreduced") return;
+      ++products;
+      if (!state.pending.empty()) ++beside;
+    });
+    static_cast<void>(value_and_grad(mesh, loss<interleaved>, layers, input(mesh, 0), input(mesh, 1)));
+    // Twelve products and two derivatives of each, but for the input's in the first layer. Nothing runs beside the
+    // first and the last products of a pass.
+    expect(products == 34, std::to_string(products) + " products");
+    expect(beside >= 27, std::to_string(beside) + " products had a collective beside them");
+  });
+}
+
+TEST_CASE("asynchronous collectives are recomputed, and differentiated twice", "[ops]") {
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Layers layers = make_layers(mesh, 2);
+    const X x = input(mesh, 0), y = input(mesh, 1);
+    const auto expected = value_and_grad(mesh, loss<in_turn>, layers, x, y);
+    for (const char* const kept : {"none", "dots", "wait"}) {
+      const RecomputePolicy policy = std::string_view(kept) == "none" ? RecomputePolicy{} : RecomputePolicy{kept};
+      const auto found = value_and_grad(mesh, checkpointed_loss<interleaved>, layers, x, y, policy);
+      expect_same_bits(expected.first, found.first, kept);
+      expect_same_bits(expected.second, found.second, kept);
+    }
+    const Layers along = make_layers(mesh, 2);
+    const auto curved = hessian_vector_product(mesh, loss<in_turn>, layers, along, x, y);
+    const auto found = hessian_vector_product(mesh, loss<interleaved>, layers, along, x, y);
+    // The contributions to a tensor that several ops read are added in another order.
+    for_each_leaf(
+        [](std::string_view name, const auto& one, const auto& other) {
+          for (std::size_t i = 0; i < one.span().size(); ++i)
+            expect(std::abs(one.span()[i] - other.span()[i]) <= 1e-4F * (1 + std::abs(one.span()[i])), name);
+        },
+        curved, found);
+  });
+}
+
+TEST_CASE("a result that nothing waits for is dropped", "[ops]") {
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const X x = input(mesh, 0);
+    const auto dropping = [](const X& z) {
+      static_cast<void>(gather_start(z));
+      return mean_square(z);
+    };
+    const auto expected = value_and_grad(mesh, mean_square, x);
+    const auto found = value_and_grad(mesh, dropping, x);
+    expect_same_bits(expected.second, found.second, "gradient");
+    expect_same_bits(all_gather<"L/t B/d M -> L B/d M">(x), wait(gather_start(x)), "later");
+  });
+}
+
+TEST_CASE("a dry run takes the memory of asynchronous collectives", "[ops]") {
+  const auto taken = [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Layers layers = make_layers(mesh, 3);
+    const X x = input(mesh, 0), y = input(mesh, 1);
+    return peak(device, [&] { static_cast<void>(value_and_grad(mesh, loss<interleaved>, layers, x, y)); });
+  };
+  const auto dry =
+      DevicePtr::make(parse_mesh("d=1,t=2"), 0, std::make_shared<DryWorld>(under_mpi() ? Peers::mpi : Peers::threads));
+  const std::size_t planned = taken(dry);
+  dry->clear_local();
+  on_mesh("d=1,t=2", [&](const DevicePtr& device) {
+    const std::size_t real = taken(device);
+    expect(under_mpi() ? real <= planned : real == planned,
+           "planned " + std::to_string(planned) + ", taken " + std::to_string(real));
+  });
+}
