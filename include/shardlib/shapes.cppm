@@ -85,9 +85,9 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::stack_shards, shardlib::rules::submesh, shardlib::rules::submesh_function,
   shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype, shardlib::rules::take_along,
   shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k, shardlib::rules::transpose,
-  shardlib::rules::transpose2, shardlib::rules::tree, shardlib::rules::tree_structure, shardlib::rules::triangle,
-  shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack,
-  shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where,
-  shardlib::rules::windows;
+  shardlib::rules::transpose2, shardlib::rules::transpose_to, shardlib::rules::tree, shardlib::rules::tree_structure,
+  shardlib::rules::triangle, shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments,
+  shardlib::rules::unstack, shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight,
+  shardlib::rules::where, shardlib::rules::windows;
 }
 }

@@ -200,6 +200,12 @@ auto stack_of_two(const Tensor<f32, "B/d">& a, const Tensor<f32, "B">& b) {
   return stack<"S">(a, b);
 }
 
+// expect: transpose<`A B -> B A`>: it reverses the dims, and `transpose<..?A..?, ..?B..?>\(x\)` exchanges
+// expect: two; take `rearrange<..?A B -> B A..?>\(x\)` for an order of your own
+auto transpose_to_an_order(const Tensor<f32, "A B">& x) {
+  return transpose<"A B -> B A">(x);
+}
+
 // expect: transpose<`A`, `X`>: the operand `A B` has no dim `X`
 auto transpose_of_missing(const Tensor<f32, "A B">& x) {
   return transpose<"A", "X">(x);

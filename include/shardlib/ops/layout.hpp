@@ -73,6 +73,8 @@ auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>> {
   return rearrange<detail::op_spec_of(S, detail::result_of<rules::transpose2, A, B, S>)>(x, site);
 }
+template <OpSpec O, dtype D, Spec S>
+auto transpose(const Tensor<D, S>& x) -> Tensor<D, detail::result_of<rules::transpose_to, O, S>>;
 
 namespace detail {
 GlobalSizes merged_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec& out, const ValuePtr& x);

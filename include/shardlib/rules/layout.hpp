@@ -101,6 +101,13 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
   out.dims[x.find(b)] = x.dims[x.find(a)];
   return {out, {}};
 }
+/// Reports a transpose to an order of the dims.
+constexpr Verdict transpose_to(std::string_view op, const TensorSpec& x) {
+  return {x, title_of("transpose", op) +
+                 ": it reverses the dims, and `transpose<\"A\", \"B\">(x)` exchanges two; take "
+                 "`rearrange<\"" +
+                 Text(op) + "\">(x)` for an order of your own"};
+}
 
 namespace detail_ {
 /// Whether the text is the name of one dim, without axes.
