@@ -273,6 +273,14 @@ TEST_CASE("on_submeshes: a recompute policy may name an op that one submesh runs
     const auto grads = reduce_gradients(mesh, std::get<1>(value_and_grad(mesh, loss, x)));
     const double tanh_of_one = std::tanh(1.0);
     for (const f32 g : grads.span()) expect(std::abs(g - (3 - tanh_of_one * tanh_of_one)) < 1e-6, show(g));
+    // So may that of a function that one submesh calls, but not that of a function that runs on the whole mesh.
+    const auto half = [e = mesh.axis_index("e")](const Mesh<"d t">&, const auto& y) {
+      return explicit_activation_checkpointing([e](const auto& v) { return e == 0 ? v * 2.0 : tanh(v); }, {"tanh"})(y);
+    };
+    static_cast<void>(on_submeshes<"+e">(mesh, half, x));
+    const auto misspelled = explicit_activation_checkpointing([](const auto& v) { return tanh(v); }, {"tanhh"});
+    const std::string why = error_of([&] { static_cast<void>(misspelled(x)); });
+    expect(why.starts_with("explicit_activation_checkpointing: the policy keeps the results of `tanhh`"), why);
   });
 }
 

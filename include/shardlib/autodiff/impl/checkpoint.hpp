@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -112,10 +113,17 @@ inline Handle<const ModelPart> common_part(const std::vector<ValuePtr>& values) 
   return common.empty() ? nullptr : Handle<const ModelPart>::make(std::string(common));
 }
 
+/// How many ops of on_submeshes this device has run.
+inline std::int64_t submesh_ops(const ProgramState& s) {
+  const auto it = s.counts.find("on_submeshes");
+  return it == s.counts.end() ? 0 : it->second.calls;
+}
+
 struct CheckpointForward::Parts : Counted {
   Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
       : inputs(std::move(values)),
         device(inputs.front()->device),
+        submesh_ops_before(&device->original() == &device->root() ? submesh_ops(program_state(device)) : 0),
         part(program_state(device), program_state(device).observer ? common_part(inputs) : nullptr) {
     if (policy.name == "none") return;
     kept = kept_by(policy);
@@ -123,7 +131,7 @@ struct CheckpointForward::Parts : Counted {
   }
   /// Throws if the function has not run an op that the policy names.
   void check_occur(const std::vector<ValuePtr>& saved) const {
-    if (program_state(device).counts.contains("on_submeshes")) return;  // another submesh may run the op
+    if (submesh_ops(program_state(device)) > submesh_ops_before) return;  // another submesh may run the op
     for (const std::string& op : kept->ops) {
       const auto is_result = [&](const ValuePtr& value) { return value->made_by.name == op; };
       if (!kept->all_occur || std::ranges::any_of(saved, is_result)) continue;
@@ -137,6 +145,7 @@ struct CheckpointForward::Parts : Counted {
   }
   std::vector<ValuePtr> inputs;
   DevicePtr device;
+  std::int64_t submesh_ops_before;  ///< 0 in a submesh, whose devices may run the function alone
   WithPart part;
   Handle<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
