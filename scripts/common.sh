@@ -18,7 +18,9 @@ misuse() { die_with 2 "$@"; } # of the command line; the programs' status for th
 
 # Compiling the largest example takes 2 GB, so memory bounds the jobs as well as the processors do.
 jobs=$(nproc)
-gigabytes=$(awk '/^MemAvailable:/ {print int($2 / 1048576)}' /proc/meminfo)
+# A container may have less than the machine; its limit is a number of bytes, or "max".
+gigabytes=$(awk '/^MemAvailable:/ {least = $2 * 1024} /^[0-9]+$/ && $1 < least {least = $1}
+                 END {print int(least / 1073741824)}' /proc/meminfo <(cat /sys/fs/cgroup/memory.max 2>/dev/null))
 if [ "$jobs" -gt $((gigabytes / 2)) ]; then jobs=$((gigabytes / 2)); fi
 if [ "$jobs" -lt 1 ]; then jobs=1; fi
 
