@@ -367,6 +367,10 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
     const auto [by_base, by_exponent] = slopes({0, 0, 0, 0, 2}, {2, 1, 0, 0.5, 0});
     expect_equal(by_base, std::vector<f64>{0, 1, 0, infinity, 0});
     expect_equal(std::vector<f64>(by_exponent.begin(), by_exponent.end() - 1), std::vector<f64>{0, 0, 0, 0});
+    // The squares of the divisors are infinite, and 0.
+    const auto ones = [](const Tensor<f64, "A">& x) { return to_partial<" -> +d +t">(sum(stop_gradient(x) / x)); };
+    expect_equal(fetch(value_and_grad(mesh, ones, of({0x1p600, -0x1p-600})).second).data,
+                 std::vector<f64>{-0x1p-600, 0x1p600});
     const auto cubes = [&](const Tensor<f64, "A">& x) {
       return to_partial<" -> +d +t">(sum(pow(x, 3.0) + pow(x, of({2, 2, 2}))));
     };

@@ -77,7 +77,7 @@ template <class X>
 inline constexpr auto dividend_vjp = [](const auto& ct, const auto& other) { return unbroadcast<X>(ct / other); };
 template <class X>
 inline constexpr auto divisor_vjp =
-    [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<X>(-(ct * x / (y * y))); };
+    [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<X>(-(ct / y * (x / y))); };
 template <class D, Spec S, class E, Spec T>
 auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T> {
   using Out = decltype(divide(a, b, site));
