@@ -128,8 +128,7 @@ TEST_CASE("the questions of a long wait take no more and more memory", "[wire]")
     const Buffer token = make_buffer<i32>(*device, 1);
     comm.barrier();
     questions.clear();
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
-    while (comm.rank() == 1 && std::chrono::steady_clock::now() < end) comm.check_failure();  // answers
+    while (comm.rank() == 1 && questions.size() < 100) comm.check_failure();  // answers
     if (comm.rank() == 1) comm.send(token, 0);
     if (comm.rank() == 0) comm.recv(token, 1).wait();
     const auto places = std::set(questions.begin(), questions.end()).size();
