@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -24,6 +25,10 @@ namespace {
 std::int64_t sent = 0;
 /// Where questions about ranks that let others wait were, and the answers.
 std::vector<const void*> questions;
+
+/// Where the last comparison of calls arrives, and whether the next all_to_all finds no memory.
+const void* compared = nullptr;
+bool memory_ends = false;
 
 std::int64_t size_of(int count, MPI_Datatype type) {
   int size = 0;
@@ -53,10 +58,12 @@ extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to,
 extern "C" int MPI_Iallgather(const void* from, int count, MPI_Datatype type, void* to, int received,
                               MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
   add_to_all_others(count, type, comm);
+  compared = to;
   return PMPI_Iallgather(from, count, type, to, received, to_type, comm, request);
 }
 extern "C" int MPI_Ialltoall(const void* from, int count, MPI_Datatype type, void* to, int received,
                              MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
+  if (memory_ends) throw std::bad_alloc();
   add_to_all_others(count, type, comm);
   return PMPI_Ialltoall(from, count, type, to, received, to_type, comm, request);
 }
@@ -134,6 +141,20 @@ TEST_CASE("the questions of a long wait take no more and more memory", "[wire]")
     const auto places = std::set(questions.begin(), questions.end()).size();
     expect(questions.size() >= 50 && places < questions.size() / 4,
            show(questions.size()) + " messages in " + show(places) + " places");
+  });
+}
+
+TEST_CASE("memory that MPI may still write to stays when a collective cannot start", "[wire]") {
+  if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
+  const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));  // which compare calls over MPI
+  on_mesh("d=2", [](const DevicePtr& device) {
+    const Buffer sent = make_buffer<i32>(*device, 2), received = make_buffer<i32>(*device, 2);
+    {
+      const Temporarily ends(memory_ends, true);
+      CHECK_THROWS_AS(device->group({"d"}).all_to_all(sent, received), std::bad_alloc);
+    }
+    std::vector<std::vector<std::uint64_t>> others;
+    for (int i = 0; i < 100; ++i) expect(others.emplace_back(2).data() != compared, "it is in use");
   });
 }
 #endif

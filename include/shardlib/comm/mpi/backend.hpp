@@ -87,11 +87,11 @@ class MpiWorld final : public Backend {
     const auto n = members.size();
     const auto mine = static_cast<std::size_t>(rank);
     for (std::size_t step = 1; step < n; step *= 2) {
-      const auto op = std::make_shared<detail::mpi::MpiOp>(
-          detail::mpi::MpiOp{.name = "group", .group = log, .question = {launch_, log->key()}});
+      const auto op = progress_->add({.name = "group", .group = log, .question = {launch_, log->key()}});
       op->recv(detail::mpi::process.control, nullptr, 0, members[(mine + n - step) % n], tag);
       op->send(detail::mpi::process.control, nullptr, 0, members[(mine + step) % n], tag);
-      progress_->wait(*progress_->start(op));
+      progress_->start(op);
+      progress_->wait(*op);
     }
   }
 

@@ -75,15 +75,16 @@ class MpiCommunicator final : public Communicator {
   MessageId next() { return {LeaveQuery::collective, -1, log_->collectives++}; }
   std::shared_ptr<MpiOp> make_mpi_op(std::string_view name, const Buffer& send, const Buffer& recv,
                                      const MessageId& place) {
-    return std::make_shared<MpiOp>(MpiOp{.name = name,
-                                         .bytes = send.bytes(),
-                                         .buffers = {send, recv},
-                                         .group = log_,
-                                         .question = {launch_, log_->key(), place.kind, place.number},
-                                         .peer = place.peer});
+    return progress_->add({.name = name,
+                           .bytes = send.bytes(),
+                           .buffers = {send, recv},
+                           .group = log_,
+                           .question = {launch_, log_->key(), place.kind, place.number},
+                           .peer = place.peer});
   }
   Request start(const std::shared_ptr<MpiOp>& op) {
-    return Request(std::make_unique<detail::mpi::MpiOpRequest>(progress_, progress_->start(op)));
+    progress_->start(op);
+    return Request(std::make_unique<detail::mpi::MpiOpRequest>(progress_, op));
   }
 
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,

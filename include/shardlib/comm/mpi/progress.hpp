@@ -256,10 +256,11 @@ class ProgressEngine {
     leaked->splice(leaked->end(), pending_);
   }
 
-  std::shared_ptr<MpiOp> start(std::shared_ptr<MpiOp> op) {
-    pending_.push_back(op);  // first: after an error MPI still owns its buffers
+  /// A new communication, before it has requests: if an error ends its start, MPI still owns their buffers.
+  std::shared_ptr<MpiOp> add(MpiOp op) { return pending_.emplace_back(std::make_shared<MpiOp>(std::move(op))); }
+  /// Call it when the communication that was added last has its requests.
+  void start(const std::shared_ptr<MpiOp>& op) {
     if (op->advance()) pending_.pop_back();
-    return op;
   }
   void advance() {
     pending_.remove_if([](const std::shared_ptr<MpiOp>& op) { return op->advance(); });
