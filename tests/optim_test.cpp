@@ -323,6 +323,21 @@ TEST_CASE("Adafactor against f64 on whole arrays, with padding too", "[optim]") 
   }
 }
 
+TEST_CASE("Adafactor's moments of a matrix without columns are finite", "[optim]") {
+  on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
+    const Sizes sizes{{"M", 8}, {"A", 4}, {"B", 0}};
+    Weights w = random_weights(mesh, 1, sizes);
+    auto moments = Adafactor::init(w);
+    const auto all = [](std::string_view) { return true; };
+    Adafactor().update(w, moments, random_weights(mesh, 2, sizes), rate, 1.0, 0, all);
+    for_each_leaf(
+        [](std::string_view name, const auto& moment) {
+          for (const f32 x : moment.span()) expect(std::isfinite(x), std::string(name) + " has " + show(x));
+        },
+        moments);
+  });
+}
+
 struct Wide {
   Array<"layers", Tensor<f32, "A/d K/t D">> w;
   Tensor<f32, "A K/t"> replicated;

@@ -3,6 +3,7 @@
 
 #include "shardlib/optim/adafactor.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -52,7 +53,7 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
   const detail::ValuePtr& grad = *leaf.grad;
   detail::ValuePtr &rows = *leaf.moments[0], &cols = *leaf.moments[1];
   const double kept = 1 - std::pow(static_cast<double>(step + 1), -decay_power);
-  const auto elements = static_cast<double>(detail::product(grad->global.logical));
+  const auto elements = std::max(static_cast<double>(detail::product(grad->global.logical)), 1.0);  // no 0 / 0
   const auto in = [](const detail::ValuePtr& factor) {
     return static_cast<double>(detail::product(factor->global.logical));
   };
