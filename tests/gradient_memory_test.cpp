@@ -1,7 +1,8 @@
-// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in its primal's place.
+// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in the place of another array.
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -46,6 +47,9 @@ Tensor<f32, "+d +t"> loss(const W& w, const Ids& ids, Logits* kept) {
   return sum<"B/d L +t -> +d +t">(cross_entropy(logits, ids));
 }
 
+struct Two {
+  Tensor<f32, "N/d"> x, y;
+};
 struct Products {
   Tensor<f32, "N/d K"> x, y;
   Tensor<f32, "K C"> w;
@@ -169,6 +173,30 @@ TEST_CASE("a cotangent is rounded in its own memory alike at every size, and not
       expect_same_bits(of_alone.x, expected);
       expect_same_bits(of_alone.y, expected);
     }
+  });
+  SUCCEED();
+}
+
+TEST_CASE("the backward pass of a map writes over the cotangent, and not where another op has it", "[ops][memory]") {
+  on_mesh("d=1", [](const Mesh<"d">& mesh) {
+    constexpr std::size_t array = 4 << 18, small = 64 << 10;
+    const auto random = [&](std::uint64_t seed) {
+      return random_normal<f32, "N/d">(mesh, {{"N", array / 4}}, {seed, 0});
+    };
+    const Two w{random(1), random(2)};
+    const auto alone = [](const Two& v) { return sum(exp(v.x)) + sum(exp(v.y)); };
+    const auto shared = [](const Two& v) { return sum(exp(v.x) + exp(v.y)); };
+    const auto product = [](const Two& v) { return sum(map([](auto x, auto y) { return exp(x) * y; }, v.x, v.y)); };
+    const auto grads = [&](const auto& loss) {
+      std::optional<Two> found;
+      const std::size_t most = peak(mesh.device(), [&] { found = value_and_grad(mesh, loss, w).second; });
+      expect(most < 2 * array + small, "took " + std::to_string(most) + " bytes, more than the two gradients");
+      return *found;
+    };
+    const Two of_alone = grads(alone), of_product = grads(product);
+    expect_same_bits(of_alone, value_and_grad(mesh, shared, w).second);
+    expect_same_bits(of_alone, Two{exp(w.x), exp(w.y)});
+    expect_same_bits(of_product, Two{exp(w.x) * w.y, exp(w.x)});
   });
   SUCCEED();
 }

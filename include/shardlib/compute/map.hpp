@@ -44,12 +44,12 @@ void launch_elements(const void* f, const Exec& exec, const kernels::body::Eleme
 /// Computes the result of a map, which has the shape of `out`.
 [[nodiscard]] SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const std::vector<ValuePtr>& x,
                                                  const Value& out);
-/// The cotangent of operand i only, in the result's shape.
+/// The cotangent of operand i only, in the result's shape, and if `over` in the memory of `ct`.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct,
-                                                const std::vector<ValuePtr>& x);
-/// All cotangents, in one loop.
+                                                const std::vector<ValuePtr>& x, bool over);
+/// All cotangents, in one loop, and if `over` the last one in the memory of `ct`.
 [[nodiscard]] SHARDLIB_INLINE std::vector<ValuePtr> map_pull_all(const MapFunction& function, const Value& ct,
-                                                                 const std::vector<ValuePtr>& x);
+                                                                 const std::vector<ValuePtr>& x, bool over);
 
 }  // namespace shardlib::detail
 

@@ -3,6 +3,7 @@
 
 #include "shardlib/autodiff/backward.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -166,11 +167,14 @@ class Backward::Pass : public Counted {
     const WithTransposing here(*state_, &transposing);
     return node.fused_vjp(cotangents);
   }
-  ValuePtr run_vjp(const Pending& p, Node::Edge& edge) {
+  ValuePtr run_vjp(Pending& p, Node::Edge& edge) {
+    // The last VJP has the cotangent alone, if no other node has it.
+    const bool last = !twice_ && std::ranges::none_of(p.edges, [](const Node::Edge& e) { return bool(e.input); });
+    const ValuePtr ct = last ? std::move(p.cotangents[0]) : p.cotangents[0];
     if (!twice_) {
       if (p.node->twice)  // the pass before this one has used them with their slots
         for (ValuePtr& saved : edge.saved.values) saved = detached(*saved);
-      return edge.vjp(p.cotangents[0], edge.saved);
+      return edge.vjp(ct, edge.saved);
     }
     if (edge.of_result) {
       auto result = Handle<Value>::make(*edge.saved.values.back());
@@ -179,7 +183,7 @@ class Backward::Pass : public Counted {
     }
     Transposing transposing{p.node->op};
     const WithTransposing here(*state_, &transposing);
-    return edge.vjp(p.cotangents[0], edge.saved);
+    return edge.vjp(ct, edge.saved);
   }
 
   std::vector<Slot> leaves_;

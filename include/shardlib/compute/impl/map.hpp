@@ -130,19 +130,27 @@ SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const MapOperand
   return result;
 }
 
-/// A cotangent of the result's shape, with its own memory.
-inline Handle<Value> cotangent_like(const Value& like, DType dtype) {
-  auto value = detached(like);
+/// Whether only this handle has the value, so that its VJP may write over it.
+inline bool is_last_use(const ValuePtr& ct) {
+  ct->storage->materialize();
+  return ct.use_count() == 1 && !ct->slot && ct->storage.use_count() == 1 && ct->storage->buffer.unique();
+}
+
+/// A cotangent of the shape of `ct`, in memory of its own, or if `over` in that of `ct`, where the dtype is the same.
+inline Handle<Value> cotangent_like(const Value& ct, DType dtype, bool over) {
+  auto value = detached(ct);
   value->made_by = {"map_backward", {}, {}};
   value->dtype = dtype;
-  value->storage = Handle<Storage>::make(allocate(*value));
+  value->storage = Handle<Storage>::make(over && dtype == ct.dtype ? ct.data() : allocate(*value));
   return value;
 }
 
-SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct, const MapOperands& x) {
-  auto grad = cotangent_like(ct, x[i]->dtype);
+SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct, const MapOperands& x,
+                                  bool over) {
+  auto grad = cotangent_like(ct, x[i]->dtype, over);
   const Buffer& shard = grad->storage->buffer;
   observed(*grad, [&] {
+    program_state(ct.device).work.in_place = shard.data() == ct.data().data();
     MapArrays arrays(ct);
     arrays.read_whole(ct);
     for (const ValuePtr& operand : x) arrays.read(*operand);
@@ -154,9 +162,11 @@ SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, co
   return grad;
 }
 
-SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Value& ct, const MapOperands& x) {
-  MapOperands grads;
-  for (const ValuePtr& operand : x) grads.push_back(cotangent_like(ct, operand->dtype));
+SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Value& ct, const MapOperands& x,
+                                         bool over) {
+  MapOperands grads;  // the last is written last, when the loop has read the element of `ct`
+  for (const ValuePtr& operand : x)
+    grads.push_back(cotangent_like(ct, operand->dtype, over && grads.size() + 1 == x.size()));
   observed(*grads[0], [&] {
     MapArrays arrays(ct);
     arrays.read_whole(ct);
@@ -211,12 +221,12 @@ inline Buffer map_products(const MapFunction& function, const Differentiations& 
 /// derivative: the cotangent of the result, then that of the derivative before. In the result's shape, and on the tape
 /// if that tracks a factor or an operand.
 inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations& by, const MapOperands& factors,
-                               const MapOperands& x, DType dtype) {
+                               const MapOperands& x, DType dtype, bool over = false) {
   const Value& ct = *factors.front();
   const auto tracked = [](const ValuePtr& value) { return bool(value->slot); };
   const auto i = static_cast<std::size_t>(by[0]);
   const bool first = by.size() == 1 && ct.dtype == map.function->result && dtype == x[i]->dtype;
-  if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_pull(*map.function, i, ct, x);
+  if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_pull(*map.function, i, ct, x, over);
   // One of a cotangent and of what it is the cotangent of is partial where the operands lack an axis.
   const bool has_ct =
       std::ranges::find(factors, map.ct_spec, [](const ValuePtr& f) { return f->spec; }) != factors.end();
@@ -259,7 +269,7 @@ inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations
                        }});
   attach(out, std::move(edges), nullptr, twice);
   evaluate(out, [=, function = map.function](const Value& shape) {
-    return first ? map_pull(*function, i, *factors[0], x)->storage->buffer
+    return first ? map_pull(*function, i, *factors[0], x, false)->storage->buffer
                  : map_products(*function, by, factors, x, shape);
   });
   return out;
@@ -305,14 +315,16 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
       edges[i].vjp = [map, i](const ValuePtr& ct, const Residuals& residuals) {
         Differentiations by;
         by.push_back(static_cast<int>(i));
+        const bool over = is_last_use(ct);
         return map.sums[i](
-            map_derivative(map, by, {with_spec(ct, *map.ct_spec)}, residuals.values, residuals.values[i]->dtype));
+            map_derivative(map, by, {with_spec(ct, *map.ct_spec)}, residuals.values, residuals.values[i]->dtype, over));
       };
     }
     std::function<MapOperands(const MapOperands&)> fused_vjp;
     if (all)
       fused_vjp = [function, saved, &ct_spec, sums](const MapOperands& cts) {
-        auto grads = map_pull_all(*function, *with_spec(cts[0], ct_spec), saved);
+        const bool over = is_last_use(cts[0]);
+        auto grads = map_pull_all(*function, *with_spec(cts[0], ct_spec), saved, over);
         for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = sums[i](grads[i]);
         return grads;
       };
