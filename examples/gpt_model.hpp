@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "model_parts.hpp"
 
@@ -188,18 +189,19 @@ auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/r/d L/s">& inputs, co
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
-inline auto token_losses(const Tensor<f32, "B/r/d L/s V/t">& logits, const Tensor<i32, "B/r/d L/s">& targets)
+// Logits are the largest arrays of a step, so those before the shift are dropped.
+inline auto token_losses(Tensor<f32, "B/r/d L/s V/t"> logits, const Tensor<i32, "B/r/d L/s">& targets)
     -> Tensor<f32, "B/r/d L/s +t"> {
   const auto highest = all_reduce_max<"B/r/d L/s V/t -> B/r/d L/s">(stop_gradient(logits));
-  const auto shifted = logits - highest;
-  const auto total = all_reduce<"B/r/d L/s +t -> B/r/d L/s">(sum<"B/r/d L/s V/t -> B/r/d L/s +t">(exp(shifted)));
-  const auto target = index_unreduced<"B/r/d L/s [V/t], B/r/d L/s -> B/r/d L/s +t">(shifted, targets);
+  logits = logits - highest;
+  const auto target = index_unreduced<"B/r/d L/s [V/t], B/r/d L/s -> B/r/d L/s +t">(logits, targets);
+  const auto total = all_reduce<"B/r/d L/s +t -> B/r/d L/s">(sum<"B/r/d L/s V/t -> B/r/d L/s +t">(exp(logits)));
   return to_partial<"B/r/d L/s -> B/r/d L/s +t">(log(total)) - target;
 }
 
 // The mean loss of the tokens that count. Each device holds a part of the sum, as value_and_grad requires.
-inline auto mean_loss(const Tensor<f32, "B/r/d L/s V/t">& logits, const Batch& batch) -> Tensor<f32, "+d +r +s +t"> {
-  return sum<"B/r/d L/s +t -> +d +r +s +t">(token_losses(logits, batch.targets) * batch.weights);
+inline auto mean_loss(Tensor<f32, "B/r/d L/s V/t"> logits, const Batch& batch) -> Tensor<f32, "+d +r +s +t"> {
+  return sum<"B/r/d L/s +t -> +d +r +s +t">(token_losses(std::move(logits), batch.targets) * batch.weights);
 }
 
 template <dtype C, bool Whole = false>
