@@ -90,6 +90,8 @@ TEST_CASE("numbers and tensors", "[ops]") {
       UNARY(f64, "A/t", 2.0 / x, 2 / x, {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::positive}}),
       UNARY(f32, "A/t", maximum(x, 0.25), std::max(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
       UNARY(bf16, "A", minimum(x, 0.25), std::min(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
+      UNARY(f32, "A/t", maximum(0.25, x), std::max(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
+      UNARY(i32, "A", minimum(2, x), std::min(x, 2.0), {.draws = {Draw::integers}}),
       UNARY(i32, "A", x / 2.0, std::trunc(x / 2), {.draws = {Draw::integers}}),
   });
 #define COMPARED(dtype, spec, name, symbol)                                                                     \
@@ -224,6 +226,10 @@ TEST_CASE("where and masked", "[ops]") {
       make_case<Tensor<bool_, "L">, Tensor<f32, "B/d L">>(
           "where with a constant", [](const auto& m, const auto& x) { return where(m, x, -7.5); },
           elementwise([](In v) { return v[0] != 0 ? v[1] : -7.5; }),
+          {.law = Law::none, .draws = {Draw::truth, Draw::odd}}),
+      make_case<Tensor<bool_, "B/d L">, Tensor<f32, "L">>(
+          "where with a constant first", [](const auto& m, const auto& x) { return where(m, -7.5, x); },
+          elementwise([](In v) { return v[0] != 0 ? -7.5 : v[1]; }),
           {.law = Law::none, .draws = {Draw::truth, Draw::odd}}),
       make_case<Tensor<bool_, "B/d L">, Tensor<i32, "L">>(
           "where with a constant, of integers", [](const auto& m, const auto& x) { return where(m, x, 9); },

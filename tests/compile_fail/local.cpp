@@ -55,7 +55,7 @@ auto choose_sum_or_value(const Tensor<bool_, "A">& c, const Tensor<f32, "A +t">&
   return where(c, a, b);
 }
 
-// expect: where the constant is 0, `masked` takes a partial operand as it is
+// expect: where the constant is 0, `masked\(c, x\)`, which keeps x where c holds, takes a partial x
 auto mask_a_sum(const Tensor<bool_, "A">& c, const Tensor<f32, "A +t">& a) {
   return where(c, a, 0.0);
 }

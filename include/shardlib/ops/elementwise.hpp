@@ -156,12 +156,21 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
     const detail::Calling op{#name, {}, site};                                              \
     return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::as_scalar(op, a, b)}, a); \
   }
-/// The larger of two elements, or a NaN where one is. Operands broadcast by name. `maximum(a, b)`, or with a number
-/// `maximum(x, 0.0)`
-SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q || q != q ? q : p))
-/// The smaller of two elements, or a NaN where one is. Operands broadcast by name. `minimum(a, b)`, or with a number
-/// `minimum(x, 1.0)`
-SHARDLIB_BINARY_WITH_NUMBER(minimum, D, (q < p || q != q ? q : p))
+// Either operand may be a number: `maximum(0.0, x)`.
+#define SHARDLIB_SYMMETRIC(name, expression)                              \
+  SHARDLIB_BINARY_WITH_NUMBER(name, D, expression)                        \
+  template <dtype D, Spec S>                                              \
+  auto name(double a, const Tensor<D, S>& b, Site site = Site::current()) \
+      ->Tensor<D, detail::result_of<rules::map1, OpName(#name), S>> {     \
+    return name(b, a, site);                                              \
+  }
+/// The larger of two elements, or a NaN where one is. Operands broadcast by name. Either may be a number. `maximum(a,
+/// b)`, `maximum(x, 0.0)`, `maximum(0.0, x)`
+SHARDLIB_SYMMETRIC(maximum, (p < q || q != q ? q : p))
+/// The smaller of two elements, or a NaN where one is. Operands broadcast by name. Either may be a number. `minimum(a,
+/// b)`, `minimum(x, 1.0)`, `minimum(1.0, x)`
+SHARDLIB_SYMMETRIC(minimum, (q < p || q != q ? q : p))
+#undef SHARDLIB_SYMMETRIC
 /// True where both elements are equal. `equal(a, b)`
 SHARDLIB_BINARY_WITH_NUMBER(equal, bool_, p == q)
 /// True where the elements differ. `not_equal(a, b)`
@@ -219,11 +228,13 @@ inline constexpr auto masked_vjp = [](const auto& ct, const auto& m) { return un
 struct Not {
   SHARDLIB_FUNCTION bool operator()(bool v) const { return !v; }
 };
+template <dtype B, Spec C>
+auto inverted(const Tensor<B, C>& condition) {
+  return map_as<"not", Tensor<B, C>>(OpInfo{"not", {}, {}}, Not{}, condition);
+}
 template <class X>
-inline constexpr auto not_masked_vjp = [](const auto& ct, const auto& m) {
-  using M = std::remove_cvref_t<decltype(m)>;
-  return unbroadcast<X>(masked(map_as<"not", M>(OpInfo{"not", {}, {}}, Not{}, m), ct));
-};
+inline constexpr auto not_masked_vjp =
+    [](const auto& ct, const auto& m) { return unbroadcast<X>(masked(inverted(m), ct)); };
 }  // namespace detail
 
 /// Elements of a where c holds, else 0. `a` may be partial, because zeros do not change a sum. `masked(seen, scores)`
@@ -238,7 +249,8 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::curr
                                        detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
 
-/// Elements of a where c holds, else the constant. For a partial `a`, use masked(). `where(seen, scores, -1e30)`
+/// Elements of a where c holds, else the constant. For a partial `a`, use masked(). `where(seen, scores, -1e30)`. The
+/// constant may stand first: `where(hidden, -1e30, scores)`
 template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
@@ -250,6 +262,15 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
       detail::WhereElseNumber<D>{c.value(), a.value(), static_cast<D>(detail::as_scalar(op, a, otherwise))},
       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
+template <dtype B, Spec C, dtype D, Spec S>
+auto where(const Tensor<B, C>& c, double constant, const Tensor<D, S>& b, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
+              detail::result_of<rules::map2, OpName("where"), S, C>> {
+  return where(detail::inverted(c), b, constant, site);
+}
+/// A compile error: a number has no dtype.
+template <dtype B, Spec C>
+auto where(const Tensor<B, C>& c, double a, double b) -> Tensor<f32, detail::result_of<rules::where_of_numbers, C>>;
 /// Elements of a where c holds, else of b. c may not be partial. On each axis, a and b are either both partial or
 /// neither. `where(greater(x, 0.0), x, y)`
 template <dtype B, Spec C, dtype D, Spec S, dtype E, Spec T>

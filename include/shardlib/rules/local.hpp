@@ -207,7 +207,8 @@ constexpr Verdict map1(std::string_view name, const TensorSpec& a) {
 constexpr Verdict map2(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
   Verdict verdict = map(name, detail_::operands(a, b));
   if (name == "where" && !a.partial.empty())
-    verdict.why = verdict.why + "; where the constant is 0, `masked` takes a partial operand as it is";
+    verdict.why =
+        verdict.why + "; where the constant is 0, `masked(c, x)`, which keeps x where c holds, takes a partial x";
   return verdict;
 }
 template <class... T>
@@ -226,6 +227,15 @@ constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSp
   if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
   out.partial = in[0].partial;
   return {out, {}};
+}
+
+/// where(c, number, number)
+constexpr Verdict where_of_numbers(const TensorSpec& c) {
+  return {
+      {},
+      "where of " + quoted(c) +
+          " and two numbers: they give the result no dtype; write `cast<f32>(c)`, which is 1 where c holds, else 0, "
+          "or `where(c, full<...>, 0.0)` with a tensor"};
 }
 
 /// x + constant, and pad with a number other than 0.
