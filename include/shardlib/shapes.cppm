@@ -88,6 +88,6 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::transpose2, shardlib::rules::transpose_to, shardlib::rules::tree, shardlib::rules::tree_structure,
   shardlib::rules::triangle, shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments,
   shardlib::rules::unstack, shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight,
-  shardlib::rules::where, shardlib::rules::windows;
+  shardlib::rules::where, shardlib::rules::where_of_numbers, shardlib::rules::windows;
 }
 }

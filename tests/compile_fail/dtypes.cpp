@@ -130,3 +130,20 @@ auto wider_sum(const Tensor<f32, "A +t">& x) {
 auto narrow_gradient(const Tensor<bf16, "A/t">& w) {
   return all_gather<"A/t -> A", bf16>(w);
 }
+
+// expect: exp: the operand `A \+t` is partial over t, .*; reduce it first, with a `reduce_scatter` or
+// expect: `all_reduce<..?A \+t -> A..?, f32>` \(communicate\)
+auto summand_of_bf16(const Tensor<bf16, "A +t">& x) {
+  return exp(x);
+}
+
+// expect: a tensor `bf16\[A \+t\]` does not fit the declared type `bf16\[A/t\]`: .*; take
+// expect: `reduce_scatter<..?A \+t -> A/t..?, f32>` \(communicates\)
+Tensor<bf16, "A/t"> scattered_sum_of_bf16(const Tensor<bf16, "A +t">& x) {
+  return x;
+}
+
+// expect: where of `A` and two numbers: they give the result no dtype; write `cast<f32>\(c\)`, which is 1 where
+auto numbers_without_a_dtype(const Tensor<bool_, "A">& seen) {
+  return where(seen, 1.0, 0.0);
+}

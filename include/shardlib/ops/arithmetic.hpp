@@ -185,7 +185,8 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
 /// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>,
+              detail::result_for<D, rules::add_constant, OpName("+"), S>> {
   using F = detail::WithNumber<detail::WrappingSum, detail::scalar_of<D>>;
   const detail::Calling op{"+", {}, constant.site};
   return detail::map_as<"+", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
@@ -193,26 +194,29 @@ auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
 /// Each element minus a number, or a number minus each element. The operand may not be partial. `1.0 - x`
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>,
+              detail::result_for<D, rules::add_constant, OpName("-"), S>> {
   using F = detail::WithNumber<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>,
+              detail::result_for<D, rules::add_constant, OpName("+"), S>> {
   return x + constant;
 }
 template <dtype D, Spec S>
 auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>,
+              detail::result_for<D, rules::add_constant, OpName("-"), S>> {
   using F = detail::NumberWith<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, OpName("/"), S>> {
+    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_for<D, rules::map1, OpName("/"), S>> {
   using F = detail::NumberWith<detail::Divide, detail::scalar_of<D>>;
   return detail::map_as<"/", Tensor<D, S>>(detail::Calling{"/", {}, constant.site},
                                            F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);
@@ -244,7 +248,7 @@ inline constexpr const char* zero_derivative = "its derivative is zero wherever 
 
 template <OpName Name, class D, Spec S, class E, Spec T>
 using floor_divided_t =
-    Tensor<after_t<is_number<Name, D> && one_dtype<Name, D, E>, D>, result_of<rules::map2, Name, S, T>>;
+    Tensor<after_t<is_number<Name, D> && one_dtype<Name, D, E>, D>, result_for<D, rules::map2, Name, S, T>>;
 template <OpName Name, class F, class D, Spec S, class E, Spec T>
 auto floor_divided(const OpInfo& op, const Tensor<D, S>& a, const Tensor<E, T>& b) {
   using Out = floor_divided_t<Name, D, S, E, T>;
@@ -275,7 +279,7 @@ auto floor_divide(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site
 template <dtype D, Spec S>
 auto floor_divide(const Tensor<D, S>& x, double divisor, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_number<"floor_divide", D>, D>,
-              detail::result_of<rules::map1, OpName("floor_divide"), S>> {
+              detail::result_for<D, rules::map1, OpName("floor_divide"), S>> {
   const detail::Calling op{"floor_divide", {}, site};
   detail::require_no_gradient(op, x.value(), detail::zero_derivative);
   return detail::floor_divided<"floor_divide", detail::floor_divide_function>(op, x, divisor);
@@ -290,7 +294,7 @@ auto mod(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current
 }
 template <dtype D, Spec S>
 auto mod(const Tensor<D, S>& x, double divisor, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_number<"mod", D>, D>, detail::result_of<rules::map1, OpName("mod"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"mod", D>, D>, detail::result_for<D, rules::map1, OpName("mod"), S>> {
   return detail::floor_divided<"mod", detail::mod_function>(detail::Calling{"mod", {}, site}, x, divisor);
 }
 

@@ -30,8 +30,8 @@ inline constexpr auto all_gather_vjp = [](const auto& ct) {
 /// the dtype of that sum: `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_of<rules::all_gather, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::all_gather, O, S>>;
+    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_for<D, rules::all_gather, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::all_gather, O, S>>;
   const detail::Calling op{"all_gather", detail::full_op<"all_gather", O, S>, site};
   const Out out = detail::record_unary<"all_gather", Out>(op, x, detail::sizes_of(x.value()), detail::gather,
                                                           detail::vjp(x, detail::all_gather_vjp<Out, Tensor<D, S>>));
@@ -54,8 +54,8 @@ inline constexpr auto reduce_scatter_vjp = [](const auto& ct) { return all_gathe
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
-              detail::result_of<rules::reduce_scatter, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
+              detail::result_for<D, rules::reduce_scatter, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::reduce_scatter, O, S>>;
   const detail::Calling op{"reduce_scatter", detail::full_op<"reduce_scatter", O, S>, site};
   const Out out =
       detail::record_unary<"reduce_scatter", Out>(op, x, detail::sizes_of(x.value()), detail::scatter,
@@ -77,8 +77,9 @@ inline constexpr auto all_reduce_vjp =
 /// Completes the partial sum on every device. Backward: all_reduce. `all_reduce<"+d +t -> ">(loss)`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
+    -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>,
+              detail::result_for<D, rules::all_reduce, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::all_reduce, O, S>>;
   const detail::Calling op{"all_reduce", detail::full_op<"all_reduce", O, S>, site};
   return detail::record_unary<"all_reduce", Out>(op, x, detail::sizes_of(x.value()), detail::sum_pending,
                                                  detail::vjp(x, detail::all_reduce_vjp<Out, Tensor<D, S>>));
@@ -97,8 +98,8 @@ Buffer max_over_devices(const Value& in, const Value& out);
 template <OpSpec O, dtype D, Spec S>
 auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
-              detail::result_of<rules::all_reduce_max, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::all_reduce_max, O, S>>;
+              detail::result_for<D, rules::all_reduce_max, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::all_reduce_max, O, S>>;
   const detail::Calling op{"all_reduce_max", detail::full_op<"all_reduce_max", O, S>, site};
   detail::require_no_gradient(op, x.value(), "a maximum over devices has no derivative");
   return detail::record_unary<"all_reduce_max", Out>(
@@ -116,8 +117,8 @@ inline constexpr auto all_to_all_vjp = [](const auto& ct) { return all_to_all<tr
 /// Moves the last axes of one dim to another dim. Backward: the inverse all_to_all. `all_to_all<"A/t B -> A B/t">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::all_to_all, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::all_to_all, O, S>>;
+    -> Tensor<D, detail::result_for<D, rules::all_to_all, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::all_to_all, O, S>>;
   const detail::Calling op{"all_to_all", detail::full_op<"all_to_all", O, S>, site};
   return detail::record_unary<"all_to_all", Out>(op, x, detail::sizes_of(x.value()), detail::exchange,
                                                  detail::vjp(x, detail::all_to_all_vjp<Out, Tensor<D, S>>));
@@ -183,8 +184,8 @@ inline constexpr auto shard_vjp = [](const auto& ct) {
 /// Each device keeps its shard of a replicated value, without communication. Backward: zeros elsewhere.
 /// `shard<"A -> A/t">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::shard, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::shard, O, S>>;
+auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_for<D, rules::shard, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::shard, O, S>>;
   const detail::Calling op{"shard", detail::full_op<"shard", O, S>, site};
   return detail::record_unary<"shard", Out>(op, x, detail::sizes_of(x.value()), detail::cut_shard,
                                             detail::vjp(x, detail::shard_vjp<Out, Tensor<D, S>>));

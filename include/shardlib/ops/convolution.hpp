@@ -108,8 +108,8 @@ struct WindowsVjp {
 /// `windows<"L, K -> N">(x, {{"K", 3}}, {.stride = 2})` of "B/d L C" is "B/d N K C"
 template <OpSpec Lengths, dtype D, Spec S>
 auto windows(const Tensor<D, S>& x, const Sizes& sizes, std::initializer_list<Window> moves,
-             Site site = Site::current()) -> Tensor<D, detail::result_of<rules::windows, Lengths, S>> {
-  using Out = Tensor<D, detail::result_of<rules::windows, Lengths, S>>;
+             Site site = Site::current()) -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::windows, Lengths, S>>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
   static constexpr OpParts lengths = parse_op(Lengths);
   const detail::Calling op{"windows", Lengths, site};
@@ -122,7 +122,7 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, std::initializer_list<Wi
 /// 2})`
 template <OpSpec Lengths, dtype D, Spec S>
 auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::windows, Lengths, S>> {
+    -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
 
@@ -135,8 +135,8 @@ template <OpSpec O, OpSpec Lengths, dtype D, Spec S, dtype E, Spec T>
 auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializer_list<Window> windows,
                     Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"conv_unreduced", D> && detail::one_dtype<"conv_unreduced", D, E>, D>,
-              detail::result_of<rules::conv, O, Lengths, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::conv, O, Lengths, S, T>>;
+              detail::result_for<D, rules::conv, O, Lengths, S, T>> {
+  using Out = Tensor<D, detail::result_for<D, rules::conv, O, Lengths, S, T>>;
   static constexpr Spec axes = detail::axes_of<S, T, Out::spec>();
   const detail::Calling op{"conv_unreduced", O, site};
   const auto [global, loops] =
@@ -151,7 +151,7 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializ
 template <OpSpec O, OpSpec Lengths, dtype D, Spec S, dtype E, Spec T>
 auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"conv_unreduced", D> && detail::one_dtype<"conv_unreduced", D, E>, D>,
-              detail::result_of<rules::conv, O, Lengths, S, T>> {
+              detail::result_for<D, rules::conv, O, Lengths, S, T>> {
   return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
 }
 

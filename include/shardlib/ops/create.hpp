@@ -120,7 +120,7 @@ D first_element(const ValuePtr& x);
 /// A scalar as a number on the host. Its spec must be "", so that every device reads the same number. `item(loss)`
 template <dtype D, Spec S>
 auto item(const Tensor<D, S>& x, Site site = Site::current())
-    -> std::enable_if_t<detail::checked<rules::item, S>::ok, D> {
+    -> std::enable_if_t<detail::checked<rules::with_dtype<rules::item, dtype_v<D>>, S>::ok, D> {
   const detail::Calling op{"item", {}, site};
   return detail::first_element<D>(x.value());
 }

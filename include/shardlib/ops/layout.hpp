@@ -51,8 +51,8 @@ inline constexpr auto rearrange_vjp = [](const auto& ct) { return rearrange<tran
 /// Changes the order of the dims, as a local copy. `rearrange<"A B/t -> B/t A">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::rearrange, O, S>>;
+    -> Tensor<D, detail::result_for<D, rules::rearrange, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::rearrange, O, S>>;
   const detail::Calling op{"rearrange", detail::full_op<"rearrange", O, S>, site};
   return detail::record_unary<"rearrange", Out>(op, x, detail::sizes_in_order(x.value(), detail::parsed<Out::spec>),
                                                 detail::permute,
@@ -174,8 +174,8 @@ struct RangeVjp {
 /// each of the three lengths has its own name. `concat<"Past, L -> Klen">(cache, k)`
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, O, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::concat, O, S, T>>;
+    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_for<D, rules::concat, O, S, T>> {
+  using Out = Tensor<D, detail::result_for<D, rules::concat, O, S, T>>;
   static constexpr OpParts parts = parse_op(O);
   constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();

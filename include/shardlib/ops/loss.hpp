@@ -56,7 +56,7 @@ struct SumExp {
 template <OpSpec O, class X, class Shift>
 auto sum_exp(const X& x, const Shift& shift) {
   using D = typename X::value_type;
-  using Out = Tensor<D, result_of<rules::sum, O, X::spec>>;
+  using Out = Tensor<D, result_for<D, rules::sum, O, X::spec>>;
   return record<"sum", Out>(OpInfo{"sum_exp", O, {}}, x.device(), kept_sizes(x.value(), parsed<Out::spec>),
                             SumExp<D>{x.value(), shift.value()});
 }
@@ -107,9 +107,9 @@ struct LogSumExp {
 template <dtype D, Spec S, dtype I, Spec T>
 auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
-              detail::result_of<rules::cross_entropy, S, T>> {
+              detail::result_for<D, rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
-  using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
+  using Out = Tensor<D, detail::result_for<D, rules::cross_entropy, S, T>>;
   const detail::Calling op{"cross_entropy", specs.pick, site};
   // No gradient flows through the single steps: cross_entropy_of records the derivative of the whole op.
   const Tensor<D, S> x(detail::without_gradient(logits.value()));

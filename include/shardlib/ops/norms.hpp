@@ -42,7 +42,7 @@ struct SoftmaxVjp {
 template <DimName Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
-              detail::result_of<rules::along, OpName("softmax"), Dim, S>> {
+              detail::result_for<D, rules::along, OpName("softmax"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"softmax", Dim, site};
   return detail::record_unary<"softmax", Tensor<D, S>>(
@@ -83,7 +83,7 @@ struct NormalizeVjp {
 template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
-              detail::result_of<rules::along, OpName("rms_norm"), Dim, S>> {
+              detail::result_for<D, rules::along, OpName("rms_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rms_norm", Dim, site};
   return detail::record_unary<"rms_norm", Tensor<D, S>>(
@@ -95,7 +95,7 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
 template <DimName Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"layer_norm", D>, D>,
-              detail::result_of<rules::along, OpName("layer_norm"), Dim, S>> {
+              detail::result_for<D, rules::along, OpName("layer_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"layer_norm", Dim, site};
   return detail::record_unary<"layer_norm", Tensor<D, S>>(

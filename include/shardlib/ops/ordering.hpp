@@ -22,7 +22,7 @@ struct Argsort {
 template <DimName Dim, dtype D, Spec S>
 auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"argsort", D>, i32>,
-              detail::result_of<rules::along, OpName("argsort"), Dim, S>> {
+              detail::result_for<D, rules::along, OpName("argsort"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"argsort", Dim, site};
   return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
@@ -34,7 +34,7 @@ auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::c
 template <DimName Dim, dtype D, Spec S>
 auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"sort", D>, D>,
-              detail::result_of<rules::along, OpName("sort"), Dim, S>> {
+              detail::result_for<D, rules::along, OpName("sort"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
                                             dim);
@@ -55,8 +55,8 @@ GlobalSizes top_k_sizes(const OpInfo& op, const TensorSpec& out, const ValuePtr&
 /// `top_k<"V", "K">(x, 4)` of "B/d V" is "B/d K"
 template <DimName Dim, DimName K, dtype D, Spec S>
 auto top_k(const Tensor<D, S>& x, DimSize k, Site site = Site::current())
-    -> TopK<detail::after_t<detail::is_reduced<"top_k", D>, D>, detail::result_of<rules::top_k, Dim, K, S>> {
-  constexpr Spec out = detail::result_of<rules::top_k, Dim, K, S>;
+    -> TopK<detail::after_t<detail::is_reduced<"top_k", D>, D>, detail::result_for<D, rules::top_k, Dim, K, S>> {
+  constexpr Spec out = detail::result_for<D, rules::top_k, Dim, K, S>;
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"top_k", Dim, site};
   const auto indices = detail::record_unary<"top_k", Tensor<i32, out>>(

@@ -58,8 +58,8 @@ constexpr Spec sum_all_result() {
 /// `sum<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_of<rules::sum, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
+    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_for<D, rules::sum, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::sum, O, S>>;
   const detail::Calling op{"sum", detail::full_op<"sum", O, S>, site};
   return detail::record_unary<"sum", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                           detail::reduce_kernel<kernels::detail::SumOp, D>,
@@ -78,8 +78,8 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
 /// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_of<rules::mean, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::mean, O, S>>;
+    -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_for<D, rules::mean, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::mean, O, S>>;
   const auto n = static_cast<double>(detail::count_removed(x.value(), detail::parsed<Out::spec>));
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
 }
@@ -104,7 +104,7 @@ struct ExtremumVjp {
   }
 };
 template <OpName Name, OpSpec O, class D, Spec S>
-using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
+using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
 template <OpName Name, OpSpec O, class D, Spec S>
 auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site)
     -> local_reduction_t<Name, O, D, S> {
@@ -165,8 +165,8 @@ auto prod(const Tensor<D, S>& x) -> detail::needs_op_spec<"prod", D, S>;
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<i32, detail::result_of<rules::local_max, OpName("argmax"), O, S>> {
-  using Out = Tensor<i32, detail::result_of<rules::local_max, OpName("argmax"), O, S>>;
+    -> Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>> {
+  using Out = Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>>;
   const detail::Calling op{"argmax", detail::full_op<"argmax", O, S>, site};
   return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                              detail::argmax_kernel<D>);

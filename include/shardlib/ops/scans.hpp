@@ -71,7 +71,7 @@ struct CummaxVjp {
   }
 };
 template <OpName Name, DimName Dim, class D, Spec S>
-using scanned_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::along, Name, Dim, S>>;
+using scanned_t = Tensor<after_t<is_reduced<Name, D>, D>, result_for<D, rules::along, Name, Dim, S>>;
 }  // namespace detail
 
 /// Running products along an unsharded dim. The derivative is right where elements are 0, too. `cumprod<"L">(x)`
@@ -148,7 +148,8 @@ inline constexpr bool linear_scan_dtypes = is_float<"linear_scan", D>&& one_dtyp
 /// end. `linear_scan<"L">(decay, x)`
 template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
 auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = false, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::linear_scan_dtypes<D, E>, D>, detail::result_of<rules::linear_scan, Dim, S, T>> {
+    -> Tensor<detail::after_t<detail::linear_scan_dtypes<D, E>, D>,
+              detail::result_for<D, rules::linear_scan, Dim, S, T>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }

@@ -17,7 +17,7 @@ namespace shardlib {
 namespace detail {
 
 template <OpName Name, OpSpec O, class D, Spec S>
-using statistic_t = Tensor<after_t<is_float<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
+using statistic_t = Tensor<after_t<is_float<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
 
 /// Multiplies the cotangent by Slope(x, constants..., result), a function of numbers.
 template <OpName Name, class Slope, class X>

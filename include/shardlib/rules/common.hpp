@@ -290,22 +290,6 @@ constexpr Verdict tensor(std::string_view spec) {
   return {parsed.spec, {}};
 }
 
-/// Reports a tensor whose type differs from the declared type of a return value, a parameter or a variable.
-constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype, const TensorSpec& from) {
-  const bool same = from == to;
-  if (same && from_dtype == to_dtype) return {};
-  Text why = "a tensor " + quoted(Text(name(from_dtype)) + "[" + from + "]") + " does not fit the declared type " +
-             quoted(Text(name(to_dtype)) + "[" + to + "]");
-  if (!same) {
-    why = why + ": " + difference(from, to);
-    if (const Text advice = conversion(from, to); !advice.empty()) why = why + "; " + advice;
-  }
-  if (from_dtype != to_dtype)
-    why = why + (!same ? "; and the dtype is " : ": the dtype is ") + name(from_dtype) + ", so write " +
-          quoted(Text("cast<") + name(to_dtype) + ">");
-  return {{}, why};
-}
-
 /// Reports a call of an op with one or two operands without its op spec.
 constexpr Verdict no_op_spec(std::string_view op, const TensorSpec& x) {
   return {{},

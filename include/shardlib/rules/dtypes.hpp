@@ -4,6 +4,7 @@
 #include "shardlib/rules/common.hpp"
 #include "shardlib/spec/dtype.hpp"
 
+#include <cstddef>
 #include <string_view>
 
 namespace shardlib::rules {
@@ -60,6 +61,49 @@ constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
   return {{},
           Text(op) + ": " + name(x) + " is not summed in " + name(sum) + "; write `" + form +
               (x == DType::bf16 ? "`: bf16 on the wire, an f32 sum, one rounding" : "`, or leave the dtype out")};
+}
+
+/// The message with `, f32` in each `all_reduce<"...">` and `reduce_scatter<"...">` that it recommends: a sum of bf16
+/// states its dtype.
+constexpr Text sums_in_f32(std::string_view why) {
+  Text text;
+  for (std::size_t at = 0;;) {
+    const std::size_t reduce = detail::find(why, "all_reduce<\"", at);
+    const std::size_t scatter = detail::find(why, "reduce_scatter<\"", at);
+    const std::size_t call = reduce < scatter ? reduce : scatter;
+    if (call == detail::npos) return text + why.substr(at);
+    const std::size_t end = detail::find(why, "\">", call) + 1;
+    text = text + why.substr(at, end - at) + ", f32";
+    at = end;
+  }
+}
+/// A rule, whose remedies for bf16 state the dtype of a sum.
+template <auto Rule, DType D>
+inline constexpr auto with_dtype = Rule;
+template <auto Rule>
+struct OfBf16 {
+  constexpr Verdict operator()(const auto&... args) const {
+    const Verdict verdict = Rule(args...);
+    return {verdict.result, sums_in_f32(verdict.why)};
+  }
+};
+template <auto Rule>
+inline constexpr auto with_dtype<Rule, DType::bf16> = OfBf16<Rule>{};
+
+/// Reports a tensor whose type differs from the declared type of a return value, a parameter or a variable.
+constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype, const TensorSpec& from) {
+  const bool same = from == to;
+  if (same && from_dtype == to_dtype) return {};
+  Text why = "a tensor " + quoted(Text(name(from_dtype)) + "[" + from + "]") + " does not fit the declared type " +
+             quoted(Text(name(to_dtype)) + "[" + to + "]");
+  if (!same) {
+    why = why + ": " + difference(from, to);
+    if (const Text advice = conversion(from, to); !advice.empty()) why = why + "; " + advice;
+  }
+  if (from_dtype != to_dtype)
+    why = why + (!same ? "; and the dtype is " : ": the dtype is ") + name(from_dtype) + ", so write " +
+          quoted(Text("cast<") + name(to_dtype) + ">");
+  return {{}, from_dtype == DType::bf16 ? sums_in_f32(why) : why};
 }
 
 /// The dtype in which the backward pass of all_gather sums. The program states it as backward_sum.

@@ -1,7 +1,7 @@
 // Typing rules of the backward pass: dual specs, the loss, gradients, fully sharded weights.
 #pragma once
 
-#include "shardlib/rules/common.hpp"
+#include "shardlib/rules/dtypes.hpp"
 #include "shardlib/spec/dtype.hpp"
 
 #include <cstddef>
@@ -116,7 +116,10 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
 constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (!is_floating(dtype)) return {{}, title + " is not floating, so it has no gradient; pass it as an argument"};
-  if (!x.partial.empty()) return {{}, title + " is partial over " + x.partial[0] + "; " + reduce_first(x)};
+  if (!x.partial.empty())
+    return {{},
+            title + " is partial over " + x.partial[0] + "; " +
+                (dtype == DType::bf16 ? sums_in_f32(reduce_first(x)) : reduce_first(x))};
   Verdict verdict = on_mesh(mesh, x);
   if (!verdict.ok()) verdict.why = "value_and_grad: the weight " + verdict.why;
   return verdict;

@@ -1,6 +1,7 @@
 // Typing rules of loops: scan_layers, fori, scan.
 #pragma once
 
+#include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/grad.hpp"
 #include "shardlib/spec/dtype.hpp"
 
@@ -35,7 +36,8 @@ constexpr Verdict carry(std::string_view op, DType carry_dtype, const TensorSpec
              ", and the next iteration takes it";
   if (!(is == due)) {
     why = why + ": " + difference(is, due);
-    if (const Text advice = conversion(is, due); !advice.empty()) why = why + "; " + advice;
+    if (const Text advice = conversion(is, due); !advice.empty())
+      why = why + "; " + (returned_dtype == DType::bf16 ? sums_in_f32(advice) : advice);
   }
   if (returned_dtype != carry_dtype) why = why + "; write " + quoted(Text("cast<") + name(carry_dtype) + ">");
   return {{}, why};

@@ -39,17 +39,21 @@ struct UntypedAccess;  // types/leaves.hpp
                     "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
 }
 
+/// `result_of` for an op whose operands are of dtype D: a remedy that sums bf16 says in which dtype.
+template <class D, auto Rule, auto... Args>
+inline constexpr Spec result_for = result_of<rules::with_dtype<Rule, dtype_v<D>>, Args...>;
+
 /// The result of an operator between tensors.
 template <OpName Name, class D, Spec S, Spec T>
 constexpr Spec arithmetic_spec() {
   if constexpr (Name == OpName("*"))
-    return result_of<rules::multiply, S, T>;
+    return result_for<D, rules::multiply, S, T>;
   else if constexpr (Name == OpName("/") && floating<D>)
-    return result_of<rules::divide, S, T>;
+    return result_for<D, rules::divide, S, T>;
   else if constexpr (Name == OpName("/"))
     return result_of<rules::divide_integers, S, T>;
   else
-    return result_of<rules::add, Name, S, T>;
+    return result_for<D, rules::add, Name, S, T>;
 }
 template <OpName Name, class D, Spec S, class E, Spec T>
 using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
