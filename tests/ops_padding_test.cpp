@@ -255,6 +255,7 @@ TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][
 TEST_CASE("padded: errors", "[ops][padding][errors]") {
   on_mesh("d=1,t=2", [](const Grid& mesh) {
     const std::string here = " (" + mesh.device()->describe() + ")";
+    const std::string pad = "; give the dim one padded size, in a `Scope` or where the tensors are made";
     const auto v = zeros<f32, "V">(mesh, {{"V", 5, 6}});
     ERROR_IS("zeros<`V`>: dim `V` of size 5 cannot be padded to 4, which is less" + here,
              zeros<f32, "V">(mesh, {{"V", 5, 4}}));
@@ -263,9 +264,9 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         "of 2, or pad it: {\"V\", 250, 256}" +
             here,
         zeros<f32, "V/t">(mesh, {{"V", 250, 255}}));
-    ERROR_IS("+ of `V` and `V`: dim `V` is 5, but 5 (padded to 6) in another operand" + here,
+    ERROR_IS("+ of `V` and `V`: dim `V` is 5, but 5 (padded to 6) in another operand" + pad + here,
              v + zeros<f32, "V">(mesh, {{"V", 5}}));
-    ERROR_IS("* of `V` and `V`: dim `V` is 5 (padded to 8), but 5 (padded to 6) in another operand" + here,
+    ERROR_IS("* of `V` and `V`: dim `V` is 5 (padded to 8), but 5 (padded to 6) in another operand" + pad + here,
              v * zeros<f32, "V">(mesh, {{"V", 5, 8}}));
     ERROR_IS("einsum_unreduced<`V, V -> `>: dim `V` is 4 (padded to 6), but 5 (padded to 6) in another operand" + here,
              einsum_unreduced<"V, V -> ">(v, zeros<f32, "V">(mesh, {{"V", 4, 6}})));

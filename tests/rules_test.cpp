@@ -595,7 +595,8 @@ TEST_CASE("rules: map, and the functions of one operand") {
           "maximum of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<\"A/t "
           "-> A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::map2("where", "A +t", "A"),
-          needs_sum("where", "A") + "; where the constant is 0, `masked(c, x)`, which keeps x where c holds, takes a partial x");
+          needs_sum("where", "A") +
+              "; where the constant is 0, `masked(c, x)`, which keeps x where c holds, takes a partial x");
   const auto map = [](const auto&... specs) { return rules::map_of("map", TensorSpec(specs)...); };
   legal(map("A", "B", "C"), "A B C");
   legal(map("A", "B", "B A"), "B A");

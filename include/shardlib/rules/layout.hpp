@@ -341,7 +341,9 @@ constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const Tens
     const Dim &whole = apart.dims[i], &shard = stacked.dims[i + 1];
     if (whole == shard) continue;
     const Text is = "dim " + quoted(to_string(whole)), one = quoted(to_string(shard));
-    if (whole.axes.empty()) return call.fail(is + " is not sharded, so it stays as it is and cannot be " + one);
+    if (whole.axes.empty())
+      return call.fail(is + " is not sharded, so it stays in the stack; write " + quoted(to_string(whole)) +
+                       " there, not " + one);
     if (!shard.axes.empty())
       return call.fail(is + " cannot be " + one +
                        " in the stack; leave it as it is, or give all its axes to the first");

@@ -104,7 +104,8 @@ SHARDLIB_INLINE void Bindings::fail(const std::string& why) const {
 
 SHARDLIB_INLINE void Bindings::check(std::string_view name, DimSize known, DimSize size, const char* where) const {
   if (known != size)
-    fail("dim `" + std::string(name) + "` is " + to_string(size) + ", but " + to_string(known) + " " + where);
+    fail("dim `" + std::string(name) + "` is " + to_string(size) + ", but " + to_string(known) + " " + where +
+         (known.size == size.size ? "; give the dim one padded size, in a `Scope` or where the tensors are made" : ""));
 }
 
 SHARDLIB_INLINE const GlobalSizes& sizes_of(const ValuePtr& x) {
