@@ -1185,7 +1185,7 @@ TEST_CASE("rules: layout") {
   stack("B/d -> P/d", "B/d",
         "the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
   stack("B/d L -> 2 U L", "B/d L", "the first dim of the stack, `2`, lacks the axis d of dim `B/d`; write it there");
-  stack("B/d L -> P/d U N", "B/d L", "dim `L` is not sharded, so it stays as it is and cannot be `N`");
+  stack("B/d L -> P/d U N", "B/d L", "dim `L` is not sharded, so it stays in the stack; write `L` there, not `N`");
   stack("B/d/t L -> P/d U/t L", "B/d/t L",
         "dim `B/d/t` cannot be `U/t` in the stack; leave it as it is, or give all its axes to the first");
   stack("B/d L -> P/d 2 L", "B/d L", "dim `B/d` cannot be `2`; write a name, which takes any size");
@@ -1867,7 +1867,17 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "has an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`" +
               is);
   illegal(rules::tree("f", false, "W", rules::NoTree::fields),
-          "f: `W` is not a tree of tensors: it has no fields, or more than 23" + is);
+          "f: `W` is not a tree of tensors: it has no fields, more than 23, or a reference" + is);
+  illegal(
+      rules::tree("f", false, "W", rules::NoTree::constant),
+      "f: `W` is not a tree of tensors: a field is const or a reference, so nothing can be assigned to it; declare it "
+      "as a plain member" +
+          is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::c_array),
+          "f: `W` is not a tree of tensors: a field is a C array; take an Array, `Array<\"layers\", Layer>`, or a "
+          "std::array "
+          "where it holds no tensors" +
+              is);
   illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),
           "einsum_unreduced<`A B, B C -> A C`>: the operands are swapped: the first is `B C`, the second `A B`; swap "
           "them in the call or in the op spec");

@@ -224,3 +224,36 @@ struct Listed {
 auto count_of_a_vector(const Listed& tree) {
   return parameter_count(tree);
 }
+
+// expect: map_tree: `WithConst` is not a tree of tensors: a field is const or a reference, so nothing can be assigned to it;
+struct WithConst {
+  const Tensor<f32, "A"> a;
+  Tensor<f32, "A"> b;
+};
+auto doubled_const(const WithConst& tree) {
+  return map_tree([](const auto& x) { return x * 2.0; }, tree);
+}
+
+// expect: for_each_leaf: `WithView` is not a tree of tensors: a field is const or a reference, so nothing can be assigned
+struct WithView {
+  const Tensor<f32, "A">& a;
+};
+auto size_of_a_view(const WithView& tree) {
+  return parameter_count(tree);
+}
+
+// expect: for_each_leaf: `WithReference` is not a tree of tensors: it has no fields, more than 23, or a reference; a tree
+struct WithReference {
+  Tensor<f32, "A">& a;
+};
+auto size_of_a_reference(const WithReference& tree) {
+  return parameter_count(tree);
+}
+
+// expect: map_tree: `WithCArray` is not a tree of tensors: a field is a C array; take an Array, `Array<..?layers..?, Layer>`
+struct WithCArray {
+  Tensor<f32, "A"> first, layers[3];
+};
+auto doubled_c_array(const WithCArray& tree) {
+  return map_tree([](const auto& x) { return x * 2.0; }, tree);
+}

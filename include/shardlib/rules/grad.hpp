@@ -197,7 +197,7 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, tuple, optional, variant, list, fields };
+enum class NoTree { no_struct, not_public, bases, tuple, optional, variant, list, constant, c_array, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -213,7 +213,13 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
                                    "`Array<\"layers\", Layer>`"
            : why == NoTree::variant ? "which of its types it holds is known at run time alone; take a struct that has "
                                       "an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`"
-                                    : "it has no fields, or more than 23") +
+           : why == NoTree::constant
+               ? "a field is const or a reference, so nothing can be assigned to it; declare it as a "
+                 "plain member"
+           : why == NoTree::c_array
+               ? "a field is a C array; take an Array, `Array<\"layers\", Layer>`, or a std::array "
+                 "where it holds no tensors"
+               : "it has no fields, more than 23, or a reference") +
           "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
           "public"};
 }

@@ -32,6 +32,25 @@ constexpr std::size_t field_count() {
     return field_count<T, N - 1>();
 }
 
+template <class T, std::size_t... Before, std::size_t... After>
+constexpr bool takes_list(std::index_sequence<Before...> /*before*/, std::index_sequence<After...> /*after*/) {
+  return requires {
+    T{(static_cast<void>(Before), any_field{})..., {}, (static_cast<void>(After), any_field{})...};
+  };
+}
+/// Whether a field is a C array. field_count counts each of its elements, but one `{}` initializes it.
+template <class T, std::size_t I = 0>
+constexpr bool has_c_array() {
+  if constexpr (I == field_count<T>())
+    return false;
+  else if constexpr (takes_list<T>(std::make_index_sequence<I>{}, std::index_sequence<>{}) &&
+                     !takes_list<T>(std::make_index_sequence<I>{},
+                                    std::make_index_sequence<field_count<T>() - I - 1>{}))
+    return true;
+  else
+    return has_c_array<T, I + 1>();
+}
+
 // ---- references: a structured binding, which lists its names, so that each number of fields needs a line ----
 
 #define SHARDLIB_FIELDS(n, ...)               \
@@ -90,6 +109,40 @@ struct plain<std::tuple<F&...>> {
 /// The types of the fields, as a tuple.
 template <class T>
 using field_types = typename plain<fields_t<T>>::type;
+
+// ---- whether they can be had ----
+
+/// Converts only to base classes of T.
+template <class T>
+struct any_base {
+  template <class U>
+  requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>) operator U() const;
+};
+/// Whether `fields` works for T. Where it does not, calling it would give a compile error from the compiler, not from
+/// here.
+template <class T>
+consteval bool decomposes() {
+  if constexpr (requires(T & object) { object.as_tuple(); })
+    return true;
+  else if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || requires { T{any_base<T>{}}; })
+    return false;
+  else if constexpr (field_count<T>() == 0 || field_count<T>() > 23)
+    return false;
+  else
+    return !has_c_array<T>();
+}
+/// Whether T has fields that can be assigned to: none is const, or a reference to const.
+template <class T>
+consteval bool has_fields() {
+  if constexpr (requires(T & object) { object.as_tuple(); })
+    return true;
+  else if constexpr (decomposes<T>())
+    return []<class... F>(std::type_identity<std::tuple<F&...>>) {
+      return !(std::is_const_v<F> || ...);
+    }(std::type_identity<fields_t<T>>{});
+  else
+    return false;
+}
 
 // ---- names: the compiler prints a pointer to a member of an object with the member's name ----
 

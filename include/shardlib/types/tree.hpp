@@ -79,23 +79,6 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
-/// Converts only to base classes of T.
-template <class T>
-struct any_base {
-  template <class U>
-  requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>) operator U() const;
-};
-/// Whether `fields` works for T. Where it does not, calling it would give a compile error from the compiler, not from
-/// here.
-template <class T>
-consteval bool has_fields() {
-  if constexpr (requires(T & object) { object.as_tuple(); })
-    return true;
-  else if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || requires { T{any_base<T>{}}; })
-    return false;
-  else
-    return field_count<T>() > 0 && field_count<T>() < 24;
-}
 /// What stands at a place of a tree: a tensor, an Array, or a struct of as many fields.
 template <class T>
 consteval rules::TreeNode tree_node() {
@@ -224,6 +207,10 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::not_public;
   else if constexpr (requires { T{any_base<T>{}}; })
     return rules::NoTree::bases;
+  else if constexpr (decomposes<T>())
+    return rules::NoTree::constant;
+  else if constexpr (field_count<T>() > 0 && field_count<T>() < 24)
+    return rules::NoTree::c_array;
   else
     return rules::NoTree::fields;
 }
@@ -287,10 +274,10 @@ consteval bool holds_tensor() {
   else if constexpr (
       requires(const T& x) { x.valueless_by_exception(); } || requires { std::tuple_size<T>::value; })
     return parts_hold_tensor<Depth>(std::type_identity<T>{});
-  else if constexpr (has_fields<T>())
+  else if constexpr (decomposes<T>())
     return parts_hold_tensor<Depth>(std::type_identity<field_types<T>>{});
   else
-    return false;
+    return no_tree<T>() == rules::NoTree::c_array;  // of what, its type does not show
 }
 /// Whether the arguments of a function that runs again, or on another mesh, are trees of tensors or hold none. If not,
 /// a compile error: the function would get the tensors as they are.
@@ -384,8 +371,9 @@ template <class Tree>
 /// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.
 /// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf for which this is not so.
 template <class M, class Tree>
-inline constexpr bool fully_sharded = detail::all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
-  return detail::checked<rules::fully_sharded, M::axes, S>::ok;
-});
+inline constexpr bool fully_sharded = detail::checked_tree<"fully_sharded", Tree>&& detail::all_leaves<Tree>(
+    []<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+      return detail::checked<rules::fully_sharded, M::axes, S>::ok;
+    });
 
 }  // namespace shardlib
