@@ -31,7 +31,7 @@ inline std::vector<Layout> layouts(const std::vector<std::vector<std::string>>& 
 }
 
 inline Axes axes_of(const std::vector<const TensorSpec*>& specs) {
-  Small<std::string_view, 3 * max_axes> all;
+  detail::Small<std::string_view, 3 * max_axes> all;
   for (const auto* spec : specs) rules::collect_axes(*spec, all);
   Axes axes;
   for (auto axis : all) axes.push_back(axis);

@@ -146,7 +146,7 @@ inline std::string dual_on(const Device& device, const TensorSpec& x) {
 }
 
 inline bool names_axes_of(const Device& device, const TensorSpec& spec) {
-  Small<std::string_view, 3 * max_axes> used;
+  detail::Small<std::string_view, 3 * max_axes> used;
   rules::collect_axes(spec, used);
   return std::all_of(used.begin(), used.end(), [&](auto axis) {
     return std::any_of(device.axes().begin(), device.axes().end(), [&](const auto& a) { return a.name == axis; });

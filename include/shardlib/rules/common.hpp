@@ -12,6 +12,7 @@ namespace shardlib::rules {
 using detail::joined;
 using detail::number;
 using detail::quoted;
+using detail::Small;
 using detail::Text;
 
 /// The result of a rule: the canonical spec of the op's result, or the reason for an error.

@@ -60,7 +60,7 @@ Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
                 "` needs a device; take the one that `launch` gives to its function");
   Device& device = *device_;
   auto next = device.axes().begin();
-  Small<std::string_view, max_axes> absent;
+  detail::Small<std::string_view, max_axes> absent;
   for (const std::string_view name : rules::mesh_axes(Axes)) {
     if (next != device.axes().end() && next->name == name)
       ++next;

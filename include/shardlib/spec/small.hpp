@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace shardlib {
+namespace shardlib::detail {
 
 /// A vector of fixed capacity for constant expressions. It has the functions of std::vector that the rules need:
 /// `items` and `count`, `size`, `full`, `empty`, `push_back`, `begin`, `end`, `contains` and `erase`, which takes a
@@ -42,10 +42,8 @@ struct Small {
   }
 };
 
-namespace detail {
 /// An empty vector. A constant expression copies it in one step, but constructs it element by element.
 template <class T>
 inline constexpr T none{};
-}  // namespace detail
 
-}  // namespace shardlib
+}  // namespace shardlib::detail

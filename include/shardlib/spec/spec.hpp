@@ -25,7 +25,7 @@ inline constexpr int max_dims = 10;  ///< the maximum number of dims of a spec
 inline constexpr int max_axes = 6;   ///< the maximum number of axes of a mesh
 
 /// Mesh axes in order, major first.
-using Axes = Small<std::string_view, max_axes>;
+using Axes = detail::Small<std::string_view, max_axes>;
 
 /// One dim of a parsed spec: `V/t`, `2` or `[V/t]`. `is_integer` is true for the second.
 struct Dim {
@@ -49,7 +49,7 @@ struct Placement {
 /// A parsed tensor spec. Its names are views into the parsed text. `rank` is the number of `dims`. `placement` is the
 /// placement on an axis. `has` and `find` look for a dim. `add_partial` makes the spec partial over an axis.
 struct TensorSpec {
-  Small<Dim, max_dims> dims = detail::none<Small<Dim, max_dims>>;
+  detail::Small<Dim, max_dims> dims = detail::none<detail::Small<Dim, max_dims>>;
   Axes partial = detail::none<Axes>;  ///< axes of pending sums, sorted
 
   constexpr TensorSpec() = default;
@@ -91,7 +91,7 @@ struct ParsedTensor {
 
 /// The result of `parse_op`: the operands `in`, the result `out`, or an error.
 struct OpParts {
-  Small<TensorSpec, 4> in = detail::none<Small<TensorSpec, 4>>;
+  detail::Small<TensorSpec, 4> in = detail::none<detail::Small<TensorSpec, 4>>;
   TensorSpec out;
   detail::Text error;  ///< empty if the text is an op spec
 };
