@@ -535,3 +535,13 @@ auto first_row(const Tensor<f32, "B/d M">& x) {
 auto index_of_two_dims(const Tensor<f32, "A B V">& x) {
   return argmax<"A B V -> A">(x);
 }
+
+// expect: dropout: it does not take these arguments; write `dropout\(x, 0.1, {seed, stream}\)`
+auto dropout_without_a_key(const Tensor<f32, "A">& x) {
+  return dropout(x, 0.1);
+}
+
+// expect: dropout: it does not take these arguments; write `dropout\(x, 0.1, {seed, stream}\)`
+auto dropout_of_a_seed(const Tensor<f32, "A">& x) {
+  return dropout(x, 0.1, 7);
+}

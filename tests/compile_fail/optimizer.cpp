@@ -154,3 +154,18 @@ auto step_of_bf16(const Data& mesh, const Tensor<bf16, "M">& w) {
   const auto loss = [](const Tensor<bf16, "M">& x) { return to_partial<" -> +d">(sum(cast<f32>(x * x))); };
   return hessian_vector_product(mesh, 0.0, loss, w, w);
 }
+
+// expect: global_norm: it does not take this argument; write `global_norm\(mesh, grads\)`
+double norm_without_a_mesh(const Weights& grads) {
+  return global_norm(grads);
+}
+
+// expect: fetch: the leaf `bf16\[M\]` is no array of f32, and all arrays of a tree have one dtype; if all leaves are bf16,
+// expect: write `fetch<bf16>\(tree\)`, else `fetch` each leaf
+struct TwoDtypes {
+  Tensor<f32, "M"> a;
+  Tensor<bf16, "M"> b;
+};
+auto arrays_of_two_dtypes(const TwoDtypes& tree) {
+  return fetch(tree);
+}

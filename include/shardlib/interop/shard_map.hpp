@@ -167,11 +167,25 @@ HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
                         kernels::row_major(detail::view(sizes)));
   return host;
 }
+namespace detail {
+template <dtype D>
+struct IsFetched {
+  template <class E, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<E, S>> /*leaf*/) const {
+    return checked<rules::fetched_leaf, dtype_v<D>, dtype_v<E>, S>::ok;
+  }
+};
+}  // namespace detail
 /// The whole arrays of all leaves of a tree of one dtype, in order.
 template <dtype D = f32, class W>
 requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
   std::vector<HostArray<D>> leaves;
-  for_each_leaf([&](std::string_view, const auto& leaf) { leaves.push_back(fetch(leaf)); }, tree);
+  if constexpr (detail::checked_tree<"fetch", W> && detail::all_leaves<W>(detail::IsFetched<D>()))
+    for_each_leaf(
+        [&]<class E, Spec S>(std::string_view, const Tensor<E, S>& leaf) {
+          if constexpr (std::is_same_v<D, E>) leaves.push_back(fetch(leaf));  // else the error was above
+        },
+        tree);
   return leaves;
 }
 

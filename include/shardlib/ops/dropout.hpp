@@ -2,6 +2,8 @@
 // again.
 #pragma once
 
+#include <type_traits>
+
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
@@ -40,5 +42,16 @@ auto dropout(const Tensor<D, S>& x, double rate, RandomKey key, Site site = Site
                                                        detail::Dropout<D>{static_cast<float>(rate), key},
                                                        detail::vjp(x, detail::DropoutVjp{rate, key}));
 }
+namespace detail {
+template <class... Args>
+inline constexpr bool dropout_takes = false;
+template <class D, Spec S, class Rate, class Key, class... Place>
+inline constexpr bool dropout_takes<Tensor<D, S>, Rate, Key, Place...> =
+    std::is_convertible_v<Rate, double>&& std::is_convertible_v<Key, RandomKey>;
+}  // namespace detail
+/// A compile error for other arguments.
+template <class... Args>
+auto dropout(const Args&...) -> typename detail::wrong_call<!detail::dropout_takes<Args...>, "dropout",
+                                                            "dropout(x, 0.1, {seed, stream})", Args...>::type;
 
 }  // namespace shardlib

@@ -149,6 +149,14 @@ constexpr Spec no_op_spec() {
 template <OpName Name, class D, Spec... S>
 using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
 
+/// The result of a call whose arguments fit none of an op's forms, if it is one: a compile error that gives a form.
+template <bool Wrong, OpName Name, Literal Form, class... Args>
+struct wrong_call {};
+template <OpName Name, Literal Form, class... Args>
+struct wrong_call<true, Name, Form, Args...> {
+  using type = Tensor<f32, result_of<rules::wrong_call, Name, Form, sizeof...(Args)>>;
+};
+
 }  // namespace detail
 
 }  // namespace shardlib

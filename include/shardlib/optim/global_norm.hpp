@@ -69,6 +69,12 @@ template <Spec A, class Tree, class Decays = LeafRules>
                       [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
   return detail::root_of(total);
 }
+/// A compile error without a mesh.
+template <class Tree, class... More>
+    auto global_norm(const Tree&, const More&...) -> typename detail::wrong_call < !requires {
+  Tree::axes;
+}
+, "global_norm", "global_norm(mesh, grads)", Tree, More... > ::type;
 
 }  // namespace shardlib
 

@@ -2,6 +2,7 @@
 // conversions.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 #include "shardlib/spec/dtype.hpp"
@@ -301,6 +302,13 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
   return {{},
           Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
+}
+
+/// A call whose arguments fit none of an op's forms. Their number lets the call depend on its template arguments.
+constexpr Verdict wrong_call(std::string_view op, std::string_view form, std::size_t arguments) {
+  return {{},
+          Text(op) + ": it does not take " + (arguments == 1 ? "this argument" : "these arguments") + "; write " +
+              quoted(form)};
 }
 
 /// Explains that the result has a sum pending that is none of those that may be.

@@ -120,6 +120,15 @@ constexpr Verdict backward_sum_dtype(bool is_named, DType x, DType sum) {
               ", or leave it out"};
 }
 
+/// fetch(tree): the arrays of all leaves have one dtype.
+constexpr Verdict fetched_leaf(DType arrays, DType leaf, const TensorSpec& x) {
+  if (leaf == arrays) return {};
+  return {{},
+          Text("fetch: the leaf ") + quoted(Text(name(leaf)) + "[" + x + "]") + " is no array of " + name(arrays) +
+              ", and all arrays of a tree have one dtype; if all leaves are " + name(leaf) + ", write `fetch<" +
+              name(leaf) + ">(tree)`, else `fetch` each leaf, as in `for_each_leaf`"};
+}
+
 /// The dtype of indices into a table.
 constexpr Verdict index_dtype(std::string_view op, DType indices) {
   if (indices == DType::i32 || indices == DType::u32) return {};

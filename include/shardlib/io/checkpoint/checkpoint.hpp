@@ -81,6 +81,8 @@ void assign_leaves(Tree& tree, const std::vector<shardlib::detail::ValuePtr>& va
 template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, std::optional<Checkpoint> checkpoint, Tree& tree,
                     const LoadOptions& options) {
+  static_assert(!std::is_const_v<Tree>,
+                "load: the tree is const, but its leaves are to be replaced; give one that is not const");
   assign_leaves(tree, load_values(mesh.device(), path, checkpoint, named_values(tree, options.rename), options));
   return checkpoint->meta();
 }
