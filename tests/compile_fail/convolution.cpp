@@ -56,3 +56,13 @@ auto weights_of_each_position(const Tensor<f32, "B L">& x, const Tensor<f32, "L 
 auto windows_of_a_sharded_length(const Tensor<f32, "B L/s C">& x) {
   return windows<"L, K -> N">(x, {{"K", 3}});
 }
+
+// expect: conv_unreduced: it does not take these arguments; write `conv_unreduced<..?B L C, K C F -> B N F..?, ..?L, K -> N
+auto without_lengths(const Tensor<f32, "B L C">& x, const Tensor<f32, "K C F">& w) {
+  return conv_unreduced<"B L C, K C F -> B N F">(x, w);
+}
+
+// expect: windows: it does not take these arguments; write `windows<..?L, K -> N..?>\(x, {{..?K..?, 3}}\)`
+auto window_by_number(const Tensor<f32, "B L C">& x) {
+  return windows<"L, K -> N">(x, 3);
+}

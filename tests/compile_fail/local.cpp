@@ -545,3 +545,13 @@ auto dropout_without_a_key(const Tensor<f32, "A">& x) {
 auto dropout_of_a_seed(const Tensor<f32, "A">& x) {
   return dropout(x, 0.1, 7);
 }
+
+// expect: softmax of `B M`: write the name of the dim along which it acts, `softmax<..?M..?>\(...\)`
+auto softmax_by_number(const Tensor<f32, "B M">& x) {
+  return softmax(x, -1);
+}
+
+// expect: sort of `B M`: write the name of the dim along which it acts, `sort<..?M..?>\(...\)`
+auto sort_without_a_dim(const Tensor<f32, "B M">& x) {
+  return sort(x);
+}

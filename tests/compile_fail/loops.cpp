@@ -229,3 +229,13 @@ auto optional_extra(const X& h, const Tensor<f32, "L B/d M">& xs) {
   return scan<"L">([](const X& now, const X& x, const auto& bias) { return cell(now + *bias, x); }, h, xs,
                    {.recompute = {"dots"}}, std::optional<X>(h));
 }
+
+// expect: fori: it does not take these arguments; write `fori\(8, f, carry\)`
+auto count_in_second_place(const Tensor<f32, "B M">& x) {
+  return fori([](auto, const auto& c) { return c * 2.0; }, 8, x);
+}
+
+// expect: scan: it does not take these arguments; write `scan<..?L..?>\(f, carry, xs\)`
+auto scan_without_a_dim(const Tensor<f32, "B M">& h, const Tensor<f32, "L B M">& x) {
+  return scan([](const auto& c, const auto& e) { return std::pair(c + e, c); }, h, x);
+}

@@ -99,3 +99,8 @@ auto still_sharded(const Mesh<"d e t">& mesh, const Tensor<f32, "B/e">& x) {
 auto list_of_tensors(const Mesh<"d e t">& mesh, const Tensor<f32, "B">& x) {
   return on_submeshes<"N/e">(mesh, [](const auto&, const auto& all) { return std::get<0>(all); }, std::tuple{x, x});
 }
+
+// expect: reinterpret: it does not take these arguments; write `reinterpret<..?d s -> e..?>\(x, new_mesh\)`
+auto mesh_in_first_place(const Mesh<"d e">& mesh, const Tensor<f32, "B/d/e M">& x) {
+  return reinterpret<"d e -> z">(mesh, x);
+}

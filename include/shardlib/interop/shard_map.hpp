@@ -20,6 +20,7 @@
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/record.hpp"
@@ -125,6 +126,11 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site s
     -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
+/// A compile error without the sizes of a window.
+template <OpSpec Lengths, dtype D, Spec S, class... Args>
+auto windows(const Tensor<D, S>&, const Args&...) ->
+    typename detail::wrong_call<!(std::is_convertible_v<Args, Sizes> || ...), "windows",
+                                "windows<\"L, K -> N\">(x, {{\"K\", 3}})", Tensor<D, S>, Args...>::type;
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
@@ -154,5 +160,11 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window 
               detail::result_for<D, rules::conv, O, Lengths, S, T>> {
   return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
 }
+/// A compile error without the lengths.
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T, class... Args>
+auto conv_unreduced(const Tensor<D, S>&, const Tensor<E, T>&, const Args&...) ->
+    typename detail::wrong_call<true, "conv_unreduced",
+                                "conv_unreduced<\"B L C, K C F -> B N F\", \"L, K -> N\">(x, w)", Tensor<D, S>,
+                                Tensor<E, T>, Args...>::type;
 
 }  // namespace shardlib

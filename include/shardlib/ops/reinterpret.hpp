@@ -39,5 +39,13 @@ auto reinterpret(const Tensor<D, S>& x, const Mesh<A>& mesh, Site site = Site::c
   return Out(detail::reinterpreted(op, x.value(), mesh.device(), detail::parsed<Out::spec>,
                                    detail::parsed<detail::dual_spec(S, detail::axes_of<S>())>));
 }
+/// A compile error: a tensor comes first, and the new mesh second.
+template <OpSpec Axes, dtype D, Spec S>
+auto reinterpret(const Tensor<D, S>&) ->
+    typename detail::wrong_call<true, "reinterpret", "reinterpret<\"d s -> e\">(x, new_mesh)", Tensor<D, S>>::type;
+template <OpSpec Axes, Spec A, dtype D, Spec S>
+auto reinterpret(const Mesh<A>&, const Tensor<D, S>&) ->
+    typename detail::wrong_call<true, "reinterpret", "reinterpret<\"d s -> e\">(x, new_mesh)", Mesh<A>,
+                                Tensor<D, S>>::type;
 
 }  // namespace shardlib

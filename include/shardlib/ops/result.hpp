@@ -149,6 +149,10 @@ constexpr Spec no_op_spec() {
 template <OpName Name, class D, Spec... S>
 using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
 
+/// The result of an op along a dim that is called without its name: a compile error. `More` is what follows the name.
+template <OpName Name, class D, Spec S, Literal More = "">
+using needs_dim = Tensor<D, result_of<rules::no_dim, Name, More, S>>;
+
 /// The result of a call whose arguments fit none of an op's forms, if it is one: a compile error that gives a form.
 template <bool Wrong, OpName Name, Literal Form, class... Args>
 struct wrong_call {};

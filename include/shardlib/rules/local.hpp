@@ -321,6 +321,13 @@ constexpr Verdict along(std::string_view name, std::string_view dim, const Tenso
   return linear_along(name, dim, x);
 }
 
+/// An op along a dim that is called without its name. `more` is further names, with commas.
+constexpr Verdict no_dim(std::string_view name, std::string_view more, const TensorSpec& x) {
+  return {x,
+          Text(name) + " of " + quoted(x) + ": write the name of the dim along which it acts, " +
+              quoted(Text(name) + "<\"" + (x.rank() == 0 ? "M" : x.dims[x.rank() - 1].name) + "\"" + more + ">(...)")};
+}
+
 /// rope<"L", "D">: a rotation along D, which must be unsharded. L may be sharded, because the global index is known.
 /// The op is linear, so the operand may be partial.
 constexpr Verdict rope(std::string_view length, std::string_view dim, const TensorSpec& x) {
