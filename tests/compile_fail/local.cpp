@@ -10,6 +10,25 @@ bool all_positive(const Tensor<f32, "M">& x) {
   return x && item(all<"M -> ">(greater(x, 0.0)));
 }
 
+// A program's own functions of the same names, which are called where the arguments are not those of the op.
+namespace own {
+struct Config {
+  double rate;
+};
+auto softmax(const Tensor<f32, "B M">& x) {
+  return shardlib::softmax<"M">(x);
+}
+auto rms_norm(const auto& x, const auto& gain) {
+  return shardlib::rms_norm<"M">(x) * gain;
+}
+auto dropout(const auto& x, const Config& config) {
+  return shardlib::dropout(x, config.rate, {1, 2});
+}
+Tensor<f32, "B M"> of_ones_own(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain) {
+  return dropout(softmax(rms_norm(x, gain)), Config{0.1});
+}
+}  // namespace own
+
 // expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<
 auto add_shard_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {
   return a + b;

@@ -127,10 +127,11 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site s
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
 /// A compile error without the sizes of a window.
-template <OpSpec Lengths, dtype D, Spec S, class... Args>
-auto windows(const Tensor<D, S>&, const Args&...) ->
-    typename detail::wrong_call<!(std::is_convertible_v<Args, Sizes> || ...), "windows",
-                                "windows<\"L, K -> N\">(x, {{\"K\", 3}})", Tensor<D, S>, Args...>::type;
+template <OpSpec Lengths, class... Args>
+requires(detail::tensor_first<Args...> &&
+         !(std::is_convertible_v<Args, Sizes> || ...)) auto windows(const Args&... args) {
+  return detail::wrong_call<"windows", "windows<\"L, K -> N\">(x, {{\"K\", 3}})">(args...);
+}
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
@@ -161,10 +162,11 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window 
   return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
 }
 /// A compile error without the lengths.
-template <OpSpec O, dtype D, Spec S, dtype E, Spec T, class... Args>
-auto conv_unreduced(const Tensor<D, S>&, const Tensor<E, T>&, const Args&...) ->
-    typename detail::wrong_call<true, "conv_unreduced",
-                                "conv_unreduced<\"B L C, K C F -> B N F\", \"L, K -> N\">(x, w)", Tensor<D, S>,
-                                Tensor<E, T>, Args...>::type;
+template <OpSpec O, class... Args>
+requires detail::tensor_first<Args...>
+auto conv_unreduced(const Args&... args) {
+  return detail::wrong_call<"conv_unreduced", "conv_unreduced<\"B L C, K C F -> B N F\", \"L, K -> N\">(x, w)">(
+      args...);
+}
 
 }  // namespace shardlib

@@ -51,7 +51,8 @@ inline constexpr bool dropout_takes<Tensor<D, S>, Rate, Key, Place...> =
 }  // namespace detail
 /// A compile error for other arguments.
 template <class... Args>
-auto dropout(const Args&...) -> typename detail::wrong_call<!detail::dropout_takes<Args...>, "dropout",
-                                                            "dropout(x, 0.1, {seed, stream})", Args...>::type;
+requires(!detail::dropout_takes<Args...>) auto dropout(const Args&... args) {
+  return detail::wrong_call<"dropout", "dropout(x, 0.1, {seed, stream})">(args...);
+}
 
 }  // namespace shardlib

@@ -231,7 +231,10 @@ auto take_along(const Tensor<D, S>& x, const Tensor<I, T>& indices, Site site = 
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::pick<"take_along", Out>(detail::Calling{"take_along", Dim, site}, x, indices, dim);
 }
-template <dtype D, Spec S, class... Args>
-auto take_along(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"take_along", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto take_along(const Args&... args) {
+  return detail::needs_dim<"take_along">(args...);
+}
 
 }  // namespace shardlib

@@ -271,8 +271,9 @@ Carry fori(std::int64_t count, F f, const Carry& carry, const LoopOptions& optio
 
 /// A compile error where the number of iterations is not first.
 template <class F, class... Args>
-auto fori(const F&, const Args&...) ->
-    typename detail::wrong_call<!std::is_convertible_v<F, std::int64_t>, "fori", "fori(8, f, carry)", F, Args...>::type;
+requires(!std::is_convertible_v<F, std::int64_t>) auto fori(const F& f, const Args&... args) {
+  return detail::wrong_call<"fori", "fori(8, f, carry)">(f, args...);
+}
 
 /// Calls f(carry, x, extra...) for each part of xs, a tensor or a tree of tensors, along their first dim, which is
 /// unsharded. f returns std::pair(carry, y). Returns the last carry, and the y stacked along that dim: a tensor, or of
@@ -292,8 +293,9 @@ auto scan(F f, const Carry& carry, const Xs& xs, const LoopOptions& options, con
   }
 }
 /// A compile error without the dim.
-template <class F, class Carry, class Xs, class... Extra>
-auto scan(const F&, const Carry&, const Xs&, const Extra&...) ->
-    typename detail::wrong_call<true, "scan", "scan<\"L\">(f, carry, xs)", F, Carry, Xs, Extra...>::type;
+template <class... Args>
+requires(sizeof...(Args) >= 3) auto scan(const Args&... args) {
+  return detail::wrong_call<"scan", "scan<\"L\">(f, carry, xs)">(args...);
+}
 
 }  // namespace shardlib

@@ -49,8 +49,11 @@ auto softmax(const Tensor<D, S>& x, Site site = Site::current())
       op, x, detail::sizes_of(x.value()), detail::Softmax<D>{dim},
       detail::vjp_of_result(x, detail::save(), detail::SoftmaxVjp{op, dim}));
 }
-template <dtype D, Spec S, class... Args>
-auto softmax(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"softmax", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto softmax(const Args&... args) {
+  return detail::needs_dim<"softmax">(args...);
+}
 
 namespace detail {
 enum class Norm { rms, layer };
@@ -92,8 +95,11 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
-template <dtype D, Spec S, class... Args>
-auto rms_norm(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"rms_norm", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto rms_norm(const Args&... args) {
+  return detail::needs_dim<"rms_norm">(args...);
+}
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
@@ -106,8 +112,11 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::layer, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));
 }
-template <dtype D, Spec S, class... Args>
-auto layer_norm(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"layer_norm", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto layer_norm(const Args&... args) {
+  return detail::needs_dim<"layer_norm">(args...);
+}
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
 /// stretches them to longer texts: with a `context` of 0 each angle is divided by it (Chen et al. 2023), otherwise as

@@ -188,8 +188,7 @@ struct Jet {
       // the base 0.
       const T by_a = detail::vanishes(b.value) ? T(0) : b.value * pow(a.value, b.value - T(1));
       const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * log(a.value);
-      for (std::size_t i = 0; i < N; ++i)
-        r.by[i] = detail::of_slope(by_a, a.by[i]) + detail::of_slope(by_b, b.by[i]);
+      for (std::size_t i = 0; i < N; ++i) r.by[i] = detail::of_slope(by_a, a.by[i]) + detail::of_slope(by_b, b.by[i]);
     }
     return r;
   }

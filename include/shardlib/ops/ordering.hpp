@@ -28,8 +28,11 @@ auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::c
   return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
                                                          detail::Argsort<D>{dim, descending});
 }
-template <dtype D, Spec S, class... Args>
-auto argsort(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"argsort", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto argsort(const Args&... args) {
+  return detail::needs_dim<"argsort">(args...);
+}
 
 /// The elements along an unsharded dim in ascending or descending order. Backward: each cotangent goes to its
 /// element. `sort<"V">(x)`
@@ -41,8 +44,11 @@ auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::curr
   return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
                                             dim);
 }
-template <dtype D, Spec S, class... Args>
-auto sort(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"sort", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto sort(const Args&... args) {
+  return detail::needs_dim<"sort">(args...);
+}
 
 /// The values and indices of the k largest elements. `const auto [values, indices] = top_k<"V", "K">(x, 4)`
 template <dtype D, Spec S>
@@ -67,7 +73,10 @@ auto top_k(const Tensor<D, S>& x, DimSize k, Site site = Site::current())
       op, x, detail::top_k_sizes(op, detail::parsed<out>, x.value(), dim, k), detail::Argsort<D>{dim, true});
   return {detail::pick<"top_k", Tensor<D, out>>(op, x, indices, dim), indices};
 }
-template <dtype D, Spec S, class... Args>
-auto top_k(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"top_k", D, S, ", \"K\"">;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto top_k(const Args&... args) {
+  return detail::needs_dim<"top_k", ", \"K\"">(args...);
+}
 
 }  // namespace shardlib

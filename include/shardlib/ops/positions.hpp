@@ -33,8 +33,11 @@ auto flip(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
                                                     detail::vjp(x, detail::flip_vjp<Dim>));
 }
-template <dtype D, Spec S, class... Args>
-auto flip(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"flip", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto flip(const Args&... args) {
+  return detail::needs_dim<"flip">(args...);
+}
 
 namespace detail {
 struct Roll {
@@ -62,8 +65,11 @@ auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
   return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
                                                     detail::vjp(x, detail::RollVjp<Dim>{by}));
 }
-template <dtype D, Spec S, class... Args>
-auto roll(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"roll", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto roll(const Args&... args) {
+  return detail::needs_dim<"roll">(args...);
+}
 
 namespace detail {
 template <class D>

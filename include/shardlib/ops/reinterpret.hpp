@@ -40,12 +40,10 @@ auto reinterpret(const Tensor<D, S>& x, const Mesh<A>& mesh, Site site = Site::c
                                    detail::parsed<detail::dual_spec(S, detail::axes_of<S>())>));
 }
 /// A compile error: a tensor comes first, and the new mesh second.
-template <OpSpec Axes, dtype D, Spec S>
-auto reinterpret(const Tensor<D, S>&) ->
-    typename detail::wrong_call<true, "reinterpret", "reinterpret<\"d s -> e\">(x, new_mesh)", Tensor<D, S>>::type;
-template <OpSpec Axes, Spec A, dtype D, Spec S>
-auto reinterpret(const Mesh<A>&, const Tensor<D, S>&) ->
-    typename detail::wrong_call<true, "reinterpret", "reinterpret<\"d s -> e\">(x, new_mesh)", Mesh<A>,
-                                Tensor<D, S>>::type;
+template <OpSpec Axes, class First, class... Args>
+requires((is_tensor<First> && sizeof...(Args) == 0) ||
+         detail::tensor_first<Args...>) auto reinterpret(const First& first, const Args&... args) {
+  return detail::wrong_call<"reinterpret", "reinterpret<\"d s -> e\">(x, new_mesh)">(first, args...);
+}
 
 }  // namespace shardlib

@@ -149,17 +149,24 @@ constexpr Spec no_op_spec() {
 template <OpName Name, class D, Spec... S>
 using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
 
-/// The result of an op along a dim that is called without its name: a compile error. `More` is what follows the name.
-template <OpName Name, class D, Spec S, Literal More = "">
-using needs_dim = Tensor<D, result_of<rules::no_dim, Name, More, S>>;
+// ---- calls that fit none of an op's forms ----
+// An op takes them by `(const Args&...)`, to which a function of the program with the same name is preferred. The
+// compile error is in the body, so that it is none where such a function is called.
 
-/// The result of a call whose arguments fit none of an op's forms, if it is one: a compile error that gives a form.
-template <bool Wrong, OpName Name, Literal Form, class... Args>
-struct wrong_call {};
+/// A compile error that gives a form.
 template <OpName Name, Literal Form, class... Args>
-struct wrong_call<true, Name, Form, Args...> {
-  using type = Tensor<f32, result_of<rules::wrong_call, Name, Form, sizeof...(Args)>>;
-};
+void wrong_call(const Args&...) {
+  static_assert(checked<rules::wrong_call, Name, Form, sizeof...(Args)>::ok);
+}
+template <class... Args>
+inline constexpr bool tensor_first = false;
+template <class D, Spec S, class... Args>
+inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
+/// A compile error for an op along a dim that is called without its name. `More` is what follows the name.
+template <OpName Name, Literal More = "", class D, Spec S, class... Args>
+void needs_dim(const Tensor<D, S>&, const Args&...) {
+  static_assert(checked<rules::no_dim, Name, More, S>::ok);
+}
 
 }  // namespace detail
 

@@ -38,8 +38,11 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
                                                       detail::Cumulate<kernels::detail::SumOp, D>{dim, reverse},
                                                       detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
 }
-template <dtype D, Spec S, class... Args>
-auto cumsum(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"cumsum", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto cumsum(const Args&... args) {
+  return detail::needs_dim<"cumsum">(args...);
+}
 
 namespace detail {
 template <class D>
@@ -85,8 +88,11 @@ auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scan
       op, x, detail::sizes_of(x.value()), detail::Cumulate<kernels::detail::ProdOp, D>{dim},
       detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
 }
-template <dtype D, Spec S, class... Args>
-auto cumprod(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"cumprod", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto cumprod(const Args&... args) {
+  return detail::needs_dim<"cumprod">(args...);
+}
 
 /// Running maxima along an unsharded dim. Backward: each cotangent goes to the first of the elements that equal the
 /// maximum. `cummax<"L">(x)`
@@ -98,8 +104,11 @@ auto cummax(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scann
                                                       detail::Cumulate<kernels::detail::MaxOp, D>{dim},
                                                       detail::vjp(x, detail::save(x), detail::CummaxVjp{op, dim}));
 }
-template <dtype D, Spec S, class... Args>
-auto cummax(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"cummax", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto cummax(const Args&... args) {
+  return detail::needs_dim<"cummax">(args...);
+}
 
 namespace detail {
 template <class D>
@@ -170,7 +179,10 @@ auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = fa
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }
-template <dtype D, Spec S, class... Args>
-auto linear_scan(const Tensor<D, S>& x, const Args&...) -> detail::needs_dim<"linear_scan", D, S>;
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto linear_scan(const Args&... args) {
+  return detail::needs_dim<"linear_scan">(args...);
+}
 
 }  // namespace shardlib

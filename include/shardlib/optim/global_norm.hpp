@@ -71,10 +71,10 @@ template <Spec A, class Tree, class Decays = LeafRules>
 }
 /// A compile error without a mesh.
 template <class Tree, class... More>
-    auto global_norm(const Tree&, const More&...) -> typename detail::wrong_call < !requires {
-  Tree::axes;
+requires(!requires { Tree::axes; }) double global_norm(const Tree& tree, const More&... more) {
+  detail::wrong_call<"global_norm", "global_norm(mesh, grads)">(tree, more...);
+  return 0;
 }
-, "global_norm", "global_norm(mesh, grads)", Tree, More... > ::type;
 
 }  // namespace shardlib
 
