@@ -51,6 +51,21 @@ TEST_CASE("tokenizer.json: the ids and texts of Hugging Face's tokenizers", "[to
   }
 }
 
+TEST_CASE("tokenizer.json: white space that a token has taken is no token, as in Hugging Face's tokenizers",
+          "[tokenizer]") {
+  const test::Scratch folder;
+  json made = style("gpt2");
+  made["added_tokens"][1] = made["added_tokens"][2];
+  made["added_tokens"][1]["id"] = 577;  // <r> takes the white space behind it
+  made["added_tokens"][2] = made["added_tokens"][3];
+  made["added_tokens"][2].update({{"id", 578}, {"content", "  "}, {"lstrip", true}});
+  made["added_tokens"].erase(4);
+  made["added_tokens"].erase(3);
+  const auto tokenizer = load(folder, made);
+  CHECK(tokenizer->encode("x<r>  y") == Ids{87, 577, 88});
+  CHECK(tokenizer->encode("x   y<r>  ") == Ids{87, 578, 312, 577});
+}
+
 TEST_CASE("tokenizer.json: special tokens of a template count, and those in the text within it do not", "[tokenizer]") {
   const auto qwen = io::load_tokenizer(styles + "qwen2.json");
   const auto ids = [&](const std::string& text) { return qwen->encode(text); };

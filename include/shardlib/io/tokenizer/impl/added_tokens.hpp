@@ -51,6 +51,7 @@ class AddedTokens {
       std::size_t first = at - size, end = at;
       if (token->left) first = std::max(begin, spaces_before(text, first));
       if (token->right) end += spaces_at(text.substr(end));
+      if (first >= end) continue;  // white space that the token before has taken
       if (begin < first) f(text.substr(begin, first - begin), no_token);
       f(std::string_view(), token->id);
       begin = end;
