@@ -322,7 +322,7 @@ TEST_CASE("tokenizer.json: GPT-2's own is the tokenizer of its vocabulary", "[to
   vocabulary["<|endoftext|>"] = tokens.size();
   made["model"]["vocab"] = vocabulary;
   made["model"]["merges"] = merges;
-  made["added_tokens"] = {made["added_tokens"][0]};
+  made["added_tokens"] = json::array({made["added_tokens"][0]});
   made["added_tokens"][0]["id"] = tokens.size();
   const auto tokenizer = load(folder, made);
   CHECK(tokenizer->name() == "gpt2");
