@@ -223,6 +223,15 @@ TEST_CASE("tokenizer.json: what is not computed is refused by its key", "[tokeni
   refuses("llama2", set("/decoder/decoders/3/start", 2),
           "'decoder.decoders[3].start' is 2, but shardlib computes 0 or 1");
   refuses("gpt2", set("/decoder", nullptr), "'decoder' is null, but shardlib computes a decoder");
+  refuses(
+      "metaspace_always",
+      [](json& made) {
+        made["model"]["vocab"]["x\u2581"] = made["model"]["vocab"]["\u2581"];
+        made["model"]["vocab"].erase("\u2581");
+        made["model"]["merges"] = json::array();
+      },
+      "'decoder.decoders[1].type' is \"Metaspace\", but shardlib computes ByteFallback only as a later step, where the "
+      "vocabulary has no \"\u2581\"");
   refuses("gpt2", set("/added_tokens/1/single_word", true),
           "'added_tokens[1].single_word' is true, but shardlib computes false");
   refuses("gpt2", set("/added_tokens/2/id", 999),

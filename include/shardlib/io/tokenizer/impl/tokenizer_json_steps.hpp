@@ -155,7 +155,12 @@ inline bool read_cuts(const JsonPlace& file, const std::vector<Rewrite>& rewrite
 
 inline void read_spellings(const JsonPlace& file, TokenizerParts& parts) {
   const std::vector<JsonPlace> steps = steps_of(file, "decoder", "decoders");
-  bool fused = false;
+  bool fused = false, bytes = false;
+  // Decoding goes token by token, so it does not see what several bytes spell together.
+  const auto require_token = [&](const JsonPlace& step, const std::string& pattern) {
+    if (bytes && pattern.size() > 1 && !file.at("model").at("vocab").has(pattern))
+      step.at("type").refuse("ByteFallback only as a later step, where the vocabulary has no \"" + pattern + "\"");
+  };
   for (const JsonPlace& step : steps) {
     const std::string& type = step.at("type").text();
     if (parts.byte_level) {
@@ -167,9 +172,11 @@ inline void read_spellings(const JsonPlace& file, TokenizerParts& parts) {
     if (type == "Replace") {
       step.only({"type", "pattern", "content"});
       parts.spellings.push_back({Spelling::replace, text_pattern(step.at("pattern")), step.at("content").text()});
+      require_token(step, parts.spellings.back().from);
     } else if (type == "ByteFallback") {
       step.only({"type"});
       parts.spellings.push_back({Spelling::bytes});
+      bytes = true;
     } else if (type == "Fuse") {
       step.only({"type"});
       fused = true;
@@ -182,6 +189,7 @@ inline void read_spellings(const JsonPlace& file, TokenizerParts& parts) {
       if (step.at("start").number() == 1) parts.spellings.push_back({Spelling::strip_first});
     } else if (type == "Metaspace") {
       const Cut cut = read_metaspace(step);
+      require_token(step, cut.pattern);
       parts.spellings.push_back(cut.before == Cut::never ? Spelling{Spelling::replace, cut.pattern, " "}
                                                          : Spelling{Spelling::spaces, cut.pattern});
     } else {
