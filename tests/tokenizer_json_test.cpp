@@ -181,6 +181,39 @@ TEST_CASE("tokenizer.json: which token ends a text", "[tokenizer]") {
   unsaid(changed, "more than one");
 }
 
+TEST_CASE("tokenizer.json: settings of the tokenizer_config.json count, as in transformers", "[tokenizer]") {
+  const test::Scratch folder;
+  const json made = style("gpt2");
+  const auto token = [](const std::string& content, bool special, bool left) {
+    return json{{"content", content}, {"special", special},     {"lstrip", left},
+                {"rstrip", false},    {"normalized", !special}, {"single_word", false}};
+  };
+  const auto configure = [&](const json& config) { test::put(folder / "tokenizer_config.json", config.dump()); };
+  const auto before = load(folder, made);
+  configure({{"add_prefix_space", false}, {"added_tokens_decoder", {{"577", token("<mask>", true, true)}}}});
+  CHECK(load(folder, made)->fingerprint() == before->fingerprint());
+  configure({{"added_tokens_decoder", {{"577", token("<mask>", true, false)}, {"578", token("<r>", false, true)}}}});
+  const auto tokenizer = load(folder, made);
+  CHECK(tokenizer->fingerprint() != before->fingerprint());
+  CHECK(tokenizer->encode("x  <mask>  y <r>  z", Special::allowed) == Ids{87, 550, 577, 220, 312, 578, 220, 220, 89});
+  const std::string ending =
+      ": make the ids with another program, and train on them with --tokenizer bytes (docs/tokenizer.md)";
+  const auto refuses = [&](const json& config, const std::string& message) {
+    configure(config);
+    expect_error<UsageError>([&] { load(folder, made); },
+                             "'" + folder / "tokenizer_config.json" + "': " + message + ending);
+  };
+  refuses({{"add_prefix_space", true}},
+          "'add_prefix_space' is true, but shardlib computes false, as the tokenizer.json says");
+  json other = token("<mask>", true, false);
+  other["single_word"] = true;
+  refuses({{"added_tokens_decoder", {{"577", other}}}},
+          "'added_tokens_decoder.577.single_word' is true, but shardlib computes false");
+  refuses({{"added_tokens_decoder", {{"999", {{"content", "<new>"}}}}}},
+          "'added_tokens_decoder.999' is {\"content\":\"<new>\"}, but shardlib computes the tokens of the "
+          "tokenizer.json");
+}
+
 TEST_CASE("tokenizer.json: what is not computed is refused by its key", "[tokenizer]") {
   const test::Scratch folder;
   const std::string file = "'" + folder / "tokenizer.json" + "': ";

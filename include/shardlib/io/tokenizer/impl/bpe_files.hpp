@@ -208,7 +208,7 @@ inline std::vector<std::pair<std::string, std::string>> files_to_copy(const std:
   std::vector<std::pair<std::string, std::string>> copied;
   if (!files.json.empty()) {
     copied.emplace_back(files.json, "tokenizer.json");
-    // It says which token ends a text.
+    // It says which token ends a text, and how added tokens are found.
     const std::string config = (std::filesystem::path(files.json).parent_path() / "tokenizer_config.json").string();
     if (file_exists(config)) copied.emplace_back(config, "tokenizer_config.json");
   }

@@ -42,6 +42,7 @@ struct TokenizerParts {
   std::vector<Cut> cuts;
   std::vector<Spelling> spellings;
   std::map<std::uint32_t, std::string> rewritten_tokens;  ///< how added tokens are spelled that `rewrites` changes
+  std::string overrides;                                  ///< the added tokens that the tokenizer_config.json changes
   std::uint32_t end_of_text = 0;
 };
 

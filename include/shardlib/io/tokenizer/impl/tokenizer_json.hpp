@@ -136,16 +136,31 @@ inline void read_model(const JsonPlace& file, TokenizerParts& parts) {
                                std::to_string(byte));
 }
 
-inline void read_added(const JsonPlace& file, TokenizerParts& parts) {
-  if (!file.has("added_tokens")) return;
-  const JsonPlace added = file.at("added_tokens");
+/// The tokenizer_config.json in the same folder; without one an empty object.
+inline nlohmann::json read_config(const std::string& path) {
+  if (!file_exists(path)) return nlohmann::json::object();
+  try {
+    const Bytes bytes = read_file(path);
+    return parse_json(as_text(bytes));
+  } catch (const nlohmann::json::exception&) {
+    throw Error("'" + path + "' is not JSON: it is damaged; get it again");
+  } catch (const DeepJson& error) {
+    throw Error("'" + path + "': " + error.what() + ": it is damaged; get it again");
+  }
+}
+
+/// As in transformers, `added_tokens_decoder` of the configuration overrides the settings of a token.
+inline void read_added(const JsonPlace& file, const JsonPlace& config, TokenizerParts& parts) {
+  std::map<std::string_view, JsonPlace> configured;
+  if (config.has("added_tokens_decoder"))
+    for (const auto& [id, value] : config.at("added_tokens_decoder").object()) {
+      const JsonPlace token = config.at("added_tokens_decoder").at(id, value);
+      configured.emplace(token.at("content").text(), token);
+    }
   std::set<std::string_view> contents;
-  for (std::size_t i = 0; i < added.array().size(); ++i) {
-    const JsonPlace token = added.at(i);
-    token.only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  const auto add = [&](const JsonPlace& token, std::uint32_t id, bool special) {
     if (token.at("single_word").flag()) token.at("single_word").refuse("false");
-    const AddedToken found{token.at("id").number(), token.at("special").flag(), token.at("lstrip").flag(),
-                           token.at("rstrip").flag()};
+    const AddedToken found{id, special, token.at("lstrip").flag(), token.at("rstrip").flag()};
     const std::string& content = token.at("content").text();
     if (!contents.insert(content).second) token.at("content").refuse("added tokens that differ");
     const bool normalized = token.at("normalized").flag();
@@ -156,30 +171,47 @@ inline void read_added(const JsonPlace& file, TokenizerParts& parts) {
     }
     if (!(normalized ? parts.added_normalized : parts.added).add(text, found))
       token.at("content").refuse("added tokens that differ");
+  };
+  const auto add_configured = [&](const JsonPlace& token, std::uint32_t id, bool special) {
+    add(token, id, special);
+    parts.overrides += "\n" + std::to_string(id) + " " + token.value().dump();
+  };
+  for (std::size_t i = 0; file.has("added_tokens") && i < file.at("added_tokens").array().size(); ++i) {
+    const JsonPlace token = file.at("added_tokens").at(i);
+    token.only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+    const auto other = configured.find(token.at("content").text());
+    const bool special = token.at("special").flag();
+    const auto differs = [&](const char* key) { return token.at(key).value() != other->second.at(key).value(); };
+    if (other != configured.end() && (differs("single_word") || differs("lstrip") || differs("rstrip") ||
+                                      differs("normalized") || (!special && differs("special"))))
+      add_configured(other->second, token.at("id").number(), special || other->second.at("special").flag());
+    else
+      add(token, token.at("id").number(), special);
   }
+  for (const auto& [content, token] : configured) {
+    if (contents.contains(content)) continue;
+    const JsonPlace vocabulary = file.at("model").at("vocab");
+    if (!vocabulary.has(std::string(content))) token.refuse("the tokens of the tokenizer.json");
+    add_configured(token, vocabulary.at(std::string(content)).number(), token.at("special").flag());
+  }
+}
+
+/// Refuses an `add_prefix_space` of the configuration with which transformers would build another pre_tokenizer.
+inline void require_configured_prefix(const JsonPlace& config, const TokenizerParts& parts) {
+  const bool prefix =
+      std::ranges::any_of(parts.rewrites, [](const Rewrite& step) { return step.kind == Rewrite::prepend; }) ||
+      std::ranges::any_of(parts.cuts, [](const Cut& cut) {
+        return cut.kind == Cut::prefix_space || (cut.kind == Cut::spaces && cut.before != Cut::never);
+      });
+  if (config.flag("add_prefix_space", prefix) != prefix)
+    config.at("add_prefix_space").refuse((prefix ? "true" : "false") + std::string(", as the tokenizer.json says"));
 }
 
 // ---- the end of text ------------------------------------------------------------------------------------------------
 
-/// The `eos_token` of the tokenizer_config.json in the same folder; empty if it has none.
-inline std::string configured_end(const std::string& path) {
-  const std::string config = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
-  if (!file_exists(config)) return {};
-  try {
-    const Bytes bytes = read_file(config);
-    const auto json = parse_json(as_text(bytes));
-    const JsonPlace place(config, json);
-    if (!place.has("eos_token")) return {};
-    const JsonPlace end = place.at("eos_token");
-    return end.value().is_object() ? end.at("content").text() : end.text();
-  } catch (const nlohmann::json::exception&) {
-    throw Error("'" + config + "' is not JSON: it is damaged; get it again");
-  } catch (const DeepJson& error) {
-    throw Error("'" + config + "': " + error.what() + ": it is damaged; get it again");
-  }
-}
-
-inline std::uint32_t end_of_text_id(const std::string& path, const JsonPlace& file, const TokenizerParts& parts) {
+/// The token of the configuration's `eos_token`. Without one it is the only special token with a usual name.
+inline std::uint32_t end_of_text_id(const std::string& path, const JsonPlace& file, const JsonPlace& config,
+                                    const TokenizerParts& parts) {
   std::map<std::string, std::uint32_t> special, all;
   if (file.has("added_tokens"))
     for (const auto& token : file.at("added_tokens").array()) {
@@ -187,7 +219,9 @@ inline std::uint32_t end_of_text_id(const std::string& path, const JsonPlace& fi
       all.emplace(content, token.at("id").get<std::uint32_t>());
       if (token.at("special").get<bool>()) special.emplace(content, token.at("id").get<std::uint32_t>());
     }
-  if (const std::string end = configured_end(path); !end.empty()) {
+  const nlohmann::json none = "";
+  const JsonPlace said = config.has("eos_token") ? config.at("eos_token") : config.at("eos_token", none);
+  if (const std::string end = said.value().is_object() ? said.at("content").text() : said.text(); !end.empty()) {
     if (const auto found = all.find(end); found != all.end()) return found->second;
     const JsonPlace vocabulary = file.at("model").at("vocab");
     if (vocabulary.has(end)) return vocabulary.at(end).number();
@@ -225,13 +259,13 @@ inline std::string described(const JsonPlace& file, const TokenizerParts& parts)
     text += "\n" + std::to_string(cut.kind) + " " + std::to_string(static_cast<int>(cut.matches)) + " " +
             std::to_string(cut.inverted ? 1 : 0) + " " + std::to_string(cut.before) + " " +
             std::to_string(cut.whole ? 1 : 0) + " " + cut.pattern;
-  return text;
+  return text + parts.overrides;
 }
 
 /// GPT-2's tokens, where the file is its tokenizer; otherwise none.
 inline std::vector<std::string> gpt2_tokens(const JsonPlace& file, const TokenizerParts& parts) {
   const std::size_t n = parts.tokens.size() - 1;
-  const bool plain = parts.byte_level && parts.rewrites.empty() && parts.cuts.size() == 1 &&
+  const bool plain = parts.byte_level && parts.rewrites.empty() && parts.overrides.empty() && parts.cuts.size() == 1 &&
                      parts.cuts[0].kind == Cut::gpt2 && parts.end_of_text == n && parts.pairs.size() + 256 == n &&
                      parts.tokens[n] == end_of_text_mark && file.has("added_tokens") &&
                      file.at("added_tokens").array().size() == 1;
@@ -267,8 +301,12 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::
   parts.byte_level = detail::read_cuts(file, parts.rewrites, parts.cuts);
   detail::read_spellings(file, parts);
   detail::read_model(file, parts);
-  detail::read_added(file, parts);
-  parts.end_of_text = detail::end_of_text_id(path, file, parts);
+  const std::string config_path = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
+  const nlohmann::json config_json = detail::read_config(config_path);
+  const detail::JsonPlace config(config_path, config_json);
+  detail::read_added(file, config, parts);
+  detail::require_configured_prefix(config, parts);
+  parts.end_of_text = detail::end_of_text_id(path, file, config, parts);
   if (const std::vector<std::string> tokens = detail::gpt2_tokens(file, parts); !tokens.empty())
     return std::make_shared<BpeTokenizer>(tokens, "'" + path + "'");
   const std::string digest = hex(sha256(detail::described(file, parts)));
