@@ -242,6 +242,28 @@ TEST_CASE("a chat gives the model the ids of its whole text") {
     expect_ids(name, "<s>User: {}</s>\\n<s>It:", "<s>User: God</s>\n<s>It:", "</s>\n<s>User: said</s>\n<s>It:");
 }
 
+TEST_CASE("a chat gives the model an answer as one text where a stop has cut a token in two") {
+  for (const char* name : {"llama2", "qwen2"}) {
+    INFO(name);
+    Scripted model{io::load_tokenizer(std::string(SHARDLIB_TEST_DATA "/tokenizers/") + name + ".json"), {}, {}};
+    const bool llama = model.tokenizer->special_tokens("<s>").size() == 1;
+    const std::string begin = llama ? "<s>" : "<|im_start|>", end = llama ? "</s>" : "<|im_end|>";
+    const std::string first = begin + "User: God" + end + begin + "It:",
+                      rest = end + begin + "User: said" + end + begin + "It:";
+    const auto ids = [&](const std::string& text) {
+      const auto all = model.tokenizer->encode(text, io::Special::allowed);
+      return Ids(all.begin(), all.end());
+    };
+    const Ids prompt = ids(first), whole = ids(first + " the Lord.");
+    SampleOptions options = likeliest(50);
+    options.stops = {"rd"};
+    run::Chat chat = model.chat((begin + "User: {}" + end + begin + "It:").c_str(), options);
+    CHECK(model.answer(chat, "God", Ids(whole.begin() + std::ssize(prompt), whole.end())) == " the Lo");
+    CHECK(model.answer(chat, "said", {static_cast<std::int32_t>(model.tokenizer->end_of_text())}).empty());
+    CHECK(model.seen == ids(first + " the Lo" + rest));
+  }
+}
+
 TEST_CASE("a chat drops the oldest whole turns, and refuses what has no room") {
   const io::ByteTokenizer bytes;
   Parrot model{std::string(400, 'y'), {}, {}};

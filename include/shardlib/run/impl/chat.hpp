@@ -79,7 +79,7 @@ SHARDLIB_INLINE Chat::Ids Chat::encoded() const {
     }
     // With the end of the answer before it, so that the text between two special tokens is encoded as such.
     if (!first && end_text_.empty()) all.push_back(*end_);
-    append(tokenizer_.encode_within((first ? "" : end_text_) + before, turn.message, template_.after));
+    append(tokenizer_.encode_within((first ? "" : end_text_) + before, turn.message, template_.after + turn.answer));
     append(turn.ids);
   }
   // Without special tokens the conversation is one text: tokens lie across the borders of turns, and a space that a
@@ -144,17 +144,15 @@ SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::fu
   // Text that a stop has cut off is no part of the conversation. The cache stays valid if the next turn begins with the
   // same tokens.
   const std::string& whole = text.finish();
-  turn.answer = whole.substr(prompt.size());
-  if (end_) {
-    const auto kept = std::ranges::upper_bound(ends, whole.size()) - ends.begin();
-    const std::size_t end = kept == 0 ? prompt.size() : ends[static_cast<std::size_t>(kept) - 1];
-    turn.ids.resize(static_cast<std::size_t>(kept));
-    const std::vector<std::uint32_t> rest = tokenizer_.encode(std::string_view(whole).substr(end));
-    turn.ids.insert(turn.ids.end(), rest.begin(), rest.end());
-  } else {
+  std::string answer = whole.substr(prompt.size());
+  const auto kept = static_cast<std::size_t>(std::ranges::upper_bound(ends, whole.size()) - ends.begin());
+  if (end_ && whole.size() == (kept == 0 ? prompt.size() : ends[kept - 1])) {
+    turn.ids.resize(kept);
+  } else {  // as text, too, if a stop has cut a token in two
     turn.ids.clear();
+    turn.answer = answer;
   }
-  return turn.answer;
+  return answer;
 }
 
 }  // namespace shardlib::run
