@@ -33,9 +33,10 @@ inline std::size_t last_cut(std::string_view text, std::size_t from, std::size_t
 struct TextStream::Lane {
   std::int64_t row = 0, begin = 0, end = 0, place = 0;
   std::shared_ptr<const InputFile> file = nullptr;  ///< the one that place is in
-  std::string text = {};                            ///< read, but not tokenized
-  bool starts = true;                               ///< whether text begins a document
-  bool ends = false;                                ///< whether text ends with a file, or with the part
+  std::string text = {};                            ///< read; tokenized up to `done`
+  std::size_t done = 0;
+  bool starts = true;  ///< whether text begins a document
+  bool ends = false;   ///< whether text ends with a file, or with the part
   std::vector<EncodedToken> tokens = {};
   std::size_t taken = 0;        ///< of the tokens
   std::int64_t idle_bytes = 0;  ///< read since the last token
@@ -148,30 +149,32 @@ SHARDLIB_INLINE void TextStream::put(Lane& lane, std::string_view piece, bool en
   if (ends) lane.starts = true;
 }
 
-/// Tokenizes the document that `text` begins with, or a piece of it where it is long.
+/// Tokenizes the next document of `text`, or a piece of it where it is long.
 SHARDLIB_INLINE void TextStream::tokenize_piece(Lane& lane) const {
   std::size_t searched = 0;
   for (;;) {
-    const std::size_t at = lane.text.find(end_of_text_mark, searched);
+    const std::string_view text = std::string_view(lane.text).substr(lane.done);
+    const std::size_t at = text.find(end_of_text_mark, searched);
     if (at != std::string::npos) {
-      put(lane, std::string_view(lane.text).substr(0, at), true);
-      lane.text.erase(0, at + end_of_text_mark.size());
+      put(lane, text.substr(0, at), true);
+      lane.done += at + end_of_text_mark.size();
       return;
     }
     if (lane.ends) {
       lane.ends = false;
-      put(lane, lane.text, true);
-      lane.text.clear();
+      put(lane, text, true);
+      lane.done = lane.text.size();
       return;
     }
-    if (lane.text.size() >= detail::text_stream_piece) {
-      const std::size_t end =
-          detail::last_cut(lane.text, lane.text.size() / 2, lane.text.size() - end_of_text_mark.size());
-      put(lane, std::string_view(lane.text).substr(0, end), false);
-      lane.text.erase(0, end);
+    if (text.size() >= detail::text_stream_piece) {
+      const std::size_t end = detail::last_cut(text, text.size() / 2, text.size() - end_of_text_mark.size());
+      put(lane, text.substr(0, end), false);
+      lane.done += end;
       return;
     }
-    searched = lane.text.size() - std::min(lane.text.size(), end_of_text_mark.size());
+    searched = text.size() - std::min(text.size(), end_of_text_mark.size());
+    lane.text.erase(0, lane.done);  // once a block, as documents may be small
+    lane.done = 0;
     read_more(lane);
   }
 }
