@@ -849,7 +849,7 @@ def sampling_from_a_run(p):
         put(f"{moved}/run.json", text)
         p.run("shardlib-sample", [moved]).fails(2, "run.json", f"names no command that has trained the run ({why})", "--sample-only")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
-    p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
+    p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0 leaves nothing to do")
     p.run("shardlib-sample", [folder, "--chat", "--prompt=And"]).fails(2, "--chat", "leave --prompt out")
     p.gpt("--sample-only", "--chat", "--prompt=-", f"--run={folder}").fails(2, "--prompt -", "--chat")
     p.run("shardlib-sample", [folder, "--chat", "--turns=User:"]).fails(2, "--turns 'User:'", "write it once")

@@ -99,8 +99,8 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
     throw UsageError("--chat and --evaluate do not go together: give one of them");
   if (data.questions.empty() && (!program.decode || training.sample.max_tokens == 0))
     throw UsageError(program.decode
-                         ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
-                         : "--sample-only: this program cannot sample; --evaluate asks its model questions");
+                         ? "--max-tokens 0 leaves nothing to do: choose more tokens, or give --evaluate FILE.jsonl"
+                         : "this program cannot sample: give --evaluate FILE.jsonl, which asks its model questions");
   const RunIdentity model = model_identity(training, data, configuration);
   const std::optional<Checkpoints::Saved> found =
       load_same_run(program.checkpoints, training, [&](const Checkpoints::Saved& saved) {
