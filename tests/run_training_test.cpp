@@ -661,6 +661,13 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
       refused(with, "--metrics '" + with.metrics + "': the file holds something else than records of a run");
       CHECK(contents(with.metrics) == other);
     }
+    // A new folder is no run after that.
+    with.directory = "new";
+    with.resume = false;
+    with.metrics = folder / "file/metrics.jsonl";
+    for (int again = 0; again < 2; ++again)
+      refused(with, "cannot write the file '" + with.metrics + "': Not a directory; check --metrics");
+    CHECK(!std::filesystem::exists(folder / "new/config.toml"));
     with = of_steps(2);
     with.directory = "a";
     const auto blocked = [&](const std::string& name) {

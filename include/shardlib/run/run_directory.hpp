@@ -24,14 +24,15 @@ enum class Resume { automatic, never };
 class RunDirectory {
  public:
   RunDirectory() = default;  ///< no folder: records go nowhere
-  /// Creates the folder with `config` (Options::to_toml) in it, or opens an existing run. A folder of imported
+  /// Creates the folder of a run with this `config` (Options::to_toml), or opens an existing run. A folder of imported
   /// checkpoints alone is a run to resume.
   RunDirectory(std::string path, std::string config, Resume resume, bool writer);
 
   [[nodiscard]] const std::string& path() const { return path_; }  ///< the path of the folder
   [[nodiscard]] bool exists() const { return !path_.empty(); }     ///< whether there is a folder
 
-  /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. It removes
+  /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. A folder is
+  /// a run from here on: config.toml is there. It removes
   /// the records of that step and later, because the run writes them again. If an old run has no checkpoint and starts
   /// again, its records are kept in metrics.N.jsonl instead. If the configuration has changed, it is stored, and the
   /// former one is kept in config.N.toml; not if `trains` is false, as the run then has no step left. From here on,

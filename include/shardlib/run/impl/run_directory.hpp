@@ -86,18 +86,16 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   if (resumed_ && resume == Resume::never)
     throw UsageError("the run directory '" + path_ +
                      "' already holds a run: choose another one, or resume that run (leave out --no-resume)");
-  if (resumed_) {
+  if (resumed_)
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));
-  } else {
-    io::replace_file(this->config(), io::as_bytes(config_text_), true);
-  }
 }
 
 SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, bool trains) {
   std::vector<std::string> notes;
   if (!writer_) return notes;
   namespace fs = std::filesystem;
+  if (!resumed_) io::replace_file(config(), io::as_bytes(config_text_), true);
   console_ = std::make_unique<ConsoleLog>(console(), fmt::format("==== {}, from step {}\n", detail::utc_now(), step));
   for (const std::string& folder : {path_, checkpoints()}) io::remove_stale_temporaries(folder);
   const auto keep_aside = [&](const std::string& path) {

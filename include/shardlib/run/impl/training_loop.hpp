@@ -102,7 +102,6 @@ class TrainingLoop {
 
   /// Compares the newest checkpoint with this run, loads it, and opens what the run writes. Returns what was loaded.
   std::optional<Checkpoints::Saved> begin() {
-    check_allowed(training_, configuration_);
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs(training_, directory_);
     });
@@ -392,6 +391,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
   detail::check_validate(training, program);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::check_checkpoints(training, program);
+  detail::check_allowed(training, configuration);
   detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 
