@@ -301,9 +301,8 @@ TEST_CASE("run directory: a run without a checkpoint starts again, and nothing i
   for (int again = 1; again <= 2; ++again) {
     RunDirectory run(path, config, Resume::automatic, true);
     const std::string aside = "metrics." + std::to_string(again) + ".jsonl";
-    CHECK(run.begin(0) ==
-          std::vector<std::string>{"the run in " + path +
-                                   " has no checkpoint and starts again; its former records are in " + aside});
+    CHECK(run.begin(0) == std::vector<std::string>{"the run in " + path +
+                                                   " starts again from step 0; its former records are in " + aside});
     CHECK(contents(path + "/" + aside) == metrics);
     CHECK(contents(path + "/samples." + std::to_string(again) + ".jsonl") == samples);
     CHECK(contents(run.metrics()).empty());

@@ -106,7 +106,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   };
   const bool from_start = resumed_ && step == 0 && fs::file_size(metrics()) > 0;
   if (from_start)
-    notes.push_back("the run in " + path_ + " has no checkpoint and starts again; its former records are in " +
+    notes.push_back("the run in " + path_ + " starts again from step 0; its former records are in " +
                     keep_aside(metrics()));
   const auto [removed, torn] = metrics_.cut(step);
   const auto note_torn = [&](const std::string& file) {
