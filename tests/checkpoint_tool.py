@@ -101,6 +101,13 @@ def average(tool):
     fails(2, (none + ".safetensors", one, two, "--prefix", "weights.h"), whole)
     check(whole in tool.run(2, "to-safetensors", one, none + ".safetensors", "--prefix", "weights.h"), "to-safetensors")
     fails(2, (one, two, three), f"'{one}' is a checkpoint", "the first argument")
+    run = os.path.join(tool.root, "run")
+    os.makedirs(run)
+    put(os.path.join(run, "config.toml"), b"")
+    fails(2, (run, one, two), f"'{run}' is the folder of a run: give '{run}/checkpoints'")
+    for place, why in (run, "is the folder of a run"), (one, "is a checkpoint"), (file, "is a file"):
+        said = tool.run(2, "from-safetensors", file, place, "--step", "99")
+        check(f"'{place}' {why}" in said, f"from-safetensors into {place}: {said}")
     fails(2, (target, one, two, "--step", "12"), "has step-00000031", "the earlier step-00000012")
     tool.make("late", 10**8, {"w": f32(1)})  # nine digits
     fails(2, (os.path.join(tool.root, "late"), one, two), "has step-100000000", "the earlier step-00000030")

@@ -127,6 +127,7 @@ inline int average(const AverageRequest& request) {
     throw UsageError("'" + request.target +
                      "' is a checkpoint: the first argument is the directory or file that gets the average, then come "
                      "the checkpoints");
+  if (!file) require_place(request.target);
   require_new(made);
   if (!file) require_latest(request.target, meta.step);
   for (const std::string& path : request.paths) static_cast<void>(open_verified(path));

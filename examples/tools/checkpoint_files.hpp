@@ -66,6 +66,16 @@ inline std::string without_prefix(const std::string& leaf, const std::string& pr
   return leaf.substr(prefix.size());
 }
 
+/// Throws UsageError if the directory in which a command would make a checkpoint is something else.
+inline void require_place(const std::string& directory) {
+  const std::string give = ": give the directory of a run's checkpoints, or a new one";
+  if (io::file_exists(directory) && !std::filesystem::is_directory(directory))
+    throw UsageError("'" + directory + "' is a file" + give);
+  if (io::file_exists(directory + "/manifest.json")) throw UsageError("'" + directory + "' is a checkpoint" + give);
+  if (io::file_exists(directory + "/config.toml"))
+    throw UsageError("'" + directory + "' is the folder of a run: give '" + directory + "/checkpoints'");
+}
+
 /// Throws UsageError if there is something at the path that a command would make.
 inline void require_new(const std::string& made) {
   if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");

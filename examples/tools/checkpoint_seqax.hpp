@@ -278,6 +278,7 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
   for (const std::string& name : group.arrays())
     if (!used.contains(name)) fail(name, "has no place in gpt_fsdp's model");
   const std::string made = directory + "/" + io::checkpoint_name(*step);
+  require_place(directory);
   require_new(made);
   require_latest(directory, *step);
   io::CheckpointMeta meta;

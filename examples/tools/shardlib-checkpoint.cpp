@@ -132,6 +132,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
 int from_safetensors(const std::string& path, const std::string& directory, std::int64_t step) {
   const io::SafetensorsFile file(path);
   const std::string made = directory + "/" + io::checkpoint_name(step);
+  require_place(directory);
   require_new(made);
   if (io::file_exists(directory + "/../config.toml")) require_latest(directory, step);  // the folder of a run
   io::import_safetensors(file, directory, step);
