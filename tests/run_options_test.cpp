@@ -181,6 +181,7 @@ TEST_CASE("options: errors of the command line", "[run]") {
   fails({"--decay=1.01"}, "--decay: '1.01' is not a finite number from 0 to 1 (see --help)");
   fails({"--decay=nan"}, "--decay: 'nan' is not a finite number from 0 to 1 (see --help)");
   fails({"--optimizer=adm"}, "--optimizer: 'adm' is not one of adam, sgd; did you mean adam? (see --help)");
+  fails({"--optimizer=SGD"}, "--optimizer: 'SGD' is not one of adam, sgd; did you mean sgd? (see --help)");
   fails({"--preset=smal"}, "--preset: 'smal' is not one of small, large; did you mean small?");
   fails({"--preset="}, "--preset needs a value, as in --preset=VALUE (see --help)");
   fails({"--config=/nowhere/x"}, "--config: cannot read '/nowhere/x': No such file or directory");

@@ -298,8 +298,10 @@ SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<Config
   return changes;
 }
 
-SHARDLIB_INLINE std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  std::string best;
+SHARDLIB_INLINE std::string nearest(std::string_view name, const std::vector<std::string>& candidates) {
+  std::string best, word(name);
+  for (char& c : word)  // H100 is h100, not a100
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   // A third of the letters may be wrong; a beginning of the name counts as one mistake.
   std::size_t least = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
