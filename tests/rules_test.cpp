@@ -30,6 +30,10 @@ void legal(const rules::Verdict& verdict, const std::string& result) {
 void illegal(const rules::Verdict& verdict, const std::string& why) {
   CHECK(str(verdict.why) == why);
 }
+void misfit(const std::string& declared, const std::string& given, const std::string& why) {
+  illegal(rules::assign(DType::f32, declared, DType::f32, given),
+          "a tensor `f32[" + given + "]` does not fit the declared type `f32[" + declared + "]`: " + why);
+}
 /// A check that the rule refuses a call, in a message that begins with the op and its spec: f(spec, operands..., why).
 template <class Spec, class... Operands>
 auto refusals(const char* op, rules::Verdict (*rule)(Spec, Operands...)) {
@@ -1496,10 +1500,7 @@ TEST_CASE("rules: pending sums over axes without names") {
   illegal(rules::to_partial("A -> A +unnamed", "A"),
           "to_partial<`A -> A +unnamed`>: this op acts over axes that have names: " + naming);
   legal(rules::all_reduce("A +t +unnamed -> A +unnamed", "A +t +unnamed"), "A +unnamed");
-  illegal(rules::assign(DType::f32, "A", DType::f32, "A +unnamed"),
-          "a tensor `f32[A +unnamed]` does not fit the declared type `f32[A]`: a sum over unnamed is still pending in "
-          "it, and " +
-              naming);
+  misfit("A", "A +unnamed", "a sum over unnamed is still pending in it, and " + naming);
   legal(rules::fetch("A/d +t"), "A/d +t");
   illegal(rules::fetch("A/d +unnamed"),
           "fetch: the sums that are pending in `A/d +unnamed` cannot be taken: " + naming);
@@ -1517,44 +1518,23 @@ TEST_CASE("rules: types") {
   legal(rules::assign(DType::f32, "A", DType::f32, "A"), "");
   illegal(rules::assign(DType::f32, "A", DType::bf16, "A"),
           "a tensor `bf16[A]` does not fit the declared type `f32[A]`: the dtype is bf16, so write `cast<f32>`");
-  illegal(rules::assign(DType::f32, "A", DType::f32, "A +t"),
-          "a tensor `f32[A +t]` does not fit the declared type `f32[A]`: a sum over t is still pending in it; take "
-          "`all_reduce<\"A +t -> A\">` (communicates)");
-  illegal(rules::assign(DType::f32, "A/t", DType::f32, "A +t"),
-          "a tensor `f32[A +t]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take "
-          "`reduce_scatter<\"A +t -> A/t\">` (communicates)");
-  illegal(rules::assign(DType::f32, "A", DType::f32, "A/t"),
-          "a tensor `f32[A/t]` does not fit the declared type `f32[A]`: dim 1 is `A/t`, not `A`; gather it with "
-          "`all_gather<\"A/t -> A\">` (communicates)");
-  illegal(rules::assign(DType::f32, "A/t", DType::f32, "A"),
-          "a tensor `f32[A]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take the shard of "
-          "each device with `shard<\"A -> A/t\">` (no traffic)");
-  illegal(rules::assign(DType::f32, "A +t", DType::f32, "A"),
-          "a tensor `f32[A]` does not fit the declared type `f32[A +t]`: it has no pending sum over t; take "
-          "`to_partial<\"A -> A +t\">` (no traffic)");
-  illegal(rules::assign(DType::f32, "A B/t", DType::f32, "A/t B"),
-          "a tensor `f32[A/t B]` does not fit the declared type `f32[A B/t]`: dim 1 is `A/t`, not `A`; move the "
-          "sharding with `all_to_all<\"A/t B -> A B/t\">` (communicates)");
-  illegal(rules::assign(DType::f32, "A B", DType::f32, "B A"),
-          "a tensor `f32[B A]` does not fit the declared type `f32[A B]`: dim 1 is `B`, not `A`; reorder the dims with "
-          "`rearrange<\"B A -> A B\">` (a local copy)");
-  illegal(rules::assign(DType::f32, "B Klen", DType::f32, "B L"),
-          "a tensor `f32[B L]` does not fit the declared type `f32[B Klen]`: dim 2 is `L`, not `Klen`; if both names "
-          "mean one size, `rename<\"L -> Klen\">` (free)");
-  illegal(rules::assign(DType::f32, "A/t", DType::f32, "B"),
-          "a tensor `f32[B]` does not fit the declared type `f32[A/t]`: dim 1 is `B`, not `A/t`");
-  illegal(rules::assign(DType::f32, "A/d", DType::f32, "A/t/d"),
-          "a tensor `f32[A/t/d]` does not fit the declared type `f32[A/d]`: dim 1 is `A/t/d`, not `A/d`");
-  illegal(rules::assign(DType::f32, "A B", DType::f32, "A"),
-          "a tensor `f32[A]` does not fit the declared type `f32[A B]`: dim `B` is missing");
-  illegal(rules::assign(DType::f32, "A", DType::f32, "A 2"),
-          "a tensor `f32[A 2]` does not fit the declared type `f32[A]`: dim `2` is one too many");
+  misfit("A", "A +t", "a sum over t is still pending in it; take `all_reduce<\"A +t -> A\">` (communicates)");
+  misfit("A/t", "A +t", "dim 1 is `A`, not `A/t`; take `reduce_scatter<\"A +t -> A/t\">` (communicates)");
+  misfit("A", "A/t", "dim 1 is `A/t`, not `A`; gather it with `all_gather<\"A/t -> A\">` (communicates)");
+  misfit("A/t", "A", "dim 1 is `A`, not `A/t`; take the shard of each device with `shard<\"A -> A/t\">` (no traffic)");
+  misfit("A +t", "A", "it has no pending sum over t; take `to_partial<\"A -> A +t\">` (no traffic)");
+  misfit("A B/t", "A/t B",
+         "dim 1 is `A/t`, not `A`; move the sharding with `all_to_all<\"A/t B -> A B/t\">` (communicates)");
+  misfit("A B", "B A", "dim 1 is `B`, not `A`; reorder the dims with `rearrange<\"B A -> A B\">` (a local copy)");
+  misfit("B Klen", "B L", "dim 2 is `L`, not `Klen`; if both names mean one size, `rename<\"L -> Klen\">` (free)");
+  misfit("A/t", "B", "dim 1 is `B`, not `A/t`");
+  misfit("A/d", "A/t/d", "dim 1 is `A/t/d`, not `A/d`");
+  misfit("A B", "A", "dim `B` is missing");
+  misfit("A", "A 2", "dim `2` is one too many");
   illegal(rules::assign(DType::f32, "A", DType::i32, "A +t"),
           "a tensor `i32[A +t]` does not fit the declared type `f32[A]`: a sum over t is still pending in it; take "
           "`all_reduce<\"A +t -> A\">` (communicates); and the dtype is i32, so write `cast<f32>`");
-  illegal(rules::assign(DType::f32, "", DType::f32, "+d +t"),
-          "a tensor `f32[+d +t]` does not fit the declared type `f32[]`: a sum over d is still pending in it; take "
-          "`all_reduce<\"+d +t -> \">` (communicates)");
+  misfit("", "+d +t", "a sum over d is still pending in it; take `all_reduce<\"+d +t -> \">` (communicates)");
   legal(rules::same_dtype("+", DType::f32, DType::f32), "");
   illegal(rules::same_dtype("+", DType::f32, DType::bf16),
           "+: the operands are f32 and bf16, and no dtype is promoted silently; write `cast<f32>` of the second or "
