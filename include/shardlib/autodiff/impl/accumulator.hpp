@@ -4,12 +4,9 @@
 #include "shardlib/autodiff/accumulator.hpp"
 
 #include <cstddef>
-#include <utility>
-#include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 

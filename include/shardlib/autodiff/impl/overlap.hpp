@@ -5,15 +5,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
-#include "shardlib/runtime/pending_collective.hpp"
-#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -3,10 +3,7 @@
 
 #include "shardlib/autodiff/tape.hpp"
 
-#include <algorithm>
-#include <cstddef>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "shardlib/autodiff/overlap.hpp"
@@ -15,10 +12,7 @@
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
-#include "shardlib/runtime/program_state.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -7,10 +7,7 @@
 #include <set>
 #include <string_view>
 
-#include "shardlib/runtime/names.hpp"
-#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/handle.hpp"
 #include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {

@@ -4,14 +4,9 @@
 #include "shardlib/compute/attention.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "shardlib/autodiff/accumulator.hpp"

@@ -5,13 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
@@ -19,7 +14,6 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/names.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {

@@ -3,13 +3,11 @@
 
 #include "shardlib/compute/collectives.hpp"
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/compute/impl/regroup.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"

@@ -3,7 +3,6 @@
 
 #include "shardlib/compute/create.hpp"
 
-#include <cstdint>
 #include <string>
 
 #include "shardlib/kernels/body/positions.hpp"

@@ -4,11 +4,6 @@
 #include "shardlib/compute/custom.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string>
-
-#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 

@@ -17,7 +17,6 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::detail {
 

@@ -4,14 +4,12 @@
 #include "shardlib/compute/index.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <numeric>
 #include <string>
 
 #include "shardlib/kernels/strided.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {

@@ -4,10 +4,8 @@
 #include "shardlib/compute/layout.hpp"
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/layout.hpp"

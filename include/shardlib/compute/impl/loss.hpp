@@ -4,16 +4,13 @@
 #include "shardlib/compute/loss.hpp"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "shardlib/autodiff/accumulator.hpp"
-#include "shardlib/compute/collectives.hpp"
 #include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/body/logits.hpp"

@@ -3,15 +3,12 @@
 
 #include "shardlib/compute/map.hpp"
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "shardlib/compute/on_host.hpp"
 #include "shardlib/ops/elementwise.hpp"

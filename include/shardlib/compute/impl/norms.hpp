@@ -3,8 +3,6 @@
 
 #include "shardlib/compute/norms.hpp"
 
-#include <cmath>
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/padding.hpp"

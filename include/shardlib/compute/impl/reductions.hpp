@@ -3,8 +3,6 @@
 
 #include "shardlib/compute/reductions.hpp"
 
-#include <cstdint>
-
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 

@@ -3,7 +3,6 @@
 
 #include "shardlib/device/device.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <iterator>
 

@@ -16,15 +16,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <future>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "shardlib/comm/nccl.hpp"
 #include "shardlib/comm/recordings.hpp"
@@ -33,7 +30,6 @@
 #include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/device/impl/mpi_session.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
-#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"

@@ -7,8 +7,6 @@
 #include <ucontext.h>
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <utility>
 

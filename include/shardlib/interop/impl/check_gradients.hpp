@@ -7,8 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/on_host.hpp"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "shardlib/runtime/op_report.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 

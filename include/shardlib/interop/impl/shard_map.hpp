@@ -3,7 +3,6 @@
 
 #include "shardlib/interop/shard_map.hpp"
 
-#include "shardlib/compute/collectives.hpp"
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <string>
 #include <string_view>
 
 #include "shardlib/support/error.hpp"

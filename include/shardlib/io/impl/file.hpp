@@ -13,10 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "shardlib/io/impl/posix.hpp"
 #include "shardlib/io/impl/temporary.hpp"

@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/bf16_gemm.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/elementwise.hpp"

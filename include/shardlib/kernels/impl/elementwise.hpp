@@ -3,14 +3,8 @@
 
 #include "shardlib/kernels/elementwise.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
 
-#include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/support/function.hpp"
 
 namespace shardlib::kernels::detail {

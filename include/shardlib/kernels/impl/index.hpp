@@ -6,17 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/index.hpp"
 #include "shardlib/kernels/check.hpp"
 #include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/strided.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {

@@ -3,12 +3,8 @@
 
 #include "shardlib/kernels/layout.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <utility>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 

@@ -5,13 +5,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/ordering.hpp"
 #include "shardlib/kernels/impl/sort_list.hpp"
-#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::kernels {
 

@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
 #include "shardlib/kernels/body/reduce_backward.hpp"
@@ -19,7 +16,6 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/kernels/strided.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {

@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/held_rows.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/spec/dtype.hpp"

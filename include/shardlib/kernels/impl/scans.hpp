@@ -3,11 +3,9 @@
 
 #include "shardlib/kernels/scans.hpp"
 
-#include <cstdint>
 #include <string>
 #include <type_traits>
 
-#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/body/scans.hpp"
 #include "shardlib/kernels/impl/floating.hpp"

@@ -3,7 +3,6 @@
 
 #include "shardlib/memory/buffer.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>

@@ -4,16 +4,11 @@
 #include "shardlib/memory/simulated_queue.hpp"
 
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <exception>
-#include <memory>
 #include <mutex>
-#include <utility>
 
 #include "shardlib/memory/region.hpp"
-#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 

@@ -6,15 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/map.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/optim/leaf_ops.hpp"
-#include "shardlib/spec/dtype.hpp"
-#include "shardlib/support/inline.hpp"
 
 namespace shardlib {
 namespace detail {

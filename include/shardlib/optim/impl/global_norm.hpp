@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {

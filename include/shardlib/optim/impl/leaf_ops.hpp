@@ -6,7 +6,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
@@ -14,7 +13,6 @@
 #include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/spec/dtype.hpp"
-#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 

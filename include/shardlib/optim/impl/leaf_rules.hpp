@@ -5,9 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "shardlib/support/error.hpp"
 

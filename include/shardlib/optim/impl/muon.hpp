@@ -3,9 +3,7 @@
 
 #include "shardlib/optim/muon.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -18,7 +16,6 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
-#include "shardlib/support/inline.hpp"
 #include "shardlib/types/spec_functions.hpp"
 
 namespace shardlib {

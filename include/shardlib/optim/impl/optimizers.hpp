@@ -4,25 +4,12 @@
 #include "shardlib/optim/optimizers.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <initializer_list>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/spec/dtype.hpp"
-#include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {

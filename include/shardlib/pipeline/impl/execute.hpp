@@ -5,25 +5,18 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <tuple>
 #include <typeinfo>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/autodiff/overlap.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/collective_call.hpp"
 #include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/impl/outputs.hpp"
-#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/stopwatch.hpp"
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/tape.hpp"

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <optional>
-#include <utility>
 
 #include "shardlib/pipeline/impl/text.hpp"
 #include "shardlib/support/error.hpp"

@@ -8,17 +8,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "shardlib/comm/collective_call.hpp"
-#include "shardlib/device/device.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"

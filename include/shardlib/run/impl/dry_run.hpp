@@ -9,10 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <ranges>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "shardlib/device/impl/local_place.hpp"
 #include "shardlib/io/file.hpp"

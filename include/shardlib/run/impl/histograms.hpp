@@ -9,10 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <map>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "shardlib/comm/collective_call.hpp"
 #include "shardlib/io/agree.hpp"

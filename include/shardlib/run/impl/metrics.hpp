@@ -21,10 +21,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string_view>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"

@@ -7,7 +7,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -16,7 +15,6 @@
 #include <utility>
 
 #include "shardlib/comm/dry.hpp"
-#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/program_state.hpp"

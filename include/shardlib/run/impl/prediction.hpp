@@ -12,7 +12,6 @@
 #include <numeric>
 #include <optional>
 
-#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/unit.hpp"
 #include "shardlib/support/error.hpp"

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <sstream>
 
-#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"

@@ -3,14 +3,7 @@
 
 #include "shardlib/runtime/names.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-
-#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-#include "shardlib/runtime/op_report.hpp"
-#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/stopwatch.hpp"
 
 namespace shardlib::detail {

@@ -4,10 +4,6 @@
 #include "shardlib/runtime/program_state.hpp"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <string_view>
 
 #include "shardlib/support/error.hpp"

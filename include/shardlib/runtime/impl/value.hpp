@@ -4,15 +4,12 @@
 #include "shardlib/runtime/value.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <string>
 #include <string_view>
 
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 

@@ -11,9 +11,7 @@
 #include <filesystem>
 #include <functional>
 #include <set>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "shardlib/io/checkpoint/impl/finite.hpp"
 #include "shardlib/io/checkpoint/impl/manifest.hpp"
@@ -23,7 +21,6 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/crc32c.hpp"
-#include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::io {

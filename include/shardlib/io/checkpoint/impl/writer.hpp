@@ -13,7 +13,6 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <span>
 #include <system_error>

@@ -11,10 +11,8 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <filesystem>
 #include <initializer_list>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

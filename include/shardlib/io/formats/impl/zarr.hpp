@@ -6,12 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <system_error>
-#include <utility>
-#include <vector>
 
-#include "shardlib/io/box.hpp"
 #include "shardlib/io/formats/impl/zarr_array.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr_codec.hpp"

@@ -10,7 +10,6 @@
 #include <array>
 #include <bit>
 #include <climits>
-#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <type_traits>

@@ -4,7 +4,6 @@
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "shardlib/support/error.hpp"
