@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/create.hpp"
@@ -9,10 +10,16 @@
 #include "shardlib/ops/dropout.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/function.hpp"
-#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
+
+inline void require_probability(const OpInfo& op, double rate) {
+  if (!(rate >= 0 && rate < 1))
+    throw UsageError(op.describe() + ": the rate " + std::to_string(rate) +
+                     " is not a probability; give a number from 0 to below 1");
+}
 
 template <class Scale>
 struct DropoutElement {
@@ -41,7 +48,3 @@ Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
 }
 
 }  // namespace shardlib::detail
-
-#ifndef SHARDLIB_COMPILED
-#include "shardlib/compute/impl/dropout.hpp"
-#endif
