@@ -14,7 +14,6 @@
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <functional>

@@ -15,11 +15,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/checkpoint/checkpoint.hpp>
 #include <shardlib/io/checkpoint/layout.hpp>

@@ -1,11 +1,8 @@
 // The op that makes the first NaN: named with its line, forward and backward, on one device of several.
 #include "catch.hpp"
 
-#include <limits>
 #include <string>
 
-#include "shardlib/interop/find_nan.hpp"
-#include "shardlib/interop/shard_map.hpp"
 #include "shardlib/shardlib.hpp"
 #include "support.hpp"
 

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "random_bits.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
-#include "shardlib/interop/arrays.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
 #include "support.hpp"

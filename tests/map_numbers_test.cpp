@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "op_case.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
 

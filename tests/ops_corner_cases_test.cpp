@@ -1,7 +1,6 @@
 // Corner cases that were wrong once: recomputation of host data and of a sum over devices, memory of the caller's,
 // padded results, values that overflow, NaN.
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <string>

@@ -1,6 +1,5 @@
 // Elementwise arithmetic, comparisons, where, map and casts: broadcasting by name, pending sums, each with its VJP.
 #include "op_case.hpp"
-#include "shardlib/interop/shard_map.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;

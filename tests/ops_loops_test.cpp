@@ -4,7 +4,6 @@
 #include <map>
 
 #include "random_bits.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"

@@ -2,7 +2,6 @@
 // size is padded. That each op and derivative is right with padding is tested where the op is: check_cases runs every
 // case of tests/ops_*_test.cpp a second time, padded.
 #include <cmath>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>

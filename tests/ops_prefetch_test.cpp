@@ -1,9 +1,7 @@
 // prefetch: gathers that run beside the layer before theirs, and sums of gradients beside the backward pass.
 #include <algorithm>
-#include <map>
 
 #include "random_bits.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"

@@ -3,7 +3,6 @@
 
 #include "op_case.hpp"
 #include "random_bits.hpp"
-#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;

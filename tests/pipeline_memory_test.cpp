@@ -1,10 +1,7 @@
 // What a step keeps in memory between forward and backward passes, in bytes: microbatches in flight.
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/shardlib.hpp>
-#include <string>
 #include <vector>
 
 #include "support.hpp"

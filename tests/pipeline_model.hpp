@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <map>
-#include <set>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>

@@ -3,7 +3,6 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>
-#include <vector>
 
 #include "support.hpp"
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <random>
 #include <shardlib/pipeline/communication.hpp>
 #include <shardlib/pipeline/schedule.hpp>

@@ -1,7 +1,6 @@
 // Timelines of pipelines as SVG: what is drawn where, and what is refused.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <regex>
 #include <shardlib/pipeline/schedule.hpp>
 #include <shardlib/pipeline/timeline.hpp>

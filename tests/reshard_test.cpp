@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <shardlib/comm/dry.hpp>
-#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/reshard.hpp>
 #include <shardlib/pipeline/staged_mesh.hpp>
 #include <shardlib/shardlib.hpp>

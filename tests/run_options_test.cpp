@@ -1,6 +1,5 @@
 // run::Options: every type from every source, precedence, presets, exact errors, --help, the stored configuration.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <shardlib/run/options.hpp>

@@ -2,8 +2,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <set>
-#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/hugging_face.hpp>

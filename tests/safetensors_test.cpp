@@ -7,7 +7,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/shardlib.hpp>

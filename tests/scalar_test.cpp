@@ -1,7 +1,6 @@
 // Elements: what converts to a truth value, and the scalar functions on numbers and dual numbers.
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <type_traits>
 
 #include "shardlib/spec/dtype.hpp"

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "shardlib/device/tree_kernel.hpp"
-#include "shardlib/interop/arrays.hpp"
-#include "shardlib/interop/shard_map.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm_batch.hpp"
 #include "shardlib/memory/simulated_stream.hpp"

@@ -7,7 +7,6 @@
 #include <shardlib/io/tokenizer/impl/pieces.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <shardlib/support/sha256.hpp>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -18,12 +18,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <future>
-#include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <thread>

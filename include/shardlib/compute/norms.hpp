@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <numbers>
-#include <type_traits>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/reductions.hpp"

@@ -6,7 +6,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #if defined(SHARDLIB_WITH_DNNL)
 #include <dnnl.hpp>
 #endif

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"

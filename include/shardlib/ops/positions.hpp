@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/elementwise.hpp"

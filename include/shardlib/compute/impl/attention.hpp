@@ -14,7 +14,6 @@
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/runtime/bindings.hpp"
-#include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {

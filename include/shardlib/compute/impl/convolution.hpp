@@ -16,7 +16,6 @@
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/bindings.hpp"
-#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 

@@ -9,7 +9,6 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/function.hpp"
 
 namespace shardlib::detail {
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"

@@ -4,7 +4,6 @@
 #include "shardlib/optim/global_norm.hpp"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/kernels/reduce.hpp"

@@ -4,7 +4,6 @@
 #include "shardlib/pipeline/staged_mesh.hpp"
 
 #include <algorithm>
-#include <functional>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/tape.hpp"

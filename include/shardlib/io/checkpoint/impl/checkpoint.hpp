@@ -18,7 +18,6 @@
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
-#include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io::detail {

@@ -11,7 +11,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "shardlib/io/file.hpp"

@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <tuple>
-#include <utility>
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"

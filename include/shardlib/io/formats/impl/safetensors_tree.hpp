@@ -16,7 +16,6 @@
 #include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/arrays.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
-#include "shardlib/runtime/padding.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 

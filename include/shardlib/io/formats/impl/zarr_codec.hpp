@@ -12,7 +12,6 @@
 #include <climits>
 #include <cstring>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "shardlib/support/crc32c.hpp"
