@@ -56,8 +56,8 @@ stage() {
   echo "${summary[-1]}"
 }
 
-check() { # one check without a test runner of its own
-  if quietly "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
+check() { # COMMAND...: one check without a test runner of its own
+  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
 }
 
 build() { # PRESET TARGET [CMAKE OPTION...]
@@ -98,40 +98,46 @@ built() { # a build that fails counts as one failure
   if ! build "$@"; then failed=$((failed + 1)) && return 1; fi
 }
 
-# Takes what the tests of the release leave of the processors: some of them mostly wait.
+# A build that takes what the jobs beside it leave of the processors: some mostly wait, others keep one core busy.
 build_at_leisure() {
   renice -n 19 $BASHPID >/dev/null
   build "$@"
 }
-asan_build="" # its process group
+declare -A building=() sanitized=() # by preset, the process group of its build and of its tests
+start_build() { # PRESET
+  in_background build_at_leisure "$1" shardlib_tests
+  building[$1]=$!
+}
+start_tests() { # PRESET REGEX: of the build, once it is there
+  if [ -z "${building[$1]:-}" ]; then start_build "$1"; fi
+  if ! await "${building[$1]}"; then failed=$((failed + 1)) && return 1; fi
+  in_background run_tests "$1" -R "$2"
+  sanitized[$1]=$!
+}
+quick_fuzz() { scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1; }
+quick_cuda() { quietly build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick; }
+fuzz="" cuda="" # their process groups
 
 # The installed library is what the test of examples/template links.
 release() {
   local status=0
   built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF || return 1
   if [ $quick = no ]; then
-    in_background build_at_leisure asan shardlib_tests
-    asan_build=$!
+    start_build asan
   fi
   run_tests release || status=$?
   count_tests release $status
 }
-# Tests of the two builds keep one core busy each, so they run while the next stages compile. AddressSanitizer's also run
-# over MPI without shared memory, which takes other ways than threads do.
-declare -A sanitized=() # the process group of a preset's tests
+# Tests of the two builds, the fuzzers and nvcc keep one core busy each, so they run while other stages compile.
+# AddressSanitizer's tests also run over MPI without shared memory, which takes other ways than threads do.
 sanitizers() {
-  local status=0 preset
-  for preset in asan tsan; do
-    if [ $preset = asan ] && [ -n "$asan_build" ]; then
-      if ! await "$asan_build"; then failed=$((failed + 1)) status=1 && continue; fi
-    elif ! built $preset shardlib_tests; then
-      status=1 && continue
-    fi
-    local tests='^threads$'
-    if [ $preset = asan ]; then tests='^(threads|mpi_without_shm)$'; fi
-    in_background run_tests $preset -R "$tests"
-    sanitized[$preset]=$!
-  done
+  local status=0
+  start_tests asan '^(threads|mpi_without_shm)$' || status=1
+  in_background quick_fuzz
+  fuzz=$!
+  in_background quick_cuda
+  cuda=$!
+  start_tests tsan '^threads$' || status=1
   return $status
 }
 sanitized_tests() {
@@ -146,20 +152,16 @@ sanitized_tests() {
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
 # includes, tests/includes.py has looked at in all of them.
 clang() {
-  check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
+  check quietly build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
     -DSHARDLIB_CHECK_HEADERS_EVERY=10 &&
-    check build/log/clang-headers.log "compiling headers and programs with clang" \
+    check quietly build/log/clang-headers.log "compiling headers and programs with clang" \
       cmake --build build/clang -j "$jobs" --target check_headers check_programs
 }
 
-quick_fuzz() { scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1; }
-# Each of the two keeps one core busy for most of its time.
 fuzz_and_cuda() {
   local status=0
-  in_background quick_fuzz
-  local fuzz=$!
-  check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log || status=1
-  if ! await $fuzz; then
+  check await "$cuda" && tail -n 1 build/log/cuda.log || status=1
+  if ! await "$fuzz"; then
     status=1 failed=$((failed + 1))
     echo "test.sh: fuzzing the readers failed; the end of build/log/fuzz.log:" >&2
     tail -n 30 build/log/fuzz.log >&2
