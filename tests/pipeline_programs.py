@@ -321,7 +321,7 @@ def mistakes(p):
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=10000000"], ["8 layers are too few", "10000000 stages"]),
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
-        (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
+        (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "--batch that is a multiple of 32"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
         (["--mesh=p=2", "--show-schedule", "--microbatches=9999999"], ["--batch 16", "--microbatches 9999999"]),
         (["--mesh=p=2", "--show-schedule", "--batch=2048", "--microbatches=2048"], ["--show-schedule", "at most 1024", "--microbatches is 2048"]),

@@ -1480,7 +1480,7 @@ def mistakes(p):
         (["--batch=16777216", "--seq=16777216"], ["--batch 16777216", "--seq 16777216", "host memory"]),
         (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4, or a mesh of d = 3"]),
         (["--batch=8", "--microbatches=3"], ["--batch 8", "--microbatches 3", "multiple of 3"]),
-        (["--batch=8", "--microbatches=4", "--mesh=d=4,t=1"], ["--microbatches 4", "d = 4", "multiple of 4"]),
+        (["--batch=8", "--microbatches=4", "--mesh=d=4,t=1"], ["--microbatches 4", "d = 4", "--batch that is a multiple of 16"]),
         (["--d-head=3"], ["--d-head 3", "choose a multiple of 2"]),
         (["--beta1=1"], ["--beta1", "from 0 to below 1", "--help"]),
         (["--beta2=1"], ["--beta2", "from 0 to below 1", "--help"]),

@@ -180,6 +180,18 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
   expect_error<UsageError>([&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
                            "--batch 7 does not divide over data * model = 4 (mesh data=2,model=2): choose a multiple "
                            "of 4, or a mesh of data * model = 1");
+  // With microbatches too, the remedy is a --batch, and one that passes both checks.
+  wrong.microbatches = 3;
+  expect_error<UsageError>([&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
+                           "--batch 7 does not divide into --microbatches 3, each over data * model = 4: choose a "
+                           "multiple of 12");
+  wrong.batch = 6;
+  expect_error<UsageError>(
+      [&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
+      "--batch 6 / --microbatches 3 = 2 does not divide over data * model = 4 (mesh data=2,model=2): "
+      "choose a --batch that is a multiple of 12, or a mesh of data * model = 2");
+  wrong.batch = 12;
+  CHECK_NOTHROW(run::batch_must_divide(parse_mesh("data=2,model=2"), wrong));
 }
 
 TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", "[run][training]") {

@@ -349,12 +349,6 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
 
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& t) {
   if (t.sample_only) return;  // samples and the rows of --evaluate come one by one
-  if (t.batch % t.microbatches != 0)
-    throw UsageError(fmt::format("--batch {} does not divide into --microbatches {}: choose a multiple of {}", t.batch,
-                                 t.microbatches, t.microbatches));
-  const std::string option =
-      t.microbatches == 1 ? "--batch" : fmt::format("--batch {} / --microbatches {} =", t.batch, t.microbatches);
-  const std::int64_t size = t.batch / t.microbatches;
   std::int64_t parts = 1;
   std::string axes;
   for (const std::string& name : detail::batch_axes(mesh, t)) {
@@ -362,6 +356,11 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
       if (axis.name == name) parts *= axis.size;
     axes += (axes.empty() ? "" : " * ") + name;
   }
+  const std::int64_t least = t.microbatches * parts;  // both checks name it: what passes the first passes the second
+  if (t.batch % t.microbatches != 0)
+    throw UsageError(fmt::format("--batch {} does not divide into --microbatches {}{}: choose a multiple of {}",
+                                 t.batch, t.microbatches,
+                                 parts == 1 ? "" : fmt::format(", each over {} = {}", axes, parts), least));
   // Four numbers of a token, of this step and the next; as processes that share a machine are not known, of one alone.
   const double rows = 2.0 * 16.0 * static_cast<double>(t.batch) * static_cast<double>(t.seq) +
                       512.0 * static_cast<double>(t.microbatches);
@@ -371,12 +370,15 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
         fmt::format("--batch {} of --seq {} in --microbatches {}: the rows of a step take {:.1f} GB of host "
                     "memory, but {:.1f} are left: choose smaller ones",
                     t.batch, t.seq, t.microbatches, mine * 1e-9, left * 1e-9));
+  const std::int64_t size = t.batch / t.microbatches;
   if (size % parts == 0) return;
   std::int64_t fewer = parts - 1;
   while (size % fewer != 0) --fewer;
-  throw UsageError(
-      fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
-                  size, axes, parts, to_string(mesh), parts, axes, fewer));
+  const std::string given =
+      t.microbatches == 1 ? "--batch" : fmt::format("--batch {} / --microbatches {} =", t.batch, t.microbatches);
+  throw UsageError(fmt::format(
+      "{} {} does not divide over {} = {} (mesh {}): choose {} of {}, or a mesh of {} = {}", given, size, axes, parts,
+      to_string(mesh), t.microbatches == 1 ? "a multiple" : "a --batch that is a multiple", least, axes, fewer));
 }
 
 }  // namespace shardlib::run
