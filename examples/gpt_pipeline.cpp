@@ -552,7 +552,7 @@ int program(int argc, char** argv) {
   if (!is_tutorial) o.training.batch_axes = "r d";
   const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const bool shows = o.show_schedule || o.show_placement;
-  const bool stops = shows && !o.training.plan;
+  const bool plans = o.training.plan, stops = shows && !plans && o.training.graph.empty();
   if (shows) o.training.plan = true;         // so that no data is needed
   run::batch_must_divide(mesh, o.training);  // before the tasks are made, each of which takes memory
   if (o.show_schedule && o.training.microbatches > most_shown_microbatches)
@@ -574,6 +574,7 @@ int program(int argc, char** argv) {
   }
   if (shows && world_rank() == 0) fmt::print("{}{}", chosen_shown(o)(mesh, o, schedule), stops ? "" : "\n");
   if (stops) return 0;
+  o.training.plan = plans;
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };

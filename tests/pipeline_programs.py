@@ -286,6 +286,9 @@ def pictures(p):
                "and each has the shards of 4 layers")
     held.check("final_norm" in held.out.split("rank 1:")[1] and "final_norm" not in held.out.split("rank 1:")[0],
                "the last rank has the final norm")
+    drawn = run(p, "--mesh=p=2", "--show-placement", f"--graph={p.folder}/shown.svg").succeeded()
+    drawn.check("rank 1: stage 1" in drawn.out and "plan for" not in drawn.out and os.path.exists(p.folder + "/shown.svg"),
+                "--show-placement and --graph together do both, without a plan")
     path = os.path.join(p.folder, "timeline.svg")
     run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--timeline={path}").succeeds()
     svg = text_of(path)
