@@ -12,41 +12,28 @@ namespace {
 
 using Whole = Mesh<"d s t">;
 
+/// The op of a tensor on the mesh that has e in place of d and s.
+template <class X, class F>
+Case over_e(const std::string& name, const F& op) {
+  return make_case<X>(
+      name,
+      [op](const auto& x) {
+        const Whole mesh(x.device());
+        return reinterpret<"e -> d s">(op(reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh))), mesh);
+      },
+      same());
+}
+
 TEST_CASE("reinterpret: every placement, with a collective on the other mesh", "[ops]") {
-  std::vector<Case> cases;
-  cases.push_back(make_case<Tensor<f32, "A/d/s B/t">>(
+  const auto gather = make_case<Tensor<f32, "A/d/s B/t">>(
       "gather over e",
       [](const auto& x) {
         const Whole mesh(x.device());
         const auto folded = reinterpret<"d s -> e, t -> u">(mesh);
         return reinterpret<"e -> d s, u -> t">(all_gather<"A B/u">(reinterpret<"d s -> e, t -> u">(x, folded)), mesh);
       },
-      same()));
-  cases.push_back(make_case<Tensor<f32, "A B +d +s">>(
-      "scatter over e",
-      [](const auto& x) {
-        const Whole mesh(x.device());
-        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
-        return reinterpret<"e -> d s">(reduce_scatter<"A/e B">(y), mesh);
-      },
-      same()));
-  cases.push_back(make_case<Tensor<f32, "A B">>(
-      "shard over e",
-      [](const auto& x) {
-        const Whole mesh(x.device());
-        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
-        return reinterpret<"e -> d s">(shard<"A/e B">(y), mesh);
-      },
-      same()));
-  cases.push_back(make_case<Tensor<f32, "A/d/s B +t">>(
-      "exchange over e",
-      [](const auto& x) {
-        const Whole mesh(x.device());
-        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
-        return reinterpret<"e -> d s">(all_to_all<"A B/e +t">(y), mesh);
-      },
-      same()));
-  cases.push_back(make_case<Tensor<f32, "A/d/s B">>(
+      same());
+  const auto refactored = make_case<Tensor<f32, "A/d/s B">>(
       "one factorization into another, and a gather over its minor axis",
       [](const auto& x) {
         const Whole mesh(x.device());
@@ -54,8 +41,14 @@ TEST_CASE("reinterpret: every placement, with a collective on the other mesh", "
         const auto y = all_gather<"A/a B">(reinterpret<"d s -> a b">(x, other));
         return reinterpret<"a b -> d s">(shard<"A/a/b B">(y), mesh);
       },
-      same()));
-  check_cases(cases, {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=2,s=2,t=1", "d=1,s=4,t=1", "d=1,s=2,t=2", "d=2,s=3,t=1"});
+      same());
+  check_cases(
+      {gather,
+       over_e<Tensor<f32, "A B +d +s">>("scatter over e", [](const auto& y) { return reduce_scatter<"A/e B">(y); }),
+       over_e<Tensor<f32, "A B">>("shard over e", [](const auto& y) { return shard<"A/e B">(y); }),
+       over_e<Tensor<f32, "A/d/s B +t">>("exchange over e", [](const auto& y) { return all_to_all<"A B/e +t">(y); }),
+       refactored},
+      {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=2,s=2,t=1", "d=1,s=4,t=1", "d=1,s=2,t=2", "d=2,s=3,t=1"});
 }
 
 struct Experts {
