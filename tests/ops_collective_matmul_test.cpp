@@ -199,20 +199,6 @@ auto gathered(const Activations<D>& x, const Mlp<D>& w) -> Activations<D> {
   return einsum<"B/d L F/t, F/t M -> B/d L/t M", accumulator_t<D>>(square(h), w.down);
 }
 
-/// The greatest difference of two shards, as a part of the greatest element of the second.
-template <class T>
-double off(const T& a, const T& b) {
-  using A = accumulator_t<typename T::value_type>;
-  double scale = 0, worst = 0;
-  const auto x = a.span(), y = b.span();
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    const auto one = static_cast<double>(static_cast<A>(x[i])), other = static_cast<double>(static_cast<A>(y[i]));
-    scale = std::max(scale, std::abs(other));
-    worst = std::max(worst, std::abs(one - other));
-  }
-  return worst == 0 ? 0 : worst / scale;
-}
-
 /// Value and gradients of a layer whose shards travel, with recompute, and of one that gathers and scatters them.
 template <dtype D>
 void check_layer(const Grid& mesh, const Sizes& sizes, double tolerance) {

@@ -568,4 +568,18 @@ inline void expect_close(const Global& actual, const Global& expected, DType dty
   }
 }
 
+/// The greatest difference of two shards, as a part of the greatest element of the second, or of `least`.
+template <class T>
+double off(const T& found, const T& right, double least = 0) {
+  using A = accumulator_t<typename T::value_type>;
+  double scale = least, worst = 0;
+  const auto x = found.span(), y = right.span();
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const auto one = static_cast<double>(static_cast<A>(x[i])), other = static_cast<double>(static_cast<A>(y[i]));
+    scale = std::max(scale, std::abs(other));
+    worst = std::max(worst, std::abs(one - other));
+  }
+  return worst == 0 ? 0 : worst / scale;
+}
+
 }  // namespace shardlib::test
