@@ -219,8 +219,7 @@ auto stack_of_two(const Tensor<f32, "B/d">& a, const Tensor<f32, "B">& b) {
   return stack<"S">(a, b);
 }
 
-// expect: transpose<`A B -> B A`>: it reverses the dims, and `transpose<..?A..?, ..?B..?>\(x\)` exchanges
-// expect: two; take `rearrange<..?A B -> B A..?>\(x\)` for an order of your own
+// expect: transpose<`A B -> B A`>: it reverses all dims, or exchanges two; take `rearrange` with this op spec
 auto transpose_to_an_order(const Tensor<f32, "A B">& x) {
   return transpose<"A B -> B A">(x);
 }

@@ -103,10 +103,8 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
 }
 /// Reports a transpose to an order of the dims.
 constexpr Verdict transpose_to(std::string_view op, const TensorSpec& x) {
-  return {x, title_of("transpose", op) +
-                 ": it reverses the dims, and `transpose<\"A\", \"B\">(x)` exchanges two; take "
-                 "`rearrange<\"" +
-                 Text(op) + "\">(x)` for an order of your own"};
+  return {x,
+          title_of("transpose", op) + ": it reverses all dims, or exchanges two; take `rearrange` with this op spec"};
 }
 
 namespace detail_ {
