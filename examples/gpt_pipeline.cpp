@@ -413,6 +413,11 @@ void declare(run::Options& options, Options& o) {
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::ends_in(".svg") | run::command_line_only());
+  options.in_vain({"--timeline"}, [&o](const run::Options&) {
+    return o.show_schedule || o.show_placement || o.training.plan || !o.training.graph.empty()
+               ? "in a call that does not train: leave it out"
+               : "";
+  });
   gpt::declare(options, o);
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);

@@ -330,6 +330,7 @@ def mistakes(p):
         (["--mesh=p=2", "--show-schedule", "--batch=2048", "--microbatches=2048"], ["--show-schedule", "at most 1024", "--microbatches is 2048"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--show-schedule"]),
         (["--mesh=p=2", "--schedule=1f1b", "--show-schedule", "--fuse-steady-state"], ["--fuse-steady-state has no effect", "--schedule 1f1b"]),
+        (["--mesh=p=2", "--timeline=x.svg", "--show-schedule"], ["--timeline has no effect", "does not train"]),
         (["--mesh=p=2", "--chat"], ["--chat has no effect", "shardlib-sample RUN"]),
         (["--mesh=p=2", "--evaluate=x.jsonl"], ["--evaluate has no effect", "shardlib-sample RUN"]),
         (["--mesh=p=2", "--model=jaxpp-tutorial", "--temperature=0"], ["--temperature has no effect", "no text"]),
