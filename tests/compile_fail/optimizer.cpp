@@ -88,7 +88,7 @@ void rule_without_a_name(Weights& w, Weights& mu, Weights& nu, const Weights& gr
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [] { return true; });
 }
 
-// expect: an optimizer writes its moments and copies, so none of them is const; write update\(weights, moments, grads, rate
+// expect: an optimizer writes weights, moments and copies, so none of them is const; write update\(weights, moments, grads, rate
 void gradients_first(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
   AdamW().update(w, grads, mu, nu, 1e-3, 1.0, 0, every_leaf);
 }
@@ -168,4 +168,24 @@ struct TwoDtypes {
 };
 auto arrays_of_two_dtypes(const TwoDtypes& tree) {
   return fetch(tree);
+}
+
+// expect: reduce_gradients: it does not take this argument; write `reduce_gradients\(mesh, grads\)`
+auto reduced_without_a_mesh(const Gradients& grads) {
+  return reduce_gradients(grads);
+}
+
+// expect: value_and_grad: it does not take these arguments; write `value_and_grad\(mesh, f, weights, ...\)`
+auto gradient_without_a_mesh(const Weights& w) {
+  return value_and_grad([](const Weights& v) { return sum<"M/d F -> +d">(v.w); }, w);
+}
+
+// expect: place: it does not take these arguments; write `place<Tensor<f32, ..?M..?>>\(mesh, HostArray<f32>\({size}, values\)
+auto tensor_of_a_vector(const Data& mesh, const std::vector<float>& values) {
+  return place<Tensor<f32, "M">>(mesh, values);
+}
+
+// expect: an optimizer writes weights, moments and copies, so none of them is const
+void update_of_const(const Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }

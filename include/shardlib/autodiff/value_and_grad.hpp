@@ -110,6 +110,13 @@ std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&.
   return detail::residuals_below(loss.value()->slot.node.get());
 }
 
+/// A compile error where the mesh is not first, or the weights lack.
+template <class First, class... Args>
+requires(sizeof...(Args) < 2 || !requires { First::axes; }) void value_and_grad(const First& first,
+                                                                                const Args&... args) {
+  detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(first, args...);
+}
+
 }  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED

@@ -139,6 +139,12 @@ template <Spec A, class G>
   return out;
 }
 
+/// A compile error without a mesh.
+template <class G>
+void reduce_gradients(const G& grads) {
+  detail::wrong_call<"reduce_gradients", "reduce_gradients(mesh, grads)">(grads);
+}
+
 namespace detail {
 /// Zeros of the leaf's dtype and spec with the sizes of x, whatever its elements are: also infinity times 0 is none.
 /// The leaf's dims are those of x from dim `first` on.
@@ -220,9 +226,10 @@ template <std::size_t N, class Decays, class Tree, class Grads, class... Rest>
                                                    const Grads& grads, Rest&... rest) {
   require_factors<Decays>();
   static_assert(sizeof...(Rest) <= N + 1, "an optimizer writes one tree of copies at most");
-  static_assert((!std::is_const_v<Rest> && ...),
-                "an optimizer writes its moments and copies, so none of them is const; write update(weights, moments, "
-                "grads, rate, scale, step, decays, copies)");
+  static_assert(
+      !std::is_const_v<Tree> && (!std::is_const_v<Rest> && ...),
+      "an optimizer writes weights, moments and copies, so none of them is const; write update(weights, moments, "
+      "grads, rate, scale, step, decays, copies)");
   const std::array<UntypedLeaves<ValuePtr>, sizeof...(Rest)> others{untyped_leaves(rest)...};
   require_matches(decays, weights);
   const auto factors = [&](std::string_view name) { return leaf_factors(decays, name); };

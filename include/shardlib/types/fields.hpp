@@ -139,7 +139,7 @@ consteval bool has_fields() {
   else if constexpr (decomposes<T>())
     return []<class... F>(std::type_identity<std::tuple<F&...>>) {
       return !(std::is_const_v<F> || ...);
-    }(std::type_identity<fields_t<T>>{});
+    }(std::type_identity<fields_t<std::remove_const_t<T>>>{});
   else
     return false;
 }
