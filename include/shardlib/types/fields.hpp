@@ -43,12 +43,10 @@ template <class T, std::size_t I = 0>
 constexpr bool has_c_array() {
   if constexpr (I == field_count<T>())
     return false;
-  else if constexpr (takes_list<T>(std::make_index_sequence<I>{}, std::index_sequence<>{}) &&
-                     !takes_list<T>(std::make_index_sequence<I>{},
-                                    std::make_index_sequence<field_count<T>() - I - 1>{}))
-    return true;
-  else
+  else if constexpr (takes_list<T>(std::make_index_sequence<I>{}, std::make_index_sequence<field_count<T>() - I - 1>{}))
     return has_c_array<T, I + 1>();
+  else  // a field that must be initialized takes no `{}` at all
+    return takes_list<T>(std::make_index_sequence<I>{}, std::index_sequence<>{}) || has_c_array<T, I + 1>();
 }
 
 // ---- references: a structured binding, which lists its names, so that each number of fields needs a line ----

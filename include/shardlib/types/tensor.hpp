@@ -41,7 +41,14 @@ struct UntypedAccess;  // types/leaves.hpp
 
 /// `result_of` for an op whose operands are of dtype D: a remedy that sums bf16 says in which dtype.
 template <class D, auto Rule, auto... Args>
-inline constexpr Spec result_for = result_of<rules::with_dtype<Rule, dtype_v<D>>, Args...>;
+inline constexpr Spec result_for = result_of<Rule, Args...>;
+template <auto Rule, auto... Args>
+inline constexpr Spec result_for<bf16, Rule, Args...> = [] {
+  if constexpr (checked<Rule, Args...>::outcome.complaint > 0)
+    return result_of<rules::with_dtype<Rule, DType::bf16>, Args...>;
+  else
+    return result_of<Rule, Args...>;
+}();
 
 /// The result of an operator between tensors.
 template <OpName Name, class D, Spec S, Spec T>
