@@ -209,6 +209,13 @@ TEST_CASE("an op of one's own: an operand that is differentiated has a VJP", "[c
       return x * squared(v.scale, v.scale, times(v.scale, v.scale), times(v.scale, v.scale)) * v.gain;
     });
     expect_equal(fetch(twice.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2 * 3.0 * 2.0));
+    const auto extra = missing([&](const Weights& v) {
+      return x * squared(v.scale, stop_gradient(v.scale), times(v.scale, v.scale), times(v.scale, v.scale)) * v.gain;
+    });
+    expect(extra.find("squared at ") == 0 &&
+               extra.find(": the op has more VJPs of `M` than operands that are this tensor, 1, so its gradient would "
+                          "count a use that is none; give each operand one `custom::vjp` (") != std::string::npos,
+           extra);
     // No gradient is wanted, or there is none: a stopped operand, a constant, an integer result.
     const auto stopped = gradient([&](const Weights& v) {
       return scaled(x * v.gain, stop_gradient(v.scale)) * v.scale + scaled(x * v.gain, zeros<f64, "M">(mesh, sizes));

@@ -30,6 +30,17 @@ SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> op
           "a `custom::vjp` of this operand, or take `stop_gradient` of it before (" +
           x.device->describe() + ")");
   }
+  for (const ValuePtr* of : differentiated) {
+    const Value& x = **of;
+    if (!x.slot) continue;
+    const auto same = [&](const ValuePtr& other) { return other->slot == x.slot; };
+    const auto uses = std::ranges::count_if(operands, same);
+    if (std::ranges::count_if(differentiated, [&](const ValuePtr* other) { return same(*other); }) > uses)
+      throw Error(op.describe() + ": the op has more VJPs of `" + std::string(to_string(*x.spec).view()) +
+                  "` than operands that are this tensor, " + std::to_string(uses) +
+                  ", so its gradient would count a use that is none; give each operand one `custom::vjp` (" +
+                  x.device->describe() + ")");
+  }
 }
 
 }  // namespace shardlib::detail
