@@ -11,6 +11,7 @@ from checks import arguments, check, finish, put, ran, text_of
 
 BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
 sys.path.insert(0, BENCHMARKS)
+import bf16_plans  # noqa: E402
 import common  # noqa: E402
 import gpt2_gpu  # noqa: E402
 import memory  # noqa: E402
@@ -96,6 +97,9 @@ def main():
     least = 4 * (2 * tables + 3 * blocks) / 2
     sent = overlap.sent(fsdp)
     check(least <= sent <= 1.05 * least, f"overlap.py reads from --plan that a rank sends {sent} bytes of {least}")
+    stages = [os.path.join(examples, "gpt_pipeline"), *fsdp[1:-1], "--mesh=p=2", "--batch=32"]
+    first, highest = memory.planned(stages, 1), bf16_plans.peak(stages)  # the second stage has the logits
+    check(100_000 < first < highest, f"bf16_plans.py reads from --plan that a stage takes {highest} bytes, and the first one {first}")
     # Half of each tensor is summed over r.
     replicas, least = node_links.sent_over([*fsdp[:-1], "--batch=4"], "r=2,d=2,t=1").get("r", 0), 4 * (tables + blocks) / 2
     check(least <= replicas <= 1.05 * least, f"node_links.py reads from --plan that a rank sends {replicas} bytes over r of {least}")
