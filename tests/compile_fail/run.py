@@ -69,12 +69,11 @@ def compile_one(command, path, right, line, wrong):
     return done.returncode, done.stdout
 
 
-def precompiled(command, path, folder):
-    """The flags that bring what the file includes as a precompiled header: most of a case's time is there."""
-    text = "".join(re.findall(r"^#include .*\n", path.read_text(), re.M))
-    header = os.path.join(folder, path.stem + ".hpp")
+def precompiled(command, includes, folder):
+    """The flags that bring these includes as a precompiled header: most of the time of a short program is there."""
+    header = os.path.join(tempfile.mkdtemp(dir=folder), "includes.hpp")
     with open(header, "w") as file:
-        file.write(text)
+        file.write(includes)
     clang = "clang" in os.path.basename(command[0])
     output = header + (".pch" if clang else ".gch")
     subprocess.run([*(word for word in command if word != "-fsyntax-only"), "-x", "c++-header", header, "-o", output], check=True)
@@ -137,11 +136,14 @@ def main():
     jobs = [(path, right, *job)
             for path, right, cases, _ in parsed for job in [(0, [], "")] + cases[:: options.every]]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        headers = dict(zip(files, pool.map(lambda path: precompiled(flags[path], path, folder), files)))
+        # Most files have the same includes, and share their header. A right program has no others than its header's.
+        kinds = {path: (path in needy, "".join(re.findall(r"^#include .*\n", path.read_text(), re.M))) for path in files}
+        commands = {kind: flags[path] for path, kind in kinds.items()}
+        headers = dict(zip(commands, pool.map(lambda kind: precompiled(commands[kind], kind[1], folder), commands)))
 
-        def judged(job):  # the right program compiles as a user's does
-            path, _, line, *_ = job
-            return judge(flags[path] + (headers[path] if line else []), *job)
+        def judged(job):
+            path = job[0]
+            return judge(flags[path] + headers[kinds[path]], *job)
 
         for name, wrong, output in pool.map(judged, jobs):
             lines = output.splitlines()
