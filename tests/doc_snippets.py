@@ -18,6 +18,7 @@ main. The first one in the README is built and run by the test readme_example, a
 Needs nothing but Python's standard library.
 """
 import argparse
+import collections
 import concurrent.futures
 import pathlib
 import re
@@ -27,7 +28,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "compile_fail"))
 sys.dont_write_bytecode = True
-from run import join_lines  # noqa: E402: clang before C++26 prints our messages as arrays of lines
+from run import join_lines, precompiled  # noqa: E402: clang before C++26 prints our messages as arrays of lines
 
 BLOCK = re.compile(
     r"(?:^[ ]*<!--\s*test(?P<marker>(?:(?!-->).)*)-->\s*)?^(?P<indent>[ ]*)```cpp\n(?P<code>.*?)^[ ]*```\n(?P<rest>(?:\s*^[ ]*>[^\n]*\n)*)",
@@ -114,8 +115,19 @@ def main():
     files = options.files or [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     blocks = [block for path in files for block in blocks_of(root, path)]
     failed = 0
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for block, wrong in zip(blocks, pool.map(lambda block: judge(command, block), blocks)):
+    # Of the headers that a block includes, the one that most blocks include comes precompiled.
+    included = {block: re.findall(r'^\s*#\s*include\s+["<](shardlib/.+)[">]', block.source, re.M)
+                for block in blocks if not (block.mistake or block.skip)}
+    number = collections.Counter(header for headers in included.values() for header in headers)
+    common = {block: max(headers, key=number.get) for block, headers in included.items() if headers}
+    shared = sorted({header for header in common.values() if number[header] > 1})
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        flags_of = dict(zip(shared, pool.map(lambda header: precompiled(command, f"#include <{header}>\n", folder), shared)))
+
+        def judged(block):
+            return judge(command + flags_of.get(common.get(block), []), block)
+
+        for block, wrong in zip(blocks, pool.map(judged, blocks)):
             if wrong:
                 failed += 1
                 print(f"FAILED {block.name}: {wrong}", flush=True)
