@@ -176,6 +176,50 @@ TEST_CASE("conv_unreduced of bf16 rounds its sums once", "[ops]") {
   check_cases(cases);
 }
 
+struct Operands {
+  Tensor<f32, "B H W C"> x;
+  Tensor<f32, "P Q C F"> w;
+};
+Operands gradients(const Mesh<"d t">& mesh, const Operands& at, Window window) {
+  const auto f = [&](const Operands& of) {
+    const auto y = conv_unreduced<"B H W C, P Q C F -> B Y X F", "H W, P Q -> Y X">(of.x, of.w, window);
+    return to_partial<" -> +d +t">(sum(y * y));
+  };
+  const auto grads = value_and_grad(mesh, f, at).second;
+  return {all_reduce<"B H W C">(grads.get<&Operands::x>()), all_reduce<"P Q C F">(grads.get<&Operands::w>())};
+}
+Operands random_operands(const Mesh<"d t">& mesh, const Sizes& sizes) {
+  return {random_normal<f32, "B H W C">(mesh, sizes, {0, 1}), random_normal<f32, "P Q C F">(mesh, sizes, {0, 2})};
+}
+
+TEST_CASE("conv_unreduced takes a large batch in pieces", "[ops]") {
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
+    // The elements under all windows are 34 MB, or 9 MB with a stride of 2.
+    const Operands all =
+        random_operands(mesh, {{"B", 40}, {"H", 32}, {"W", 32}, {"C", 16}, {"P", 4}, {"Q", 4}, {"F", 3}});
+    for (const Window& window : {plain, by_two}) {
+      const auto got = gradients(mesh, all, window);
+      Tensor<f32, "P Q C F"> sum = zeros_like(all.w);
+      for (std::int64_t image = 0; image < 40; ++image) {
+        const auto of_image = [&](const auto& x) { return rename<"N -> B">(narrow<"B -> N">(x, image, 1)); };
+        const auto expected = gradients(mesh, {of_image(all.x), all.w}, window);
+        CHECK(global_norm(mesh, of_image(got.x) - expected.x) < 1e-5 * global_norm(mesh, expected.x));
+        sum = sum + expected.w;
+      }
+      CHECK(global_norm(mesh, got.w - sum) < 1e-5 * global_norm(mesh, sum));
+    }
+    if (!mesh.device()->exec().on_device()) CHECK(peak(mesh.device(), [&] { gradients(mesh, all, plain); }) < 20 << 20);
+  });
+}
+
+TEST_CASE("a gradient of conv_unreduced takes no memory for what windows skip", "[ops]") {
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
+    const Operands patches =
+        random_operands(mesh, {{"B", 2}, {"H", 64}, {"W", 64}, {"C", 3}, {"P", 16}, {"Q", 16}, {"F", 64}});
+    CHECK(peak(mesh.device(), [&] { gradients(mesh, patches, {.stride = 16}); }) < 4 << 20);
+  });
+}
+
 TEST_CASE("conv_unreduced takes a padded window", "[ops]") {
   const Padding padding;
   const Window all{.before = size_of_dim("H").size - 1};

@@ -36,8 +36,8 @@ struct WindowSizes {
 WindowSizes window_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out, const ValuePtr& x,
                          const ValuePtr& w, const Sizes& sizes, std::initializer_list<Window> windows);
 
-/// The einsum of `y` with the elements of `x` under each window, whose spec is `seen`. If `transposed`, x has the
-/// result's lengths, and the elements have the operand's lengths that saw them.
+/// The einsum of `y` with the elements of `x` under each window, whose spec is `seen`. If `transposed`, those are the
+/// einsum of `x` and `y`, and each element of the result is the sum of its own under all windows.
 template <class D>
 struct Convolution {
   const kernels::EinsumPlan* plan;
@@ -53,9 +53,10 @@ template <OpSpec Lengths, bool Transposed, class Out, class X, class Y, class...
 Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& global, const WindowLoops& loops,
                 const V&... vjps) {
   static constexpr OpParts lengths = parse_op(Lengths);
-  static constexpr TensorSpec seen = rules::under_windows(parsed<X::spec>, Transposed ? lengths.out : lengths.in[0],
-                                                          lengths.in[1], Transposed ? lengths.in[0] : lengths.out);
-  static constexpr OpSpec product = op_spec_of(spec_of(seen), Y::spec, Out::spec);
+  static constexpr TensorSpec seen =
+      rules::under_windows(parsed<(Transposed ? Out::spec : X::spec)>, lengths.in[0], lengths.in[1], lengths.out);
+  static constexpr OpSpec product =
+      Transposed ? op_spec_of(X::spec, Y::spec, spec_of(seen)) : op_spec_of(spec_of(seen), Y::spec, Out::spec);
   static_assert(rules::detail_::einsum(parse_op(product)).empty(), "a convolution is an einsum over its windows");
   return record<"conv_unreduced", Out>(
       op, x.device(), global,
@@ -63,12 +64,23 @@ Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& glo
                                           Transposed},
       vjps...);
 }
+/// Windows that move by one element are, seen from the operand, windows over the cotangent, backwards. Others would
+/// find most of their elements between those of the cotangent, so they are added to the operand's.
 template <OpSpec Lengths, class Due>
 struct ConvOperandVjp {
+  static constexpr OpParts lengths = parse_op(Lengths);
+  static constexpr OpSpec reverse = op_spec_of(spec_of(lengths.out), spec_of(lengths.in[1]), spec_of(lengths.in[0]));
   WindowLoops loops;
   template <class Ct, class W>
   auto operator()(const Ct& ct, const W& w, const GlobalSizes& global) const {
-    return convolution<Lengths, true, Due>(OpInfo{"conv_unreduced", Due::spec, {}}, ct, w, global, loops);
+    const OpInfo op{"conv_unreduced", Due::spec, {}};
+    WindowLoops backwards = loops;
+    for (WindowLoop& loop : backwards) {
+      if (loop.stride != 1) return convolution<Lengths, true, Due>(op, ct, w, global, loops);
+      loop.before = -loop.before;
+      loop.dilation = -loop.dilation;
+    }
+    return convolution<reverse, false, Due>(op, ct, w, global, backwards);
   }
 };
 template <OpSpec Lengths, class Due>

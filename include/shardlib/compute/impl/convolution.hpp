@@ -4,18 +4,18 @@
 #include "shardlib/compute/convolution.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
 #include <string>
 #include <utility>
 
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
-#include "shardlib/kernels/reduce.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
@@ -84,75 +84,130 @@ SHARDLIB_INLINE double conv_flops(const TensorSpec& seen, const Shape& shape, co
   return flops;
 }
 
-SHARDLIB_INLINE UnderWindows::UnderWindows(const Value& x, const Value& y, const Value& out, const TensorSpec& seen,
-                                           const OpParts& lengths, const WindowLoops& loops, bool transposed) {
-  // The lengths of x have other names and sizes in `seen`, so x comes last.
-  for (const Dim& dim : seen.dims)
-    for (const Value* from : {&out, &y, &x})
-      if (const int at = from->spec->find(dim.name); at >= 0) {
-        shape.push_back(from->local[at]);
+SHARDLIB_INLINE WindowPieces::WindowPieces(const Value& tensor, const TensorSpec& seen,
+                                           std::initializer_list<const Value*> others, const OpParts& lengths,
+                                           const WindowLoops& loops, bool whole)
+    : tensor_(tensor), seen_(seen), lengths_(lengths), loops_(loops) {
+  const auto dim = tensor.spec->dims[0].name;
+  whole = whole || lengths.in[0].has(dim);
+  for (const Value* value : others) whole = whole || value->spec->find(dim) > 0;
+  for (const Dim& of : seen.dims)
+    for (const Value* from : others)
+      if (const int at = from->spec->find(of.name); at >= 0) {
+        shape_.push_back(from->local[at]);
         break;
       }
-  const Exec exec = out.device->exec();
-  const std::size_t element = size_of(x.dtype);
-  elements = out.device->pool()->allocate(static_cast<std::size_t>(product(shape)) * element);
-  exec.zero(elements.data(), elements.bytes());
+  end_ = shape_[0];
+  if (whole || end_ == 0) return;
+  // A device has other caches, and its kernels take a while to start.
+  const std::int64_t most = tensor.device->exec().on_device() ? 1 << 26 : 1 << 20;
+  shape_[0] = std::clamp(most * end_ / std::max<std::int64_t>(1, product(shape_)), std::int64_t{1}, end_);
+}
 
-  const TensorSpec &from = transposed ? lengths.out : lengths.in[0], &to = transposed ? lengths.in[0] : lengths.out;
-  const kernels::Dims in = kernels::row_major(view(x.local)), all = kernels::row_major(view(shape));
-  kernels::Dims place;  // the stride, in the array of all windows, of each dim of x
-  for (const Dim& dim : x.spec->dims) {
+SHARDLIB_INLINE bool WindowPieces::next() {
+  begin_ += shape_[0];
+  if (begin_ >= end_) return false;
+  shape_[0] = std::min(shape_[0], end_ - begin_);
+  return true;
+}
+
+SHARDLIB_INLINE bool WindowPieces::divides(const Value& value) const {
+  return value.spec->has(tensor_.spec->dims[0].name);
+}
+
+SHARDLIB_INLINE WindowPieces::Part WindowPieces::part(const Value& value, std::byte* data, std::size_t element) const {
+  Part part{data, value.local};
+  if (shape_[0] == end_ || !divides(value)) return part;
+  part.shape[0] = begin_;
+  part.data += static_cast<std::size_t>(product(part.shape)) * element;
+  part.shape[0] = shape_[0];
+  return part;
+}
+
+template <class F>
+void WindowPieces::each_tap(const Shape& tensor, const F& f) const {
+  const TensorSpec &from = lengths_.in[0], &window = lengths_.in[1], &to = lengths_.out;
+  const kernels::Dims strides = kernels::row_major(view(tensor)), all = kernels::row_major(view(shape_));
+  kernels::Dims place;  // the stride, in the array of elements, of each dim of the tensor
+  for (const Dim& dim : tensor_.spec->dims) {
     const int length = from.find(dim.name);
-    place.push(all[seen.find(length < 0 ? dim.name : to.dims[length].name)]);
+    place.push(all[seen_.find(length < 0 ? dim.name : to.dims[length].name)]);
   }
   std::int64_t taps = 1;
-  for (const WindowLoop& loop : loops) taps *= loop.elements;
+  for (const WindowLoop& loop : loops_) taps *= loop.elements;
   for (std::int64_t tap = 0; tap < taps; ++tap) {
-    kernels::Dims part(view(x.local)), in_part = in, to_part = place;
-    std::int64_t rest = tap, in_first = 0, to_first = 0;
-    for (int i = loops.size(); i-- > 0;) {
-      const WindowLoop& loop = loops[i];
+    kernels::Dims part(view(tensor)), steps = strides;
+    std::int64_t rest = tap, first = 0, to_first = 0;
+    for (int i = loops_.size(); i-- > 0;) {
+      const WindowLoop& loop = loops_[i];
       const std::int64_t k = rest % loop.elements;
       rest /= loop.elements;
-      const int at = x.spec->find(from.dims[i].name), seen_at = seen.find(to.dims[i].name);
-      const std::int64_t operand = transposed ? shape[seen_at] : x.local[at];
-      const std::int64_t result = transposed ? x.local[at] : shape[seen_at];
-      // The positions n whose element n * stride + k * dilation - before is in the operand.
+      const int at = tensor_.spec->find(from.dims[i].name);
+      // The positions n whose element n * stride + k * dilation - before is in the tensor.
       const std::int64_t shift = k * loop.dilation - loop.before;
-      const std::int64_t first = shift >= 0 ? 0 : (-shift + loop.stride - 1) / loop.stride;
-      const std::int64_t end = operand <= shift ? 0 : std::min(result, (operand - 1 - shift) / loop.stride + 1);
-      part.at(at) = std::max<std::int64_t>(0, end - first);
-      const std::int64_t own = first * loop.stride + shift;  // the operand's element of the first position
-      in_first += (transposed ? first : own) * in[at];
-      if (const int own_k = x.spec->find(lengths.in[1].dims[i].name); own_k >= 0) {
-        in_first += k * in[own_k];
-        part.at(own_k) = 1;
-      }
-      to_first += (transposed ? own : first) * place[at] + k * all[seen.find(lengths.in[1].dims[i].name)];
-      (transposed ? to_part : in_part).at(at) *= loop.stride;
+      const std::int64_t begin = shift >= 0 ? 0 : (-shift + loop.stride - 1) / loop.stride;
+      const std::int64_t end = tensor[at] <= shift ? 0
+                                                   : std::min(shape_[seen_.find(to.dims[i].name)],
+                                                              (tensor[at] - 1 - shift) / loop.stride + 1);
+      part.at(at) = std::max<std::int64_t>(0, end - begin);
+      first += (begin * loop.stride + shift) * strides[at];
+      to_first += begin * place[at] + k * all[seen_.find(window.dims[i].name)];
+      steps.at(at) *= loop.stride;
     }
-    if (kernels::product(part) == 0) continue;
-    kernels::copy_strided(exec, element, part, x.data().data() + static_cast<std::size_t>(in_first) * element, in_part,
-                          elements.data() + static_cast<std::size_t>(to_first) * element, to_part);
+    if (kernels::product(part) > 0) f(part, first, steps, to_first, place);
   }
+}
+
+SHARDLIB_INLINE void WindowPieces::take(const Exec& exec, std::size_t element, const Part& from,
+                                        std::byte* elements) const {
+  exec.zero(elements, static_cast<std::size_t>(product(shape_)) * element);
+  each_tap(from.shape, [&](const kernels::Dims& part, std::int64_t first, const kernels::Dims& strides,
+                           std::int64_t to_first, const kernels::Dims& place) {
+    kernels::copy_strided(exec, element, part, from.data + static_cast<std::size_t>(first) * element, strides,
+                          elements + static_cast<std::size_t>(to_first) * element, place);
+  });
+}
+
+SHARDLIB_INLINE void WindowPieces::add(const Exec& exec, DType dtype, const std::byte* elements,
+                                       const Part& sums) const {
+  visit_dtype(dtype, [&]<class T>(T) {
+    if constexpr (floating<T>) {
+      using A = accumulator_t<T>;
+      each_tap(sums.shape, [&](const kernels::Dims& part, std::int64_t first, const kernels::Dims& strides,
+                               std::int64_t from_first, const kernels::Dims& place) {
+        kernels::apply(exec, part, kernels::body::AddElement{},
+                       kernels::Operand<const T>(reinterpret_cast<const T*>(elements) + from_first, place),
+                       kernels::Operand<A>(reinterpret_cast<A*>(sums.data) + first, strides));
+      });
+    }
+  });
+}
+
+SHARDLIB_INLINE Buffer zero_sums(const Value& value) {
+  const std::size_t element = value.dtype == DType::bf16 ? sizeof(f32) : size_of(value.dtype);
+  Buffer sums = value.device->pool()->allocate(static_cast<std::size_t>(value.count()) * element);
+  value.device->exec().zero(sums.data(), sums.bytes());
+  return sums;
+}
+SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums) {
+  if (value.dtype != DType::bf16) return std::move(sums);
+  Buffer result = allocate(value);
+  kernels::apply_flat(value.device->exec(), value.count(), kernels::body::ConvertElement{}, sums.as<const f32>(),
+                      result.as<bf16>());
+  return result;
 }
 
 SHARDLIB_INLINE Buffer TakeWindows::operator()(const Value& in, const Value& out) const {
-  return std::move(UnderWindows(in, in, out, *out.spec, *lengths, loops, false).elements);
+  const WindowPieces all(in, *out.spec, {&out}, *lengths, loops, true);
+  Buffer result = allocate(out);
+  all.take(out.device->exec(), size_of(out.dtype), all.part(in, in.data().data(), 0), result.data());
+  return result;
 }
 SHARDLIB_INLINE Buffer SumWindows::operator()(const Value& in, const Value& out) const {
-  TensorSpec seen = *in.spec;
-  std::array<bool, max_dims> summed{};
-  for (int i = 0; i < seen.rank(); ++i) {
-    summed[static_cast<std::size_t>(i)] = lengths->in[1].has(seen.dims[i].name);
-    if (const int at = lengths->out.find(seen.dims[i].name); at >= 0) seen.dims[i] = lengths->in[0].dims[at];
-  }
-  const UnderWindows windows(in, in, out, seen, *lengths, loops, true);
-  Buffer result = allocate(out);
-  kernels::reduce<kernels::detail::SumOp>(out.device->exec(), out.dtype, windows.elements.data(), view(windows.shape),
-                                          std::span(summed).first(static_cast<std::size_t>(seen.rank())),
-                                          result.data());
-  return result;
+  const WindowPieces all(out, *in.spec, {&in}, *lengths, loops, true);
+  Buffer sums = zero_sums(out);
+  all.add(out.device->exec(), in.dtype, in.data().data(), all.part(out, sums.data(), 0));
+  return rounded_sums(out, std::move(sums));
 }
 
 }  // namespace shardlib::detail
