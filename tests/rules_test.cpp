@@ -1766,9 +1766,10 @@ TEST_CASE("rules: shards that travel while an einsum runs") {
 
 TEST_CASE("loops", "[rules]") {
   CHECK(rules::carry("fori", DType::f32, "B/d", DType::f32, "B/d").ok());
-  illegal(rules::carry("fori", DType::f32, "B/d", DType::bf16, "B/d +t"),
-          "fori: the carry is `f32[B/d]`, but the function returns `bf16[B/d +t]`, and the next iteration takes it: a "
-          "sum over t is still pending in it; take `all_reduce<\"B/d +t -> B/d\", f32>` (communicates); write `cast<f32>`");
+  illegal(
+      rules::carry("fori", DType::f32, "B/d", DType::bf16, "B/d +t"),
+      "fori: the carry is `f32[B/d]`, but the function returns `bf16[B/d +t]`, and the next iteration takes it: a "
+      "sum over t is still pending in it; take `all_reduce<\"B/d +t -> B/d\", f32>` (communicates); write `cast<f32>`");
   illegal(rules::carry_type("scan", "State", "f32[B/d]"),
           "scan: the carry is `State`, but the function returns `f32[B/d]`, and the next iteration takes it; return "
           "`State` as the first of the pair");
