@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -370,13 +369,12 @@ template <class F, class Layer>
 ValuePtr prefetched_layers(const OpInfo& op, const ValuePtr& x, const F& gathers, const std::vector<Layer>& layers,
                            std::size_t next, bool again) {
   using Some = GathersOf<F, Layer>;
-  auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
+  const auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
+  const auto back = layers.rend() - static_cast<std::ptrdiff_t>(next);  // the layers before, the last one first
   const std::ptrdiff_t left = layers.end() - here, passed = again ? here - layers.begin() : 0;
   const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
-  // In the order in which the backward pass needs them.
-  using Reverse = std::reverse_iterator<decltype(here)>;
   return prefetched(op, x, Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
-                    Handle<Some>::make(gathers, std::vector<Layer>(Reverse(here), Reverse(here - behind))));
+                    Handle<Some>::make(gathers, std::vector<Layer>(back, back + behind)));
 }
 
 }  // namespace detail
