@@ -1,8 +1,7 @@
 // Handle<T>: a shared pointer for devices and for the parts of tensors. With std::shared_ptr, shapes.hpp would take a
-// sixth longer to compile, because of <memory>.
+// sixth longer to compile, because of <memory>, and with std::atomic a twelfth. Hence the compilers' atomic functions.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -24,12 +23,12 @@ class Counted {
   // `release` requires a non-null pointer: the caller checks, because the compiler knows that a moved-from handle is
   // empty.
   [[gnu::noinline]] static void retain(const Counted* x) noexcept {
-    if (x != nullptr) x->handles_.fetch_add(1, std::memory_order_relaxed);
+    if (x != nullptr) __atomic_fetch_add(&x->handles_, 1, __ATOMIC_RELAXED);
   }
   [[gnu::noinline]] static void release(const Counted* x) noexcept {
-    if (x->handles_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete x;
+    if (__atomic_fetch_sub(&x->handles_, 1, __ATOMIC_ACQ_REL) == 1) delete x;
   }
-  mutable std::atomic<std::ptrdiff_t> handles_ = 0;
+  mutable std::ptrdiff_t handles_ = 0;
 };
 
 /// Shares a T, which derives from Counted. T may be incomplete, except for `make`, `get`, `*` and `->`, and for
@@ -74,7 +73,7 @@ class Handle {
   explicit operator bool() const noexcept { return counted_ != nullptr; }
   /// Once it returns 1, writes that other threads made before they dropped their handles are visible.
   [[nodiscard]] std::ptrdiff_t use_count() const noexcept {
-    return counted_ == nullptr ? 0 : counted_->handles_.load(std::memory_order_acquire);
+    return counted_ == nullptr ? 0 : __atomic_load_n(&counted_->handles_, __ATOMIC_ACQUIRE);
   }
   template <class U>
   requires(std::is_convertible_v<U*, T*> || std::is_convertible_v<T*, U*>) bool operator==(
