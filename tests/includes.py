@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every file includes the standard headers, and those of fmt, whose names it uses; a header, also those of OWN.
+"""Every file of include/, examples/ and benchmarks/ includes the standard headers, and those of fmt, whose names it uses; a
+header of the library, also those of OWN.
 
 includes.py [--root DIR] [--fix]: fails on a name such as std::string in a file that includes <string> neither itself
 nor through the header that it defines (impl/X.hpp includes X.hpp). Other compilers and libraries include less behind

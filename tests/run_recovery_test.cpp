@@ -7,6 +7,7 @@
 
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The erased communicator: one group of devices, bytes in, bytes out. Backends stand in comm/.
+// The erased communicator: one group of devices, bytes in, bytes out.
 #pragma once
 
 #include <chrono>
@@ -112,7 +112,7 @@ class Communicator {
 
   /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order. A message
   /// is read when its receiver takes it, which the sender's requests do not wait for: it must stay unchanged until
-  /// then. Only of memory that its handles do not keep alive does a send make a copy.
+  /// then. A send copies only memory that its handles do not keep alive.
   Request send_recv(const Buffer& send, int to, const Buffer& recv, int from, Site site = Site::current()) {
     this->send(send, to, site);
     return this->recv(recv, from, site);

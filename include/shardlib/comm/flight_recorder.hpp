@@ -29,7 +29,7 @@ struct Watchdog {
 
 namespace detail {
 
-/// How long a device has waited. Of a time in which the whole process is stopped, as by Ctrl-Z, at most `most` counts:
+/// How long a device has waited. If the whole process is stopped, as by Ctrl-Z, at most `most` of that time counts:
 /// then nobody is late.
 class WaitTime {
  public:

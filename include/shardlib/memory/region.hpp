@@ -25,7 +25,7 @@ class Gpu;
 class SimulatedQueue;
 /// The identity of a device's hardware, which is the same for all processes, whatever number each gives it.
 using HardwareName = std::array<char, 16>;
-/// What a device is.
+/// The model of the hardware behind a device.
 struct HardwareModel {
   std::string name = {};  ///< as its maker calls it: "NVIDIA H100 80GB HBM3"
   int sharers = 1;        ///< how many devices of the program share it

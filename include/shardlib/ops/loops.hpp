@@ -65,7 +65,7 @@ struct loop_result<false, Name, F, Args...> {
                         wrong.not_const, as_literal(wrong.declared), as_literal(wrong.given)>::ok);
   using type = Unknown;
 };
-/// Of a function that is wrapped, the error says what the function itself does not take.
+/// The error about a wrapped function names what the function inside does not take.
 template <OpName Name, class F, class... Args>
 struct loop_result<false, Name, Checkpointed<F>, Args...> : loop_result<false, Name, F, Args...> {};
 template <OpName Name, class G, class F, class Carry, class Layer, class... Extra>
@@ -276,8 +276,8 @@ requires(!std::is_convertible_v<F, std::int64_t>) auto fori(const F& f, const Ar
 }
 
 /// Calls f(carry, x, extra...) for each part of xs, a tensor or a tree of tensors, along their first dim, which is
-/// unsharded. f returns std::pair(carry, y). Returns the last carry, and the y stacked along that dim: a tensor, or of
-/// a struct a StackedTree, padded as xs is. `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
+/// unsharded. f returns std::pair(carry, y). Returns the last carry, and all y stacked along that dim, which is padded
+/// as in xs. Tensors give a tensor, and structs give a StackedTree. `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
 template <DimName Dim, class F, class Carry, class Xs, class... Extra>
 auto scan(F f, const Carry& carry, const Xs& xs, const Extra&... extra) {
   return detail::scan_along<Dim>(detail::ScanFunction<F>{f}, f, carry, xs, extra...);

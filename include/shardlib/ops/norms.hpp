@@ -118,15 +118,15 @@ auto layer_norm(const Args&... args) {
 }
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
-/// stretches them to longer texts: with a `context` of 0 each angle is divided by it (Chen et al. 2023), otherwise as
-/// Llama 3.1 does: those whose wavelength is more than context / low_freq_factor are divided, those of less than
-/// context / high_freq_factor stay, and between the two the frequency is interpolated. With `yarn` (Peng et al. 2023)
-/// the pairs up to the one that turns beta_fast times in `context` stay, those from the one that turns beta_slow times
-/// on are divided, the frequencies of those between are interpolated by the pair's number, and rotated pairs are longer
-/// by scale(). `RopeAngles{.base = 500000}`
+/// stretches them to longer texts, in one of three ways. With a `context` of 0, each angle is divided by it (Chen et
+/// al. 2023). With a `context`, as in Llama 3.1, angles whose wavelength is more than context / low_freq_factor are
+/// divided, and those of less than context / high_freq_factor stay. Between the two, the frequency is interpolated.
+/// With `yarn` as well (Peng et al. 2023), the pairs up to the one that turns beta_fast times in `context` stay, and
+/// those from the one that turns beta_slow times on are divided. The frequencies of the pairs between are interpolated
+/// by the pair's number, and rotated pairs are longer by scale(). `RopeAngles{.base = 500000}`
 struct RopeAngles {
   double base = 10000;
-  double factor = 1;                                 ///< by how much texts become longer; 1: not
+  double factor = 1;                                 ///< texts become so many times as long; 1: no change
   double low_freq_factor = 1, high_freq_factor = 4;  ///< wavelengths that fit so often into `context`
   std::int64_t context = 0;                          ///< the texts' length before they were made longer; 0: linear
   bool yarn = false;                                 ///< with `context`: as YaRN does

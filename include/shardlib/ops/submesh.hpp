@@ -154,13 +154,13 @@ struct Submeshes {
 
 /// Calls f(part, arguments...) on each device with the submesh of its own index of an axis, `Mesh<"d t">` of a
 /// `Mesh<"d e t">`. Submeshes may compute different things: `mesh.axis_index("e")` tells which one it is. Nothing
-/// moves. A tensor that is replicated over e comes as it is, one whose dim is sharded over e first, `X/e/t`, comes with
-/// the elements of the submesh, `X/t`, and a tree of tensors comes if no leaf names e. With `"N/e"` a result becomes a
-/// shard of the dim N, which is new and first unless the result has it; with `"+e"` it becomes a summand. f returns a
-/// tensor, or several in a pair or tuple, which become a tuple. They must have the same sizes on all
-/// submeshes; otherwise the next collective over e throws. Other arguments are copied. *Throws* if
-/// an argument is not on `mesh`, if a result is not on `part`, and for a padded dim that e shards. Backward: the
-/// cotangent of a replicated argument is a sum over e; a submesh that does not use an argument adds zeros.
+/// moves. f gets a tensor that is replicated over e as it is. If e is the first axis of a dim, as in `X/e/t`, f gets
+/// the elements of its submesh, `X/t`. It gets a tree of tensors if no leaf names e, and copies of other arguments.
+/// With `"N/e"` a result becomes a shard of the dim N, which is new and first unless the result has it; with `"+e"` it
+/// becomes a summand. f returns a tensor, or several in a pair or tuple, which become a tuple. They must have the same
+/// sizes on all submeshes; otherwise the next collective over e throws. *Throws* if an argument is not on `mesh`, if a
+/// result is not on `part`, and for a padded dim that e shards. Backward: the cotangent of a replicated argument is a
+/// sum over e; a submesh that does not use an argument adds zeros.
 /// `on_submeshes<"N/e">(mesh, [](const Mesh<"d t">& part, const auto& x) { return x * 2.0; }, x)`
 template <OpSpec P, Spec A, class F, class... Args>
 auto on_submeshes(const Mesh<A>& mesh, F&& f, const Args&... args) ->

@@ -33,7 +33,7 @@ struct StagePlace {
 /// Maps layers to stages and ranks: every stage has consecutive layers.
 class LayerMap {
  public:
-  /// Cuts the layers as evenly as they go: where the stages do not divide them, the first stages have one more. Throws
+  /// Cuts the layers as evenly as possible: where the stages do not divide them, the first stages have one more. Throws
   /// UsageError where there are fewer layers than stages. `LayerMap(schedule, 6)` of 4 stages has 2, 2, 1 and 1.
   SHARDLIB_INLINE LayerMap(const Schedule& schedule, std::int64_t layers);
   /// Stage s has counts[s] layers, at least one. Throws UsageError for another number of stages.
@@ -74,8 +74,9 @@ struct Concat {
   using result = Tensor<typename T::value_type, shardlib::detail::result_of<rules::concat_microbatches, Dim, T::spec>>;
 };
 
-/// An output of the last stage for one microbatch. Of each element, the maximum over the microbatches is kept, or a NaN
-/// where one is. It has no gradient. `Max<Tensor<f32, "B/d">>` stays `Tensor<f32, "B/d">`.
+/// An output of the last stage for one microbatch. Each element of the whole output is the maximum over the
+/// microbatches, or NaN if one of them has a NaN there. It has no gradient. `Max<Tensor<f32, "B/d">>` stays
+/// `Tensor<f32, "B/d">`.
 template <class T>
 struct Max {
   static_assert(is_tensor<T>, "Max: it takes one Tensor; return a tuple of several Maxes");

@@ -17,6 +17,10 @@ constexpr Text concat_dim(const TensorSpec& x, std::string_view dim) {
     return "an integer dim has one exact size; name it first, " + quoted("rename<\"" + Text(dim) + " -> name\">");
   return {};
 }
+/// Whether the text is the name of one dim, without axes.
+constexpr bool is_name(const ParsedTensor& text) {
+  return text.error.empty() && text.spec.rank() == 1 && are_names(text.spec);
+}
 }  // namespace detail_
 
 /// concat<"L1, L2 -> L">(a, b): a linear op. The dim is unsharded and the other dims are equal. All three specs use
@@ -106,13 +110,6 @@ constexpr Verdict transpose_to(std::string_view op, const TensorSpec& x) {
   return {x,
           title_of("transpose", op) + ": it reverses all dims, or exchanges two; take `rearrange` with this op spec"};
 }
-
-namespace detail_ {
-/// Whether the text is the name of one dim, without axes.
-constexpr bool is_name(const ParsedTensor& text) {
-  return text.error.empty() && text.spec.rank() == 1 && are_names(text.spec);
-}
-}  // namespace detail_
 
 /// top_k<"V", "K">(x, k): along an unsharded dim V. K stands in its place.
 constexpr Verdict top_k(std::string_view dim, std::string_view into, const TensorSpec& x) {

@@ -52,8 +52,7 @@ class Options {
   /// stored configuration has all settings.
   Options& in_vain(const std::vector<std::string>& names, const std::function<std::string(const Options&)>& why);
 
-  /// Says which programs have options of these names, for the error about one that this program does not
-  /// have.
+  /// Says which programs have options of these names, for the error about one that this program does not have.
   /// `options.known_by({"gpt2"}, {"--lora"})`
   Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
 
@@ -121,7 +120,7 @@ class Options {
   std::vector<Preset> presets_;
   std::vector<Vain> vain_;
   std::vector<std::pair<std::string, std::vector<std::string>>>
-      elsewhere_;       ///< options, and the programs that have them
+      elsewhere_;       ///< each option, and the programs that have it
   std::string preset_;  ///< the chosen one
   bool asks_version_ = false;
   struct Argument {

@@ -151,9 +151,9 @@ StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Train
   return update(trained, o, t, step, grads, result, o.groups);
 }
 
-/// A program that trains `trained`, which must outlive it, for `step`, `validate` and the rest to be set: it has the
-/// checkpoints, whose loads renew the copies, the parameters and bytes, and a context of --seq tokens. Call it after
-/// `begin`. `run::Program program = run::program_of(mesh, trained, o.training);`
+/// A program that trains `trained`, which must outlive it. It has the numbers of parameters and bytes, a context of
+/// --seq tokens, and the checkpoints; to load one renews the copies. The caller sets `step`, `validate` and the other
+/// functions. Call it after `begin`. `run::Program program = run::program_of(mesh, trained, o.training);`
 template <Spec A, class W, class C>
 [[nodiscard]] Program program_of(const Mesh<A>& mesh, Trained<W, C>& trained, const Training& training,
                                  const io::Rename& rename = stored_names()) {

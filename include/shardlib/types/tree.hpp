@@ -110,8 +110,9 @@ consteval std::size_t moved_field(std::index_sequence<I...> /*fields*/) {
       if (i != k && a[i] == b[k]) return i;
   return sizeof...(I);
 }
-/// Whether the same stands at a place of both trees, or a compile error and false. Also an error, but true, is a field
-/// of a struct A that has another place in B: fields are paired by their places, so those of one type would be swapped.
+/// Whether the same stands at a place of both trees, or a compile error and false. If a field of the struct A has
+/// another place in B, that is a compile error too, but the result is true. Trees pair fields by their places, so two
+/// fields of one type would be swapped.
 template <class TreeA, class TreeB>
 constexpr bool check_places() {
   using A = typename named_as<TreeA>::type;

@@ -138,7 +138,8 @@ inline std::string value_if_absent(const Training& training, const std::string& 
   return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';
 }
 
-/// What is compared of a setting: of SafetensorsFiles::describe not the path, which two commas follow.
+/// The part of a setting that is compared. For files, as SafetensorsFiles::describe names them, that is the part after
+/// the path, from the last comma but one.
 inline std::string_view compared(std::string_view name, std::string_view value) {
   if (name != "frozen_weights") return value;
   const auto last = value.rfind(','), before = last == 0 ? last : value.rfind(',', last - 1);
