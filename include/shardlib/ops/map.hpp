@@ -131,7 +131,7 @@ struct MapLoops : MapFunction {
     forward = SHARDLIB_MAP_LOOP(Forward, const D..., R);
     if constexpr (floating<R>) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (set_pull<I, D>(), ...);
+        (set_vjp<I, D>(), ...);
       }
       (std::make_index_sequence<N>{});
       derivative = &derivative_of;
@@ -141,7 +141,7 @@ struct MapLoops : MapFunction {
 
  private:
   template <std::size_t I, class DI>
-  void set_pull() {
+  void set_vjp() {
     if constexpr (floating<DI>) vjp[I] = SHARDLIB_MAP_LOOP(VjpOne<I, DI>, const R, const D..., DI);
   }
   template <class X>
