@@ -30,7 +30,7 @@ struct GradientCheck {
   /// The difference that is allowed, as a part of the leaf's largest gradient; the rounding of the loss is allowed too.
   /// 0: twice the step.
   double tolerance = 0;
-  /// How many elements of a leaf are compared one by one, at least 1. Of a larger leaf these are spread over it, the
+  /// How many elements of a leaf are compared one by one, at least 1. In a larger leaf they are spread over it, the
   /// same in each run.
   std::int64_t elements = 64;
 };
@@ -64,11 +64,12 @@ const L& loss_of(const std::pair<L, A>& result) {
 }  // namespace detail
 
 /// Compares the gradients of `value_and_grad(mesh, f, weights, args...)` with central differences of the loss, element
-/// by element. Of a leaf with more elements, all move together along a direction v of random signs too, and by the
-/// adjoint law the loss then moves by <v, gradient>. *Throws* Error, the same on every device, that names each leaf
-/// whose gradient is wrong, the global index where it differs most, and both numbers there; also where the loss is so
-/// large that its rounding hides errors. Returns the number of compared elements. Collective: f runs twice for each of
-/// them, and for each direction. `check_gradients(mesh, GradientCheck{.elements = 8}, loss, weights, batch)`
+/// by element. If a leaf has more elements than are compared, all of them also move together along a direction v of
+/// random signs. By the adjoint law the loss then moves by <v, gradient>. *Throws* Error, the same on every device,
+/// that names each leaf whose gradient is wrong, the global index where it differs most, and both numbers there; also
+/// where the loss is so large that its rounding hides errors. Returns the number of compared elements. Collective: f
+/// runs twice for each of them, and for each direction. `check_gradients(mesh, GradientCheck{.elements = 8}, loss,
+/// weights, batch)`
 template <Spec A, class F, class W, class... Args>
 std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, const F& f, const W& weights,
                              const Args&... args) {

@@ -30,9 +30,9 @@ template <class AnyDType>
 void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
             i32* out, std::int64_t padding = 0);
 
-/// The cotangent of the operand of max or min, whose result is `extrema`. Of the elements that were reduced to one,
-/// the first that equals it (in row-major order; a NaN equals a NaN) gets the cotangent of the result, the others 0.
-/// It does not write the elements that do not count.
+/// The cotangent of the operand of max or min, whose result is `extrema`. Among the elements that were reduced to one
+/// result, the first that equals it (in row-major order; a NaN equals a NaN) gets its cotangent, the others 0. Elements
+/// that do not count are not written.
 template <class AnyDType>
 void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
                        std::span<const bool> reduced, const void* extrema, const void* ct, void* out,

@@ -19,7 +19,7 @@ ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& dev
 }  // namespace detail
 
 /// The mesh with other axes in the place of some that follow each other; ranks stay. One new axis gets the product of
-/// the sizes that it replaces. Of several new ones the call gives the sizes: `reinterpret<"e -> d s">(mesh, {{"d", 2},
+/// the sizes that it replaces. For several new ones the call gives the sizes: `reinterpret<"e -> d s">(mesh, {{"d", 2},
 /// {"s", 4}})`. *Throws* if their product is another number of devices. `reinterpret<"d s -> e">(mesh)`
 template <OpSpec Axes, Spec A>
 auto reinterpret(const Mesh<A>& mesh, const Sizes& sizes = {}, Site site = Site::current())

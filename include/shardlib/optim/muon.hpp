@@ -19,9 +19,9 @@ namespace shardlib {
 /// `stacked_dim` names the dim of scan_layers' layers: with "Y", a leaf "Y M/d F" is a matrix for each layer. A leaf
 /// "Y F" has a bias for each layer, and counts as no matrix. A step of a matrix has about AdamW's size (Liu et al.
 /// 2025), so that both take one learning rate and `adamw.weight_decay`. A leaf of "A/d B/t" is gathered: communication,
-/// memory and products of a whole matrix on each device. Of a stack, a device gathers the matrices of its own indices.
-/// `momentum` and `nesterov` are as in SGD. `init` and `update` are those of an Optimizer. `Muon().update(weights,
-/// moments, grads, 1e-3, scale, step, decays)`
+/// memory and products of a whole matrix on each device. A device gathers the matrices of a stack for its own indices
+/// alone. `momentum` and `nesterov` are as in SGD. `init` and `update` are those of an Optimizer.
+/// `Muon().update(weights, moments, grads, 1e-3, scale, step, decays)`
 struct Muon {
   double momentum = 0.95;
   bool nesterov = true;

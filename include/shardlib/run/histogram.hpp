@@ -35,7 +35,7 @@ struct Histogram {
   }
   /// The right edge of a bucket, which is the left one of the next.
   [[nodiscard]] static double right_edge(int bucket) {
-    // Of the bucket that begins at the edge and leads away from zero.
+    // The distance of the bucket that begins at the edge and leads away from zero.
     const int distance = bucket < zero ? zero - bucket : bucket - zero + 1;
     if (distance > zero) return DBL_MAX;
     const double edge = std::ldexp(1 + (distance - 1) % parts / double{parts}, (distance - 1) / parts - powers);

@@ -44,7 +44,7 @@ const Json& member(const Json& object, const char* key, std::string_view remedy 
 }
 
 /// Parses a JSON text as above. `twice` becomes the first key that the object, or an object in it, has twice: a parser
-/// keeps one of the two. Of the objects in it only the one named `within` counts, if that is given.
+/// keeps one of the two. If `within` is given, only the inner object of that name counts.
 inline nlohmann::json parse_json(std::string_view text, std::string& twice, std::string_view within = {}) {
   using nlohmann::json;
   std::set<std::string> outer, inner;
