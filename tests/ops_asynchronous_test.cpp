@@ -1,5 +1,6 @@
 // Collectives that start at one place and end at another: values, cotangents and adjoint law, what runs beside them in
 // both passes, recompute, second derivatives, and memory.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -202,6 +203,40 @@ TEST_CASE("a result that nothing waits for is dropped", "[ops]") {
     const auto found = value_and_grad(mesh, dropping, x);
     expect_same_bits(expected.second, found.second, "gradient");
     expect_same_bits(all_gather<"L/t B/d M -> L B/d M">(x), wait(gather_start(x)), "later");
+  });
+}
+
+TEST_CASE("prefetch starts the gathers of a function that starts and awaits them, each once", "[ops]") {
+  on_mesh("d=1,t=2", [](const Grid& mesh) {
+    Array<"layers", X> layers;
+    for (std::uint64_t i = 0; i < 3; ++i) layers.push_back(input(mesh, i));
+    detail::ProgramState& state = detail::program_state(mesh.device());
+    const auto add = [](const X& x, const auto& whole) { return tanh(x + shard<"L/t B/d M">(whole)); };
+    int beside = 0;
+    const detail::Observing watch(mesh.device(), [&](const detail::OpReport& ran) {
+      const auto gathers = [](const auto& pending) { return bool(pending->gathered); };
+      if (std::string_view(ran.op.name) == "tanh" && std::ranges::any_of(state.pending, gathers)) ++beside;
+    });
+    const auto run = [&](const auto& gather, const char* kept) {
+      const auto through = [&](const Array<"layers", X>& w) {
+        return mean_square(scan_layers(with_prefetch(gather, add), w,
+                                       ones<f32, "L/t B/d M">(mesh, {{"L", 8}, {"B", 2}, {"M", 4}}),
+                                       {.recompute = {kept}}));
+      };
+      state.counts.clear();
+      beside = 0;
+      const auto result = value_and_grad(mesh, through, layers);
+      std::int64_t bytes = 0;
+      for (const auto& [name, count] : state.counts) bytes += count.bytes;
+      return std::pair(result, bytes);
+    };
+    for (const char* const kept : {"none", "marked"}) {
+      const auto [expected, sent] = run([](const X& w) { return all_gather<"L/t B/d M -> L B/d M">(w); }, kept);
+      const auto [found, sent_now] = run([](const X& w) { return wait(gather_start(w)); }, kept);
+      expect_same_bits(expected.second, found.second, kept);
+      expect(sent_now == sent, std::to_string(sent_now) + " bytes instead of " + std::to_string(sent));
+      expect(beside >= 2, std::to_string(beside) + " layers had the gather of another one beside them");
+    }
   });
 }
 

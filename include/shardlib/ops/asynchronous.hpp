@@ -42,7 +42,8 @@ class InFlight {
 namespace detail {
 
 /// Starts the collective that makes a value of spec `to` of x. Its result waits for it at the first read. Null in a
-/// replay, and where derivatives are differentiated again: there the collective runs where its result is read.
+/// replay, where derivatives are differentiated again, and where `prefetch` starts it: there the collective runs where
+/// its result is read.
 ValuePtr start_gather(const OpInfo& op, const ValuePtr& x, const TensorSpec& to);
 ValuePtr start_scatter(const OpInfo& op, const ValuePtr& x, const TensorSpec& to);
 
@@ -111,10 +112,13 @@ auto wait(InFlight<D, From, To> coming, Site site = Site::current()) -> Tensor<D
     return detail::record_unary<"wait", Out>(op, x, detail::sizes_of(x.value()),
                                              detail::Awaited{coming.result(), collective}, detail::vjp(x, vjp));
   };
-  if constexpr (detail::parsed<From>.partial == detail::parsed<To>.partial)
-    return record(&detail::gather, detail::gather_wait_vjp<Out, X>);
-  else
+  if constexpr (detail::parsed<From>.partial == detail::parsed<To>.partial) {
+    const Out out = record(&detail::gather, detail::gather_wait_vjp<Out, X>);
+    detail::gather_ahead(x.value(), out.value());
+    return out;
+  } else {
     return record(&detail::scatter, detail::scatter_wait_vjp<Out, X>);
+  }
 }
 
 }  // namespace shardlib

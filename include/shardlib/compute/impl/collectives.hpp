@@ -191,9 +191,9 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
 template <class F>
 ValuePtr started(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, const F& async) {
   ProgramState& s = program_state(x->device);
-  if (s.twice || s.transposing != nullptr) return nullptr;
+  if (s.twice || s.transposing != nullptr || s.mode == ProgramState::Mode::start) return nullptr;
   const auto out = make_value(op, x->device, x->dtype, to, x->global);
-  if (s.mode == ProgramState::Mode::replay) {
+  if (s.mode == ProgramState::Mode::replay || find_pending(*x, *out)) {
     note_op(s, *out);
     return nullptr;
   }
