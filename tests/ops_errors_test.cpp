@@ -538,6 +538,9 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
              value_and_grad(mesh, loss, half));
     ERROR_IS("value_and_grad: the weight `given`, a tensor `f32[A/d B/t]`" + remedy,
              value_and_grad(mesh, loss, Pair{}));
+    ERROR_IS("value_and_grad: the weight, a tensor `f32[A/d B/t]`" + remedy,
+             value_and_grad(
+                 mesh, [](const auto& w) { return sum(w); }, Tensor<f32, "A/d B/t">()));
     ERROR_IS("a mesh `d t` was never given its device", zeros<f32, "A">(Mesh<"d t">{}, {{"A", 2}}));
   });
 }

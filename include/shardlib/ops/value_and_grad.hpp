@@ -114,7 +114,8 @@ using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
     if (*leaf.pointer != nullptr)
       *leaf.pointer = f(*leaf.pointer, leaf.name);
     else if (weights_of != nullptr)
-      fail_empty(leaf.dtype, leaf.text, std::string(weights_of) + ": the weight `" + leaf.name + "`, ");
+      fail_empty(leaf.dtype, leaf.text,
+                 std::string(weights_of) + ": the weight" + (leaf.name.empty() ? "" : " `" + leaf.name + "`") + ", ");
 }
 template <class T>
 [[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
