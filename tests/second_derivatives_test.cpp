@@ -33,7 +33,7 @@ struct Weights {
 constexpr std::string_view twice =
     "+ - * / abs clamp cos cross_entropy erf exp expm1 gelu log log1p map masked maximum minimum mod pow relu rsqrt "
     "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_unreduced windows "
-    "all_gather all_reduce all_to_all reduce_scatter shard shift to_partial index_unreduced scatter_add sort "
+    "all_gather all_reduce all_to_all reduce_scatter wait shard shift to_partial index_unreduced scatter_add sort "
     "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
     "stack_shards "
     "transpose tril triu unstack unstack_shards cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
@@ -273,6 +273,11 @@ void placements(Ops& ops) {
   ops.exact("reduce_scatter all_reduce", [](const Weights& w) {
     const auto by_row = sum<"A/d B/t -> B/t +d">(w.a);
     return cubes(all_reduce<"B/t +d -> B/t">(by_row)) + cubes(reduce_scatter<"B/t +d -> B/t/d">(by_row));
+  });
+  ops.exact("wait", [](const Weights& w) {
+    const auto whole = wait(all_gather_start<"A/d B/t -> A B">(w.a));
+    const auto row = wait(reduce_scatter_start<"B/t +d -> B/t/d">(sum<"A/d B/t -> B/t +d">(w.a)));
+    return cubes(whole * 0.5) + cubes(row);
   });
   ops.exact("all_to_all",
             [](const Weights& w) { return cubes(all_to_all<"A/d B -> A B/d">(all_gather<"A/d B/t -> A/d B">(w.a))); });
