@@ -69,6 +69,7 @@ TEST_CASE("messages in sequence of a collective", "[prediction]") {
                                                       {"all_gather", 8, 3},
                                                       {"all_gather", 9, 4},
                                                       {"reduce_scatter", 1024, 10},
+                                                      {"wait", 8, 3},
                                                       {"linear_scan_backward", 8, 3},
                                                       {"all_reduce", 8, 6},
                                                       {"all_reduce_max", 5, 6},
