@@ -1,5 +1,5 @@
-// Collectives that start at one place and end at another: values, cotangents and adjoint law, what runs beside them in
-// both passes, recompute, second derivatives, and memory.
+// Collectives that start at one place and end at another: what runs beside them in both passes, recompute, second
+// derivatives, and memory. Values, cotangents and adjoint law are in ops_collectives_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -7,27 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "op_case.hpp"
 #include "random_bits.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
+#include "support.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
 
 namespace {
-
-#define STARTED_SUM(op, dtype, sum, from, to)             \
-  make_case<Tensor<dtype, from>>(                         \
-      #op "_start " #dtype " " from " -> " to,            \
-      [](const auto& x) {                                 \
-        auto coming = op##_start<from " -> " to, sum>(x); \
-        return wait(std::move(coming));                   \
-      },                                                  \
-      same())
-#define STARTED(op, dtype, from, to) STARTED_SUM(op, dtype, void, from, to)
 
 using Grid = Mesh<"d t">;
 using X = Tensor<f32, "L/t B/d M">;
@@ -106,29 +96,6 @@ Layers make_layers(const Grid& mesh, std::uint64_t count) {
 const std::vector<std::string> meshes{"d=1,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4"};
 
 }  // namespace
-
-TEST_CASE("all_gather_start and wait", "[ops]") {
-  check_cases({
-      STARTED(all_gather, f32, "A/t B", "A B"),
-      STARTED(all_gather, f32, "B A/t", "B A"),
-      STARTED(all_gather, f32, "C A/d/t", "C A"),
-      STARTED(all_gather, f32, "A/d B/t", "A B"),
-      STARTED(all_gather, f32, "A/t B +d", "A B +d"),
-      STARTED_SUM(all_gather, bf16, backward_sum<f32>, "A/t/d B", "A B"),
-      STARTED(all_gather, f64, "B A/t/d", "B A/t"),
-  });
-}
-
-TEST_CASE("reduce_scatter_start and wait", "[ops]") {
-  check_cases({
-      STARTED(reduce_scatter, f32, "A B +t", "A/t B"),
-      STARTED(reduce_scatter, f32, "B A +t", "B A/t"),
-      STARTED(reduce_scatter, f32, "A C B +d +t", "A/d C B/t"),
-      STARTED(reduce_scatter, f32, "B A +d +t", "B A/t +d"),
-      STARTED_SUM(reduce_scatter, bf16, f32, "A B +d +t", "A B/t/d"),
-      STARTED(reduce_scatter, f64, "B A/t +d", "B/d A/t"),
-  });
-}
 
 TEST_CASE("two interleaved inputs have the bits of one after the other", "[ops]") {
   on_meshes(meshes, [](const DevicePtr& device) {

@@ -19,6 +19,16 @@ namespace {
   make_case<Tensor<dtype, from>>(                \
       #op " " #dtype " " from " -> " to, [](const auto& x) { return op<from " -> " to, sum>(x); }, same())
 
+/// A collective that is awaited where it starts.
+template <OpSpec O, class Sum = void>
+auto awaited_all_gather(const auto& x) {
+  return wait(all_gather_start<O, Sum>(x));
+}
+template <OpSpec O, class Sum = void>
+auto awaited_reduce_scatter(const auto& x) {
+  return wait(reduce_scatter_start<O, Sum>(x));
+}
+
 /// The cases, in which pieces of rows are short, with copies in rank order and without.
 void check_rows(const std::vector<Case>& cases) {
   check_cases(cases);
@@ -56,6 +66,29 @@ TEST_CASE("reduce_scatter", "[ops]") {
       COLLECTIVE(reduce_scatter, f32, "A C +d +p +t", "A/p/t/d C"),
       COLLECTIVE_SUM(reduce_scatter, bf16, f32, "A B +d +t", "A B/t/d"),
       COLLECTIVE(reduce_scatter, f64, "B A/t +d", "B/d A/t"),
+  });
+}
+
+TEST_CASE("all_gather_start and wait", "[ops]") {
+  check_rows({
+      COLLECTIVE(awaited_all_gather, f32, "A/t B", "A B"),
+      COLLECTIVE(awaited_all_gather, f32, "B A/t", "B A"),
+      COLLECTIVE(awaited_all_gather, f32, "C A/d/t", "C A"),
+      COLLECTIVE(awaited_all_gather, f32, "A/d B/t", "A B"),
+      COLLECTIVE(awaited_all_gather, f32, "A/t B +d", "A B +d"),
+      COLLECTIVE_SUM(awaited_all_gather, bf16, backward_sum<f32>, "A/t/d B", "A B"),
+      COLLECTIVE(awaited_all_gather, f64, "B A/t/d", "B A/t"),
+  });
+}
+
+TEST_CASE("reduce_scatter_start and wait", "[ops]") {
+  check_rows({
+      COLLECTIVE(awaited_reduce_scatter, f32, "A B +t", "A/t B"),
+      COLLECTIVE(awaited_reduce_scatter, f32, "B A +t", "B A/t"),
+      COLLECTIVE(awaited_reduce_scatter, f32, "A C B +d +t", "A/d C B/t"),
+      COLLECTIVE(awaited_reduce_scatter, f32, "B A +d +t", "B A/t +d"),
+      COLLECTIVE_SUM(awaited_reduce_scatter, bf16, f32, "A B +d +t", "A B/t/d"),
+      COLLECTIVE(awaited_reduce_scatter, f64, "B A/t +d", "B/d A/t"),
   });
 }
 
