@@ -17,8 +17,8 @@
 
 namespace shardlib::detail {
 
-/// A tensor and the elements under its windows, in pieces along the tensor's first dim if that is no length: the array
-/// of those elements would be large for a batch, and stay in no cache.
+/// A tensor and the elements under its windows. If the tensor's first dim is not a length, the elements come in pieces
+/// along it, because their array for a whole batch would be large and would not fit into a cache.
 class WindowPieces {
  public:
   struct Part {

@@ -2,7 +2,6 @@
 // beside them.
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include "shardlib/ops/collectives.hpp"
@@ -75,7 +74,7 @@ inline constexpr auto scatter_wait_vjp = [](const auto& ct) {
 
 /// Starts an all_gather. The ops up to `wait` run beside it. Backward: a reduce_scatter that starts where the backward
 /// pass reaches `wait`, and that the first op that reads the cotangent waits for.
-/// `const auto coming = all_gather_start<"L/t B M -> L B M">(x);`
+/// `auto coming = all_gather_start<"L/t B M -> L B M">(x);`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 [[nodiscard]] auto all_gather_start(const Tensor<D, S>& x, Site site = Site::current())
     -> InFlight<detail::after_t<detail::backward_sums_in<D, Sum>, D>, S, detail::result_of<rules::all_gather, O, S>> {
@@ -87,7 +86,7 @@ template <dtype D, Spec S>
 auto all_gather_start(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_gather_start", D, S>;
 
 /// Starts a reduce_scatter, as all_gather_start starts an all_gather.
-/// `const auto coming = reduce_scatter_start<"L B M +t -> L/t B M">(y);`
+/// `auto coming = reduce_scatter_start<"L B M +t -> L/t B M">(y);`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 [[nodiscard]] auto reduce_scatter_start(const Tensor<D, S>& x, Site site = Site::current())
     -> InFlight<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>, S,

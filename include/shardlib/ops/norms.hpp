@@ -120,7 +120,8 @@ auto layer_norm(const Args&... args) {
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
 /// stretches them to longer texts, in one of three ways. With a `context` of 0, each angle is divided by it (Chen et
 /// al. 2023). With a `context`, as in Llama 3.1, angles whose wavelength is more than context / low_freq_factor are
-/// divided, and those of less than context / high_freq_factor stay. Between the two, the frequency is interpolated.
+/// divided, and those whose wavelength is less than context / high_freq_factor stay. In between, the frequency is
+/// interpolated.
 /// With `yarn` as well (Peng et al. 2023), the pairs up to the one that turns beta_fast times in `context` stay, and
 /// those from the one that turns beta_slow times on are divided. The frequencies of the pairs between are interpolated
 /// by the pair's number, and rotated pairs are longer by scale(). `RopeAngles{.base = 500000}`

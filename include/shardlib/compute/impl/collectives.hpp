@@ -189,7 +189,7 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
 /// The result of a collective that starts now, of x and with the spec `to`. Null where it does not start. `async` runs
 /// it.
 template <class F>
-ValuePtr started(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, const F& async) {
+ValuePtr start_async(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, const F& async) {
   ProgramState& s = program_state(x->device);
   if (s.twice || s.transposing != nullptr || s.mode == ProgramState::Mode::start) return nullptr;
   const auto out = make_value(op, x->device, x->dtype, to, x->global);
@@ -202,10 +202,10 @@ ValuePtr started(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, cons
 }
 
 SHARDLIB_INLINE ValuePtr start_gather(const OpInfo& op, const ValuePtr& x, const TensorSpec& to) {
-  return started(op, x, to, gather_async);
+  return start_async(op, x, to, gather_async);
 }
 SHARDLIB_INLINE ValuePtr start_scatter(const OpInfo& op, const ValuePtr& x, const TensorSpec& to) {
-  return started(op, x, to, scatter_async);
+  return start_async(op, x, to, scatter_async);
 }
 
 SHARDLIB_INLINE Buffer Awaited::operator()(const Value& in, const Value& out) const {
