@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
@@ -184,16 +186,16 @@ SHARDLIB_INLINE void WindowPieces::add(const Exec& exec, DType dtype, const std:
 }
 
 SHARDLIB_INLINE Buffer zero_sums(const Value& value) {
-  const std::size_t element = value.dtype == DType::bf16 ? sizeof(f32) : size_of(value.dtype);
-  Buffer sums = value.device->pool()->allocate(static_cast<std::size_t>(value.count()) * element);
+  Buffer sums =
+      value.device->pool()->allocate(static_cast<std::size_t>(value.count()) * size_of(dtype_of_sum(value.dtype)));
   value.device->exec().zero(sums.data(), sums.bytes());
   return sums;
 }
 SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums) {
-  if (value.dtype != DType::bf16) return std::move(sums);
+  const DType dtype = dtype_of_sum(value.dtype);
+  if (dtype == value.dtype) return std::move(sums);
   Buffer result = allocate(value);
-  kernels::apply_flat(value.device->exec(), value.count(), kernels::body::ConvertElement{}, sums.as<const f32>(),
-                      result.as<bf16>());
+  convert_numbers(value.device->exec(), value.count(), dtype, sums, value.dtype, result);
   return result;
 }
 
