@@ -17,7 +17,7 @@ void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "r d";
   o.training.may_change = {"recompute", "gather", "collective_matmul"};  // the same numbers, but for rounding
   o.training.model_settings = {{"init", "depth-scaled"}};                // what checkpoints without --init have
-  gpt::declare(options, o);
+  gpt::declare(options, o, o.training);
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
   gpt::declare(options, o.files, "Llama, Mistral or Qwen");

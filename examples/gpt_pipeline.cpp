@@ -418,7 +418,7 @@ void declare(run::Options& options, Options& o) {
                ? "in a call that does not train: leave it out"
                : "";
   });
-  gpt::declare(options, o);
+  gpt::declare(options, o, o.training);
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",

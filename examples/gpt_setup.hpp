@@ -25,7 +25,7 @@ struct ModelOptions {
   ModelConfig config;
 };
 
-inline void declare(run::Options& options, ModelOptions& o) {
+inline void declare(run::Options& options, ModelOptions& o, const run::Training& training) {
   declare_model(options, o, "width of the feed-forward layer");
   options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches in training",
               run::between(0, 0.999));
@@ -37,6 +37,11 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--collective-matmul", o.config.collective_matmul,
                "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
+  options.in_vain({"--collective-matmul"}, [&training](const run::Options&) {
+    const auto mesh = naming_option("--mesh", [&] { return parse_mesh(training.mesh); });
+    return axis_size(mesh, "t") > 1 ? ""
+                                    : "with t=1, over which no sum goes: give a --mesh with t above 1, or leave it out";
+  });
 }
 
 // Sizes of the model's dims, padded so that the devices that weights are sharded over divide them, and the vocabulary

@@ -319,7 +319,7 @@ def resuming(p):
     run.check(run.status == 2 and "[256, 16] in the checkpoint" in run.err and "--allow-change makes no checkpoint fit: d_model is 16" in run.err,
               "a change that decides the leaves fits nothing")
     kept = text_of(f"{p.folder}/whole/config.toml")
-    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-best=3").succeeded()
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-every=3").succeeded()
     run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "going on" not in run.out,
               "a run of more steps is not cut")
     run.check(text_of(f"{p.folder}/whole/config.toml") == kept, "config.toml stays that of the steps that were trained")
@@ -1506,6 +1506,12 @@ def mistakes(p):
         (["--spike-window=9"], ["--spike-window has no effect", "--on-spike"]),
         (["--validation-batches=2"], ["--validation-batches has no effect", "--validate-every"]),
         (["--keep=3"], ["--keep has no effect", "--run DIR"]),
+        ([f"--run={nowhere}", "--keep-best=3"], ["--keep-best has no effect", "--validate-every N"]),
+        (["--find-nan", "--plan"], ["--find-nan has no effect", "does not train"]),
+        (["--temperature=0.5"], ["--temperature has no effect", "--max-tokens 0", "choose more tokens"]),
+        (["--sample-every=1"], ["--sample-every has no effect", "--max-tokens 0"]),
+        (["--max-tokens=5", "--sample-only", "--chat", "--samples=2"], ["--samples has no effect with --chat"]),
+        (["--collective-matmul", "--mesh=d=2"], ["--collective-matmul has no effect with t=1"]),
         (["--no-resume"], ["--no-resume has no effect", "--run DIR"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),
         (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,s=2,t=2"]),

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <iterator>
+#include <ranges>
 #include <system_error>
 
 #include "shardlib/run/impl/option_values.hpp"
@@ -278,7 +279,7 @@ SHARDLIB_INLINE bool Options::given(const std::string& name) const {
 
 SHARDLIB_INLINE void Options::refuse_vain(const Request& request) const {
   for (const Setting& setting : request.settings)
-    for (const Vain& vain : vain_)
+    for (const Vain& vain : std::views::reverse(vain_))  // a program's own reasons say more than the library's
       if (vain.option == setting.option)
         if (const std::string why = vain.why(*this); !why.empty())
           throw UsageError(fmt::format("{} has no effect {}", setting.place, why));

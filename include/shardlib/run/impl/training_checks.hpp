@@ -45,11 +45,18 @@ inline void declare_vain(Options& o, const Training& t) {
   });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
-  o.in_vain({"--step-graph"}, [&t](const Options&) {
+  o.in_vain({"--step-graph", "--find-nan"}, [&t](const Options&) {
     return t.plan || t.sample_only || !t.graph.empty() ? "in a call that does not train: leave it out" : "";
   });
+  o.in_vain({"--sample-every", "--top-k", "--top-p", "--stop", "--samples", "--temperature"}, [&t](const Options&) {
+    return t.sample.max_tokens == 0 ? "with --max-tokens 0, which draws no samples: choose more tokens, or leave it out"
+                                    : "";
+  });
+  o.in_vain({"--samples"}, [&t](const Options&) {
+    return t.chat ? "with --chat, which answers each message once: leave it out" : "";
+  });
   needs({"--turns"}, "--chat", [&t] { return t.chat; });
-  needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
+  needs({"--validation-batches", "--keep-best"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
         [&t] { return !t.directory.empty(); });
 }
