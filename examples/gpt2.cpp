@@ -277,6 +277,8 @@ int program(int argc, char** argv) {
   if (o.d_model % o.heads != 0)
     throw UsageError(
         fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
+  if (!options.given("--seq") && o.training.seq > o.context)
+    options.imply("--seq", std::to_string(o.context), fmt::format("--context {}", o.context));
   if (o.training.seq > o.context)
     throw UsageError(
         fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));

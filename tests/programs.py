@@ -505,6 +505,8 @@ def gpt2(p):
     run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"]).succeeded()
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
+    short = p.run("gpt2", [f"--load={weights}", "--steps=0", "--max-tokens=2", "--prompt=On", f"--run={p.folder}/gpt2-short"]).succeeded()
+    short.check("--seq                  16  (--context 16)" in short.out, "rows of a short model are short by default")
     for option, path in [("--export", f"{p.text}/model"), ("--logits", f"{p.folder}/nowhere/file")]:
         for ranks in [0, 2] if p.mpiexec else [0]:
             for program, sizes in [("gpt2", small), ("gpt_fsdp", ["--batch=2", "--seq=16", "--d-model=16", "--d-head=8"])]:
