@@ -214,5 +214,5 @@ TEST_CASE("stream: errors", "[stream]") {
   expect_error<UsageError>(open(small, narrow),
                            "a text near byte 127 of '" + small +
                                "' has the token id 120, but the vocabulary has 120 tokens: choose a larger vocabulary "
-                               "(--vocabulary of the trainers), or another tokenizer");
+                               "(--vocabulary of the trainers; that of a loaded model is fixed), or another tokenizer");
 }

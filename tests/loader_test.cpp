@@ -397,7 +397,8 @@ TEST_CASE("loader: errors", "[loader]") {
   expect_error([&] { static_cast<void>(once.batch(2)); }, "step 2 is asked for, but 'memory' lasts for steps 0 to 1");
   expect_error<UsageError>([&] { Loader(tokens, {.vocabulary = 109}); },
                            "'memory' has token ids up to 109, but the vocabulary has 109 tokens: choose a larger "
-                           "vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
+                           "vocabulary (--vocabulary of the trainers; that of a loaded model is fixed), or data made "
+                           "with the model's tokenizer");
   CHECK(Loader(tokens, {.batch = 2, .length = 5, .vocabulary = 110}).batch(0).targets.size() == 10);
 }
 

@@ -505,6 +505,8 @@ def gpt2(p):
     run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"]).succeeded()
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
+    larger = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers", "gpt2.json")
+    p.run("gpt2", [*small, f"--load={weights}", f"--tokenizer={larger}"]).fails(2, "ends at 255: give another prompt, the model's --tokenizer")
     short = p.run("gpt2", [f"--load={weights}", "--steps=0", "--max-tokens=2", "--prompt=On", f"--run={p.folder}/gpt2-short"]).succeeded()
     short.check("--seq                  16  (--context 16)" in short.out, "rows of a short model are short by default")
     for option, path in [("--export", f"{p.text}/model"), ("--logits", f"{p.folder}/nowhere/file")]:

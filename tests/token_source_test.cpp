@@ -345,10 +345,11 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   // An id that the model does not have is found when it is read.
   put(path, bin_header(20240520, 1, 5) + bytes_of({50256, 2, 300, 4, 5}));
   const io::Loader loader(open_tokens(path), {.batch = 1, .length = 8, .shuffle = false, .vocabulary = 50256});
-  expect_error<UsageError>([&] { static_cast<void>(loader.batch(0)); },
-                           "token 0 of '" + path +
-                               "' has the id 50256, but the vocabulary has 50256 tokens: choose a larger vocabulary "
-                               "(--vocabulary of the trainers), or data made with the model's tokenizer");
+  expect_error<UsageError>(
+      [&] { static_cast<void>(loader.batch(0)); },
+      "token 0 of '" + path +
+          "' has the id 50256, but the vocabulary has 50256 tokens: choose a larger vocabulary "
+          "(--vocabulary of the trainers; that of a loaded model is fixed), or data made with the model's tokenizer");
 }
 
 TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {

@@ -151,10 +151,11 @@ inline void check_prompt(const Training& t, const Data& data) {
     throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
   for (const std::uint32_t id : ids)
     if (static_cast<std::int64_t>(id) >= data.vocabulary)
-      throw UsageError(
-          fmt::format("--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, a "
-                      "larger --vocabulary, or --max-tokens 0",
-                      id, data.vocabulary - 1));
+      throw UsageError(fmt::format(
+          "--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, {}, or "
+          "--max-tokens 0",
+          id, data.vocabulary - 1,
+          t.initial_weights.empty() && !t.sample_only ? "a larger --vocabulary" : "the model's --tokenizer"));
 }
 
 /// The same holds for questions that do not fit a row.

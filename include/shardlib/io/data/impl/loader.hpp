@@ -22,10 +22,10 @@ SHARDLIB_INLINE Loader::Loader(std::shared_ptr<const TokenSource> source, Loader
     : source_(std::move(source)), options_(options) {
   detail::check_batch(options_.batch, options_.length);
   if (options_.vocabulary > 0 && source_->max_token_id().value_or(0) >= options_.vocabulary)
-    throw UsageError(
-        "'" + source_->name() + "' has token ids up to " + std::to_string(*source_->max_token_id()) +
-        ", but the vocabulary has " + std::to_string(options_.vocabulary) +
-        " tokens: choose a larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
+    throw UsageError("'" + source_->name() + "' has token ids up to " + std::to_string(*source_->max_token_id()) +
+                     ", but the vocabulary has " + std::to_string(options_.vocabulary) +
+                     " tokens: choose a larger vocabulary (--vocabulary of the trainers; that of a loaded model is "
+                     "fixed), or data made with the model's tokenizer");
   units_ = options_.rows == Rows::packed ? source_->tokens() : source_->documents();
 }
 
@@ -85,10 +85,11 @@ SHARDLIB_INLINE void Loader::check_vocabulary(const Row& row, std::span<const En
   if (largest >> 1 < options_.vocabulary) return;
   const auto bad =
       std::find_if(tokens.begin(), tokens.end(), [&](EncodedToken t) { return t >> 1 >= options_.vocabulary; });
-  throw UsageError(
-      "token " + std::to_string((row.begin + (bad - tokens.begin())) % source_->tokens()) + " of '" + source_->name() +
-      "' has the id " + std::to_string(*bad >> 1) + ", but the vocabulary has " + std::to_string(options_.vocabulary) +
-      " tokens: choose a larger vocabulary (--vocabulary of the trainers), or data made with the model's tokenizer");
+  throw UsageError("token " + std::to_string((row.begin + (bad - tokens.begin())) % source_->tokens()) + " of '" +
+                   source_->name() + "' has the id " + std::to_string(*bad >> 1) + ", but the vocabulary has " +
+                   std::to_string(options_.vocabulary) +
+                   " tokens: choose a larger vocabulary (--vocabulary of the trainers; that of a loaded model is "
+                   "fixed), or data made with the model's tokenizer");
 }
 
 SHARDLIB_INLINE void Loader::read_row(const Row& row, std::span<EncodedToken> tokens) const {

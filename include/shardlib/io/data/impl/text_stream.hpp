@@ -140,7 +140,8 @@ SHARDLIB_INLINE void TextStream::put(Lane& lane, std::string_view piece, bool en
                          std::to_string((lane.place - 1) % bytes_ + 1 - file_at(lane.place - 1).begin) + " of '" +
                          lane.file->path() + "' has the token id " + std::to_string(id) + ", but the vocabulary has " +
                          std::to_string(bound) +
-                         " tokens: choose a larger vocabulary (--vocabulary of the trainers), or another tokenizer");
+                         " tokens: choose a larger vocabulary (--vocabulary of the trainers; that of a loaded model is "
+                         "fixed), or another tokenizer");
       lane.tokens.push_back(id << 1 | (lane.starts ? 1U : 0U));
       lane.starts = false;
       lane.idle_bytes = 0;
