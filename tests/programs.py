@@ -819,8 +819,8 @@ def sampling_from_a_run(p):
     by_tokens = os.path.join(p.folder, "tokens-to-sample")
     tokenizers = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers")
     p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={by_tokens}", "--vocabulary=4000", "--max-tokens=0",
-                       f"--tokenizer={tokenizers}/gpt2.json", f"--export={by_tokens}-export"]).succeeds()
-    check(contents(by_tokens + "-export/tokenizer.json") == contents(tokenizers, "gpt2.json"), "an export has the run's tokenizer")
+                       f"--tokenizer={tokenizers}/gpt2.json", f"--export={by_tokens}/model"]).succeeds()
+    check(contents(by_tokens + "/model/tokenizer.json") == contents(tokenizers, "gpt2.json"), "an export has the run's tokenizer")
     p.run("shardlib-sample", [by_tokens, "--max-tokens=3"]).succeeds()
     # The folder of a run is enough: also after a move, and without the files that it has read.
     away, moved = [os.path.join(p.folder, name) for name in ["away", "moved"]]

@@ -361,8 +361,10 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
 TEST_CASE("run directory: a run goes on from imported checkpoints", "[run]") {
   const Scratch folder;
   const std::string path = folder / "imported", none = folder / "none";
-  std::filesystem::create_directories(path + "/checkpoints/step-00000004");
-  std::filesystem::create_directories(none + "/checkpoints");
+  for (const std::string& one : {path + "/checkpoints/step-00000004", none + "/checkpoints"}) {
+    std::filesystem::create_directories(one);
+    put(one + "/file", "x");
+  }
   for (const auto& [at, resume] : {std::pair(path, Resume::never), {none, Resume::automatic}})
     expect_error<UsageError>([&] { RunDirectory(at, config, resume, true); },
                              "the folder '" + at + "' holds other files and no run: choose another run directory");

@@ -46,6 +46,13 @@ inline bool is_imported(const std::string& folder) {
          !io::list_checkpoints(folder + "/checkpoints").empty();
 }
 
+/// Whether there is a file below the folder. An export into a new run has made its folder already.
+inline bool has_files(const std::string& folder) {
+  const auto all =
+      std::filesystem::recursive_directory_iterator(folder, std::filesystem::directory_options::skip_permission_denied);
+  return std::ranges::any_of(all, [](const auto& entry) { return !entry.is_directory() || entry.is_symlink(); });
+}
+
 /// "2025-11-28T00:40:00Z".
 inline std::string utc_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
@@ -71,7 +78,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   if (error)
     throw UsageError("cannot create the run directory '" + path_ + "': " + error.message() + "; choose another one");
   const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
-  if (!has_config && !has_metrics && !fs::is_empty(path_) &&
+  if (!has_config && !has_metrics && detail::has_files(path_) &&
       !(resume == Resume::automatic && detail::is_imported(path_)))
     throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
   metrics_ = JsonLines(metrics(), JsonLines::Mode::append);
