@@ -571,8 +571,8 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
     });
     return said;
   };
-  const auto settings = [](double rate, int heads, const char* free = "save_every = 10\nprefetch = false\n") {
-    return fmt::format("{}[training]\nlearning_rate = {}\n[model]\nheads = {}\n", free, rate, heads);
+  const auto settings = [](double rate, int depth, const char* free = "save_every = 10\nprefetch = false\n") {
+    return fmt::format("{}[training]\nlearning_rate = {}\n[model]\ndepth = {}\n", free, rate, depth);
   };
   training.may_change = {"prefetch"};
   const run::Data first = ids(1), other = ids(2);
@@ -588,17 +588,17 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   CHECK(train("d=2", settings(0.25, 8), other) ==
         begin + "data is 'tokens 61' with 60 tokens of hash " + hash(first) +
             " in the checkpoint, but 'tokens 62' with 60 tokens of hash " + hash(other) +
-            " now; heads is 4 in the checkpoint, but 8 now; learning_rate is 0.5 in the checkpoint, but 0.25 now" +
-            end + "data,heads,learning_rate");
+            " now; depth is 4 in the checkpoint, but 8 now; learning_rate is 0.5 in the checkpoint, but 0.25 now" +
+            end + "data,depth,learning_rate");
   training.allow_change = "data,--learning-rate";
-  CHECK(train("d=1", settings(0.25, 8), other) == begin + "heads is 4 in the checkpoint, but 8 now" + end + "heads");
+  CHECK(train("d=1", settings(0.25, 8), other) == begin + "depth is 4 in the checkpoint, but 8 now" + end + "depth");
   CHECK(done == 0);
   CHECK(contents(training.directory + "/metrics.jsonl") == before);
-  training.allow_change = "hads";
+  training.allow_change = "dpth";
   CHECK(train("d=1", settings(0.25, 8), other) ==
-        "--allow-change: 'hads' is not a setting that is compared with the checkpoint; did you mean heads?; those are "
-        "data, tokenizer, heads, learning_rate");
-  training.allow_change = "data,heads,learning_rate";
+        "--allow-change: 'dpth' is not a setting that is compared with the checkpoint; did you mean depth?; those are "
+        "data, tokenizer, depth, learning_rate");
+  training.allow_change = "data,depth,learning_rate";
   CHECK(train("d=2", settings(0.25, 8), other).empty());
   CHECK(done == 2);
 

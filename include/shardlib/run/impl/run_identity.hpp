@@ -45,6 +45,13 @@ inline constexpr std::string_view number_settings[] = {
     "rope_yarn", "rope_beta_fast", "rope_beta_slow", "rope_truncate", "rope_amplitude"};
 // clang-format on
 
+/// Settings that decide which leaves a model has, and their shapes: no checkpoint of others fits.
+// clang-format off
+inline constexpr std::string_view leaf_settings[] = {
+    "layers", "d_model", "heads", "n_q_per_kv", "n_kv", "d_head", "d_ff", "context", "norm", "tied", "qkv_bias", "qk_norm",
+    "lora", "experts", "shared", "shared_gate"};
+// clang-format on
+
 /// The settings that decide the curve, by their names without sections, those of the program included.
 inline std::map<std::string, std::string> curve_settings(const Training& training, const std::string& configuration) {
   std::map<std::string, std::string> settings;
@@ -154,7 +161,7 @@ inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
 /// the run has steps left.
 inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
                                                  const Training& training, bool goes_on) {
-  std::vector<std::string> notes, differing, names;
+  std::vector<std::string> notes, differing, names, fixed;
   const auto& before = found.identity.settings;
   const auto value_of = [](const std::map<std::string, std::string>& settings, const std::string& key) {
     const auto name = settings.find("data.name");
@@ -169,7 +176,7 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
       return;
     }
     differing.push_back(change);
-    names.push_back(name);
+    (std::ranges::find(leaf_settings, name) == std::end(leaf_settings) ? names : fixed).push_back(name);
   };
   const bool recorded =
       std::ranges::any_of(before, [](const auto& setting) { return setting.first.starts_with(setting_mark); });
@@ -186,13 +193,18 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
   const std::string tokenizer = std::string(setting_mark) + "tokenizer";
   if (before.contains(tokenizer) && !now.settings.contains(tokenizer))
     differs("tokenizer", before.at(tokenizer), "bytes");
-  if (!differing.empty())
-    throw UsageError(fmt::format(
-        "the run in '{}' {}: {}; give the checkpoint's values, {}or allow the change with --allow-change {}",
-        training.directory,
-        goes_on ? fmt::format("would go on from step {} with another curve", found.step)
-                : "has another model or tokenizer",
-        fmt::join(differing, "; "), goes_on ? "choose another --run, " : "", fmt::join(names, ",")));
+  if (!differing.empty()) {
+    std::string remedy = "give the checkpoint's values";
+    if (goes_on) remedy += names.empty() ? ", or choose another --run" : ", choose another --run";
+    if (!names.empty()) remedy += fmt::format(", or allow the change with --allow-change {}", fmt::join(names, ","));
+    if (!names.empty() && !fixed.empty())
+      remedy +=
+          fmt::format(", but not that of {}, which decides the leaves of the checkpoint", fmt::join(fixed, " and "));
+    throw UsageError(fmt::format("the run in '{}' {}: {}; {}", training.directory,
+                                 goes_on ? fmt::format("would go on from step {} with another curve", found.step)
+                                         : "has another model or tokenizer",
+                                 fmt::join(differing, "; "), remedy));
+  }
   return notes;
 }
 
