@@ -295,6 +295,13 @@ TEST_CASE("byte pairs: both kinds of files give the same tokenizer, known by its
   test::put(hugging + "/merges.txt", test::contents(folder / "vocab.bpe"));
   test::put(hugging + "/vocab.json", encoder_json({space + "t", "he", space + "the"}));
   CHECK(io::load_tokenizer(hugging)->fingerprint() == tiktoken->fingerprint());
+  test::put(hugging + "/tokenizer_config.json", R"({"add_prefix_space": true})");
+  CHECK_THROWS_WITH(io::load_tokenizer(hugging),
+                    Catch::Matchers::StartsWith("'" + hugging +
+                                                "/tokenizer_config.json': 'add_prefix_space' is true, "
+                                                "but shardlib computes false without a tokenizer.json"));
+  test::put(hugging + "/tokenizer_config.json", R"({"add_prefix_space": false})");
+  CHECK(io::load_tokenizer(hugging)->fingerprint() == tiktoken->fingerprint());
   // A copy of any of them encodes alike, and replaces what was there.
   for (const std::string& from : {folder / "small.tiktoken", folder.path(), hugging}) {
     io::copy_tokenizer(from, folder / "copy");

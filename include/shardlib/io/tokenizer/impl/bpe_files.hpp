@@ -17,6 +17,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/impl/temporary.hpp"
+#include "shardlib/io/tokenizer/impl/json_place.hpp"
 #include "shardlib/io/tokenizer/impl/vocabulary.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/sha256.hpp"
@@ -198,6 +199,13 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::strin
   if (!files.json.empty()) return read_tokenizer_json(files.json);
   if (!files.tiktoken.empty())
     return std::make_shared<BpeTokenizer>(read_tiktoken(files.tiktoken), "'" + files.tiktoken + "'");
+  const std::string config_path =
+      std::filesystem::path(files.merges).replace_filename("tokenizer_config.json").string();
+  const nlohmann::json config_json = detail::read_config(config_path);
+  const detail::JsonPlace config(config_path, config_json);
+  if (config.flag("add_prefix_space", false))
+    config.at("add_prefix_space")
+        .refuse("false without a tokenizer.json, which save_pretrained of transformers writes");
   return std::make_shared<BpeTokenizer>(read_merges(files.merges, files.ids), "'" + files.merges + "'");
 }
 

@@ -1,4 +1,4 @@
-// A place within a JSON file, for messages that name it. For impl/ headers.
+// A place within a JSON file, for messages that name it, and tokenizer_config.json. For impl/ headers.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,25 @@
 #include <string_view>
 #include <utility>
 
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::io::detail {
+
+/// The tokenizer_config.json of this path; without one an empty object.
+inline nlohmann::json read_config(const std::string& path) {
+  if (!file_exists(path)) return nlohmann::json::object();
+  try {
+    const Bytes bytes = read_file(path);
+    return parse_json(as_text(bytes));
+  } catch (const nlohmann::json::exception&) {
+    throw Error("'" + path + "' is not JSON: it is damaged; get it again");
+  } catch (const DeepJson& error) {
+    throw Error("'" + path + "': " + error.what() + ": it is damaged; get it again");
+  }
+}
 
 /// A value of the file `file` and its key: "model.vocab". Must not outlive the value.
 class JsonPlace {

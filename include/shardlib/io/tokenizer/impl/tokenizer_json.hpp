@@ -136,19 +136,6 @@ inline void read_model(const JsonPlace& file, TokenizerParts& parts) {
                                std::to_string(byte));
 }
 
-/// The tokenizer_config.json in the same folder; without one an empty object.
-inline nlohmann::json read_config(const std::string& path) {
-  if (!file_exists(path)) return nlohmann::json::object();
-  try {
-    const Bytes bytes = read_file(path);
-    return parse_json(as_text(bytes));
-  } catch (const nlohmann::json::exception&) {
-    throw Error("'" + path + "' is not JSON: it is damaged; get it again");
-  } catch (const DeepJson& error) {
-    throw Error("'" + path + "': " + error.what() + ": it is damaged; get it again");
-  }
-}
-
 /// As in transformers, `added_tokens_decoder` of the configuration overrides the settings of a token.
 inline void read_added(const JsonPlace& file, const JsonPlace& config, TokenizerParts& parts) {
   std::map<std::string_view, JsonPlace> configured;
