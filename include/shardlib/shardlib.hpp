@@ -68,7 +68,8 @@
 #include "shardlib/optim/muon.hpp"               // Muon
 #include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion
 
-// Kernels without templates, which shardlib::compiled has.
+// The definitions of ops/positions.hpp and ops/submesh.hpp: kernels without templates, so no header of compute/ brings
+// them. shardlib::compiled has them.
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/compute/impl/positions.hpp"
 #include "shardlib/compute/impl/submesh.hpp"
