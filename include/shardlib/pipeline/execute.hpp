@@ -96,8 +96,9 @@ struct StepValues {
   std::vector<Interval> intervals;
   double peak_in_flight = 0;
 };
-/// Runs this rank's tasks, and all sends and receives between them.
-[[nodiscard]] SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists);
+/// Runs this rank's tasks, and all sends and receives between them. Errors name the schedule.
+[[nodiscard]] SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists,
+                                             const std::string& schedule);
 
 /// The forward tasks alone.
 [[nodiscard]] SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches);
@@ -241,7 +242,7 @@ template <Spec P, Spec A, class Program, class W>
   stages.differentiate = true;
   stages.weights = call.leaves();
   core::OverlapScope overlap(mesh.stage().device());
-  detail::StepValues values = detail::run(stages, lists);
+  detail::StepValues values = detail::run(stages, lists, schedule.name());
   overlap.end_backward();
   call.require_used(values.gradients, "no stage of this rank has a result that depends on ",
                     "use it in a stage, leave it out, or call `stop_gradient` of it there if zeros are meant");
@@ -269,7 +270,7 @@ template <Spec P, Spec A, class Program, class W>
   using Results = detail::results<P, A, Program, W>;
   must_fit(schedule, P, mesh.ranks());
   const auto values = detail::run(detail::with_loss<Types>(mesh, microbatches, program, weights, sizes),
-                                  detail::forward_lists(schedule, microbatches));
+                                  detail::forward_lists(schedule, microbatches), schedule.name());
   auto loss = detail::part_of_loss<P, A, typename Types::loss>(mesh, values.loss);
   if constexpr (Results::has_outputs)
     return {std::move(loss), detail::outputs_of_rank<typename Results::outputs>(values.outputs)};
@@ -290,7 +291,7 @@ template <Spec P, Spec A, class Program, class W>
       detail::erased<typename Types::activation>(
           mesh, microbatches, program, weights, sizes,
           [&program](const W& w, const auto& x, const StagePlace& at) { return program.outputs(w, x, at); }),
-      detail::forward_lists(schedule, microbatches));
+      detail::forward_lists(schedule, microbatches), schedule.name());
   return detail::outputs_of_rank<typename Types::outputs>(values.outputs);
 }
 

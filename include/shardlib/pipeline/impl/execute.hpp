@@ -293,13 +293,16 @@ class Runner {
   std::vector<Interval> intervals_;
 };
 
-/// The lists that all ranks have last been found to run.
+/// What a rank is about to run, as ranks compare it.
 struct SharedLists {
   std::uint64_t fingerprint = 0;
+  char name[120] = {};  ///< of the schedule, for the error
 };
 
-/// Throws unless all ranks run the same lists: messages have no names, and one could be taken for another.
-inline void require_same_lists(const StageProgram& program, const TaskLists& lists) {
+/// Throws unless all ranks run the same lists: messages have no names, and one could be taken for another. Ranks
+/// compare them before each step, as a rank that changes its lists alone would wait for ever. Forward passes alone,
+/// which need not wait for each other, compare them where they change.
+inline void require_same_lists(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
   if (program.axis.empty() || program.device->is_dry()) return;
   core::Fingerprint print;
   print.add(program.axis);
@@ -308,25 +311,29 @@ inline void require_same_lists(const StageProgram& program, const TaskLists& lis
       for (const Task& task : fused.parts) print.add(to_string(task));
     print.add("of a rank");
   }
-  auto& known = program.device->local<SharedLists>().fingerprint;
-  if (known == print.value()) return;
+  SharedLists& known = program.device->local<SharedLists>();
+  if (!program.differentiate && known.fingerprint == print.value()) return;
+  SharedLists now{.fingerprint = print.value()};
+  const std::string name = schedule + " for " + std::to_string(program.microbatches) + " microbatches";
+  name.copy(now.name, sizeof now.name - 1);
   Communicator& group = program.device->group({program.axis});
   const auto ranks = static_cast<std::size_t>(group.size());
-  const Buffer mine = program.device->host_pool()->allocate(sizeof known);
-  const Buffer all = program.device->host_pool()->allocate(ranks * sizeof known);
-  *mine.as<std::uint64_t>() = print.value();
+  const Buffer mine = program.device->host_pool()->allocate(sizeof now);
+  const Buffer all = program.device->host_pool()->allocate(ranks * sizeof now);
+  *mine.as<SharedLists>() = now;
   group.all_gather(mine, all).wait();
-  const std::span prints(all.as<std::uint64_t>(), ranks);
-  const auto other = std::ranges::find_if(prints, [&](std::uint64_t theirs) { return theirs != prints[0]; });
-  if (other != prints.end())
-    throw UsageError("pipeline: rank " + std::to_string(other - prints.begin()) + " of " + std::string(program.axis) +
-                     " runs other tasks than rank 0; give all ranks the same schedule, for the same number of "
-                     "microbatches");
-  known = print.value();
+  const std::span theirs(all.as<SharedLists>(), ranks);
+  const auto other =
+      std::ranges::find_if(theirs, [&](const SharedLists& one) { return one.fingerprint != theirs[0].fingerprint; });
+  if (other != theirs.end())
+    throw UsageError("pipeline: rank " + std::to_string(other - theirs.begin()) + " of " + std::string(program.axis) +
+                     " runs other tasks (" + other->name + ") than rank 0 (" + theirs[0].name +
+                     "); give all ranks the same schedule, for the same number of microbatches");
+  known = now;
 }
 
-SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists) {
-  require_same_lists(program, lists);
+SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
+  require_same_lists(program, lists, schedule);
   return Runner(program, lists).run();
 }
 
