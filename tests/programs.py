@@ -1548,6 +1548,8 @@ def mistakes(p):
         Run([*p.mpiexec, *one, ":", *other], "ranks with two learning rates").fails(2, "different programs", "learning_rate")
         one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--run={p.folder}/{run}")] for run in ("one", "other"))
         Run([*p.mpiexec, *one, ":", *other], "ranks with two folders").fails(2, "different programs", "--run", "/other")
+        one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--run={p.folder}/one", *more)] for more in ([], ["--allow-change=seed"]))
+        Run([*p.mpiexec, *one, ":", *other], "--allow-change of one rank").fails(2, "different programs", "has `--allow-change seed`")
     # A reader that leaves: the run goes on to its end.
     folder = os.path.join(p.folder, "unread")
     with subprocess.Popen(p.gpt_command("--steps=200", f"--run={folder}"), stdout=subprocess.PIPE) as process:

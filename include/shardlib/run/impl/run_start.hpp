@@ -50,10 +50,12 @@ inline std::optional<std::array<std::string, 2>> difference(const std::string& a
 inline void require_one_run(const DevicePtr& device, const Training& training, const std::string& configuration,
                             const Data& data) {
   if (device->size() == 1) return;
-  const std::string mine =
-      fmt::format("shardlib {}\n--run {}\n--resume {}\ninitial weights: {}\n{}\ndata = {}\nvalidation data = {}\n",
-                  SHARDLIB_VERSION, training.directory, training.resume, training.initial_weights, configuration,
-                  loader_hash(data.train.get(), "none"), loader_hash(data.validation.get(), "none"));
+  const std::string mine = fmt::format(
+      "shardlib {}\n--run {}\n--resume {}\n--allow-change {}\n--sample-only {}\n--chat {}\n"
+      "--evaluate: {} questions\ninitial weights: {}\n{}\ndata = {}\nvalidation data = {}\n",
+      SHARDLIB_VERSION, training.directory, training.resume, training.allow_change, training.sample_only, training.chat,
+      data.questions.size(), training.initial_weights, configuration, loader_hash(data.train.get(), "none"),
+      loader_hash(data.validation.get(), "none"));
   const std::vector<std::string> all = io::gather_texts(*device, mine);
   std::string others;
   std::optional<std::array<std::string, 2>> first;
