@@ -161,7 +161,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--heads", o.heads, "attention heads; each is d-model / heads wide", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--context", o.context, "number of learned positions, the length of the longest text", run::size());
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--vocabulary", o.vocabulary, "number of token ids (0: the tokenizer's)", run::size(0));
   options.add("--norm", o.norm, "LayerNorm before each branch (GPT-2) or after it (miniGPT)",
               run::one_of({"pre", "post"}));
   options.add("--activation", o.activation, "activation of the feed-forward layer", run::one_of({"gelu", "relu"}));

@@ -49,7 +49,7 @@ void declare_model(shardlib::run::Options& options, ModelOptions& o, const char*
   options.add("--n-kv", o.n_kv, "key-value heads", run::size());
   options.add("--d-head", o.d_head, "width of a head", run::size());
   options.add("--d-ff", o.d_ff, d_ff, run::size());
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--vocabulary", o.vocabulary, "number of token ids (0: the tokenizer's)", run::size(0));
   options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
   run::declare(options, o.config.recompute);

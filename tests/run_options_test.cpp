@@ -428,6 +428,10 @@ TEST_CASE("options: --help", "[run]") {
   CHECK(o.answer().find(", with Kokkos ") != std::string::npos);
   CHECK(o.answer().ends_with(launcher_name() == "host" ? "; the host runs the kernels\n"
                                                        : "; " + std::string(launcher_name()) + " runs the kernels\n"));
+  std::string turns = "User: {}\\n";
+  Options other("sampler", "Samples.");
+  other.add("--turns", turns, "a turn");
+  CHECK(other.help().find(R"((default "User: {}\n"))") != std::string::npos);  // as it is typed, not as TOML has it
   CHECK(o.help(80) == R"(trainer: Trains.
 
 usage: trainer [options]

@@ -121,7 +121,8 @@ inline std::string facts(const Validator& validator, const std::string& default_
     fact("required");
   } else if (!silent) {
     const bool plain = default_text.starts_with('"') && default_text.find(' ') == std::string::npos;
-    const std::string shown = plain ? default_text.substr(1, default_text.size() - 2) : default_text;
+    std::string shown = plain ? default_text.substr(1, default_text.size() - 2) : default_text;
+    for (std::size_t at = 0; (at = shown.find(R"(\\)", at)) != std::string::npos; ++at) shown.erase(at, 1);  // of TOML
     fact("default " + shown + (validator.unit.empty() ? "" : " " + validator.unit));
   }
   if (!validator.unit.empty() && (validator.required || silent)) fact("in " + validator.unit);
