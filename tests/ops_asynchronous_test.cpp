@@ -173,6 +173,27 @@ TEST_CASE("a result that nothing waits for is dropped", "[ops]") {
   });
 }
 
+TEST_CASE("a collective that starts in a checkpointed function and is awaited outside is an error", "[ops]") {
+  on_meshes(meshes, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    static thread_local std::optional<decltype(gather_start(X()))> coming;
+    const auto leaving = [](const X& x) {
+      const auto starts = [](const X& z) {
+        coming = gather_start(z);
+        return z * 2.0;
+      };
+      const X y = explicit_activation_checkpointing(starts)(x);
+      static_cast<void>(wait(*std::exchange(coming, {})));
+      return mean_square(y);
+    };
+    const std::string error =
+        error_of<Error>([&] { static_cast<void>(value_and_grad(mesh, leaving, input(mesh, 0))); });
+    expect(error.find("the collective has started inside explicit_activation_checkpointing; wait for it in the same "
+                      "function, or its gradient would be lost") != std::string::npos,
+           error);
+  });
+}
+
 TEST_CASE("prefetch starts the gathers of a function that starts and awaits them, each once", "[ops]") {
   on_mesh("d=1,t=2", [](const Grid& mesh) {
     Array<"layers", X> layers;
