@@ -1562,6 +1562,8 @@ def mistakes(p):
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]
     p.gpt(*many, limits=limited).fails(2, "mesh d=512,s=1,t=1", "threads", "choose a smaller mesh")
     p.gpt("--metrics=/dev/full").fails(1, "cannot write", "/dev/full")
+    short = ["sh", "-c", 'ulimit -f 2; exec "$@"', "sh"]
+    p.run("tokenize", [f"--out={p.folder}/too-large", "--jobs=1", p.text], limits=short).fails(1, "cannot write", "File too large")
     blocked = os.path.join(p.folder, "blocked")
     p.gpt(f"--run={blocked}").succeeds()
     os.mkdir(os.path.join(blocked, "trace.json"))
