@@ -1516,6 +1516,8 @@ def mistakes(p):
         (["--temperature=0.5"], ["--temperature has no effect", "--max-tokens 0", "choose more tokens"]),
         (["--sample-every=1"], ["--sample-every has no effect", "--max-tokens 0"]),
         (["--max-tokens=5", "--sample-only", "--chat", "--samples=2"], ["--samples has no effect with --chat"]),
+        (["--max-tokens=5", "--sample-only", "--chat", "--prompt=And"], ["--prompt has no effect with --chat"]),
+        (["--max-tokens=5", "--temperature=0", "--top-k=3"], ["--top-k has no effect with --temperature 0"]),
         (["--collective-matmul", "--mesh=d=2"], ["--collective-matmul has no effect with t=1"]),
         (["--no-resume"], ["--no-resume has no effect", "--run DIR"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),

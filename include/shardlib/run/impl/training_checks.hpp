@@ -55,6 +55,13 @@ inline void declare_vain(Options& o, const Training& t) {
   o.in_vain({"--samples"}, [&t](const Options&) {
     return t.chat ? "with --chat, which answers each message once: leave it out" : "";
   });
+  o.in_vain({"--prompt"}, [&t](const Options&) {
+    return t.chat && t.prompt != "-" ? "with --chat, which reads its messages from the standard input: leave it out"
+                                     : "";
+  });
+  o.in_vain({"--top-k", "--top-p"}, [&t](const Options&) {
+    return t.sample.temperature == 0 ? "with --temperature 0, which takes the likeliest token: leave it out" : "";
+  });
   needs({"--turns"}, "--chat", [&t] { return t.chat; });
   needs({"--validation-batches", "--keep-best"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
