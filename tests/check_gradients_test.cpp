@@ -1,9 +1,12 @@
 // check_gradients: right gradients pass, of leaves in any placement; wrong ones are named with leaf and place.
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "support.hpp"

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -25,6 +26,7 @@
 #include <shardlib/shardlib.hpp>
 #include <shardlib/support/crc32c.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -4,9 +4,18 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <limits>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"

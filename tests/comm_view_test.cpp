@@ -1,6 +1,7 @@
 // all_gather as a view: peers' pages side by side, which nobody writes while somebody reads them.
 #if defined(SHARDLIB_WITH_MPI)
 #include <bit>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>

@@ -3,10 +3,14 @@
 #pragma once
 
 #include <concepts>
+#include <exception>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "op_case.hpp"

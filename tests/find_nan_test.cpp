@@ -1,6 +1,7 @@
 // The op that makes the first NaN: named with its line, forward and backward, on one device of several.
 #include "catch.hpp"
 
+#include <cmath>
 #include <string>
 
 #include "shardlib/shardlib.hpp"

@@ -1,9 +1,15 @@
-// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in the place of another array.
+// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in the place of another
+// array.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "random_bits.hpp"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every file of include/, examples/ and benchmarks/ includes the standard headers, and those of fmt, whose names it uses; a
-header of the library, also those of OWN.
+"""Every file of include/, examples/, benchmarks/ and tests/ includes the standard headers, and those of fmt, whose names it
+uses; a header of the library, also those of OWN. The programs of tests/compile_fail show one mistake each and are left out.
 
 includes.py [--root DIR] [--fix]: fails on a name such as std::string in a file that includes <string> neither itself
 nor through the header that it defines (impl/X.hpp includes X.hpp). Other compilers and libraries include less behind
@@ -169,8 +169,8 @@ def fix(path, headers):
 def main():
     options = arguments(root=pathlib.Path(__file__).resolve().parents[1], fix=False)
     files = [*sorted((options.root / "include").rglob("*.hpp"))]
-    for folder in ("examples", "benchmarks"):
-        files += sorted(path for path in (options.root / folder).rglob("*.?pp"))
+    for folder in ("examples", "benchmarks", "tests"):
+        files += sorted(path for path in (options.root / folder).rglob("*.?pp") if path.parent.name != "compile_fail")
     wrong = 0
     for path in files:
         found = missing(path, options.root)

@@ -1,10 +1,12 @@
 // Batches straight from text files: every document in one row's part, the same batches on every mesh.
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <shardlib/io/data/read_ahead.hpp>
 #include <shardlib/io/data/text_stream.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "scratch.hpp"

@@ -3,9 +3,15 @@
 // gpt2_oracle.py.
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../examples/gpt2_model.hpp"

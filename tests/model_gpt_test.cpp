@@ -4,11 +4,16 @@
 // The oracle is a second GPT in f64 (gpt_reference.hpp): its loss directly, its gradients as central finite differences
 // over weights in f64, where they are good to about 1e-8. PyTorch would have given all gradients at once, but CI would
 // have to install 200 MB of it for this one test; finite differences need nothing.
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <map>
 #include <ostream>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -1,9 +1,13 @@
 // The mixture of experts of examples/moe_model.hpp: the same loss and gradients on every mesh, dropless and with slots
 // enough; and both against a model that multiplies every token with every expert.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,17 @@
 // One op at one placement as a test: compared with its reference on whole arrays, on every mesh, forward and backward.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
 #include "reference.hpp"
 #include "shardlib/shapes.hpp"
 

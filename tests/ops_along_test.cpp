@@ -2,10 +2,13 @@
 // narrow, pad, flip, roll, one_hot, tril, triu, diagonal, with their VJPs, over every spec of two dims on two axes.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "op_case.hpp"

@@ -2,8 +2,11 @@
 // derivatives, and memory. Values, cotangents and adjoint law are in ops_collectives_test.cpp.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

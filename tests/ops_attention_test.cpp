@@ -1,6 +1,15 @@
 // causal_attention: value and cotangents against whole arrays, against the same in einsums over lengths on both sides
 // of the kernel's blocks, and its memory.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"

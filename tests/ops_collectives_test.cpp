@@ -1,5 +1,13 @@
 // Collectives and layout casts against the whole arrays, each with its transpose; the values of shift are in
 // ops_exhaustive_typed_test.cpp.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"

@@ -1,5 +1,11 @@
 // conv_unreduced and windows: lengths, strides, zeros and gaps of every kind, on every mesh, forward and backward.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"

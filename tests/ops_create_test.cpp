@@ -1,5 +1,9 @@
 // Arrays from nothing: constants, indices, masks, random numbers that are the same on every mesh; item.
+#include <algorithm>
+#include <functional>
+#include <map>
 #include <mutex>
+#include <string>
 
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"

@@ -1,4 +1,7 @@
 // Dropout: the same elements on every mesh, forward and backward.
+#include <cstddef>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 

@@ -1,4 +1,10 @@
 // einsum_unreduced: every row of its table, forward and backward.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 

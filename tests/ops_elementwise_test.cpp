@@ -1,4 +1,14 @@
 // Elementwise arithmetic, comparisons, where, map and casts: broadcasting by name, pending sums, each with its VJP.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 

@@ -1,9 +1,19 @@
 // Run-time errors: each names the op, its spec, the dim, the sizes and the device, and says what helps.
 #include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <functional>
+#include <initializer_list>
+#include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"

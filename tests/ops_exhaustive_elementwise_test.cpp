@@ -5,8 +5,11 @@
 // maps (forward, one cotangent, all cotangents in one loop), Where, WhereElseNumber for what is masked, reduce_kernel
 // where a cotangent sheds broadcast dims. The VJPs are put together here from the same ops, each step under its own
 // rule. That what the rules refuse is wrong, rules_semantics_test.cpp checks over the same specs.
+#include <cmath>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exhaustive.hpp"

@@ -6,8 +6,14 @@
 // the rule's spec these are the result. Transposes run under the dual specs and, where they are ops, their rules. Not
 // here, but as typed functions: max, argmax, softmax and the norms (ops_exhaustive_typed_test.cpp), concat and its
 // transpose (ops_layout_test.cpp), rope (ops_norms_test.cpp).
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "exhaustive.hpp"

@@ -2,8 +2,12 @@
 // carried out by the erased core and compared with the whole arrays, forward and transposed. The other ops stand in
 // ops_exhaustive_elementwise_test.cpp and ops_exhaustive_local_test.cpp; those that only their types can run, in
 // ops_exhaustive_typed_test.cpp.
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "exhaustive.hpp"

@@ -3,7 +3,9 @@
 // every dim, and shift round every axis, both ways, with its cotangent and the adjoint law.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 

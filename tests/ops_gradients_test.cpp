@@ -1,4 +1,15 @@
 // value_and_grad: gradients that would be zero or wrong without a word are errors, auxiliary results, one size a name.
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 

@@ -1,7 +1,10 @@
 // index_unreduced, scatter_add, take_along and cross_entropy: lookups in tables that may be sharded along the looked-up
 // dim.
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 

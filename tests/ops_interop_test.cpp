@@ -1,6 +1,15 @@
 // Tensors and the outside: other libraries' arrays over the same memory, host arrays, text, pictures.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/interop/eigen.hpp"

@@ -1,4 +1,14 @@
 // rename, rearrange, transpose, merge, split, stack_shards, concat, stack and broadcast, with their VJPs.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shape_specs.hpp"
 #include "shardlib/shardlib.hpp"

@@ -1,7 +1,15 @@
 // scan_layers, fori, scan and unstack: the bits of the same loop written by hand, forward and in gradients.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "random_bits.hpp"
 #include "shardlib/comm/dry.hpp"

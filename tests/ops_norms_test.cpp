@@ -1,6 +1,9 @@
 // Sums, means, maxima, softmax, norms and rotary embedding, with their VJPs.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"

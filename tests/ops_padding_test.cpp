@@ -1,12 +1,22 @@
 // Padded dims: how they are bound, made, placed and shown, what does not work along them, and a whole model whose every
 // size is padded. That each op and derivative is right with padding is tested where the op is: check_cases runs every
 // case of tests/ops_*_test.cpp a second time, padded.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <shardlib/interop/eigen.hpp>
 #include <shardlib/shardlib.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "../examples/gpt_model.hpp"
 #include "gpt_spelled.hpp"

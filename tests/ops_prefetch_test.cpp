@@ -1,5 +1,13 @@
 // prefetch: gathers that run beside the layer before theirs, and sums of gradients beside the backward pass.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "random_bits.hpp"
 #include "shardlib/comm/dry.hpp"

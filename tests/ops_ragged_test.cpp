@@ -1,4 +1,13 @@
 // ragged_all_to_all and grouped_einsum: rows that counts at run time order, against whole arrays in f64.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 

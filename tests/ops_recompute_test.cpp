@@ -1,5 +1,14 @@
 // explicit_activation_checkpointing, save_for_backward and the report of what is kept.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "op_case.hpp"
 #include "random_bits.hpp"

@@ -1,5 +1,11 @@
 // reinterpret: placements on other factorizations of the same devices, with collectives there, against whole arrays; a
 // layer of experts over the devices that data and sequence share; the mistakes that only run time can see.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "op_case.hpp"
 #include "shardlib/run/check_replicas.hpp"
 #include "shardlib/run/plan.hpp"

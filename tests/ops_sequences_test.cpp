@@ -1,5 +1,6 @@
 // The orders of positions along a sharded length: who holds which, who computes what of causal attention, and the ops
 // that know of positions.
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <string>

@@ -1,6 +1,8 @@
 // Reductions of the values that formulas get wrong: prod, logsumexp, var, vector_norm, max, min, any, all, with their
 // VJPs. Their placements are in ops_exhaustive_typed_test.cpp.
+#include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "shardlib/shardlib.hpp"

@@ -2,6 +2,13 @@
 // backward, against whole arrays; submeshes that compute different things, against one device; mistakes of run time.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "op_case.hpp"
 #include "shardlib/run/plan.hpp"

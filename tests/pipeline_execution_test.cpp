@@ -2,6 +2,9 @@
 // under every schedule.
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "pipeline_model.hpp"
 

@@ -1,7 +1,9 @@
 // What a step keeps in memory between forward and backward passes, in bytes: microbatches in flight.
 #include <cmath>
+#include <cstdint>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/shardlib.hpp>
+#include <utility>
 #include <vector>
 
 #include "support.hpp"

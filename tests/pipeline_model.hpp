@@ -1,11 +1,16 @@
 // The GPT of examples/gpt_model.hpp, whole and in stages, small: what the tests of running pipelines compare.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../examples/gpt_stages.hpp"

@@ -5,7 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <type_traits>
 
 #include "pipeline_model.hpp"
 

@@ -1,4 +1,5 @@
 // What --plan says of a program whose ranks differ: the memory of each place along the stage axis.
+#include <cstdint>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>

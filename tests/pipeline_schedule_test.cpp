@@ -1,5 +1,7 @@
 // Pipeline schedules: the lists of JaxPP's tutorial, the other schedules' lists by hand, their properties at random
 // sizes, CSV, what is refused, and what ranks send each other.
+#include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <map>
 #include <random>
@@ -8,6 +10,7 @@
 #include <shardlib/pipeline/schedule.hpp>
 #include <shardlib/pipeline/validate.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline_schedules.hpp"

@@ -1,6 +1,7 @@
 // Schedules in virtual time: the known overheads and activations of each schedule, the bounds that hold for all of
 // them, transfers by hand, and what is refused.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -274,6 +275,9 @@ TEST_CASE("costs that make no sense", "[pipeline]") {
   refused({.bytes = std::numeric_limits<double>::infinity()},
           "the size of a message is inf; it must be a finite number of at least 0");
   refused({.bandwidth = 0}, "the bandwidth is 0; it must be above 0");
-  expect_error<UsageError>([] { (void)simulate({{Task{TaskKind::fwd, -1, 0}}}); },
-                           "simulate: fwd_-1__0 is of no stage; stages count from 0");
+  expect_error<UsageError>(
+      [] {
+        (void)simulate({{Task{TaskKind::fwd, -1, 0}}});
+      },
+      "simulate: fwd_-1__0 is of no stage; stages count from 0");
 }

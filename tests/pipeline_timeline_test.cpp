@@ -1,10 +1,12 @@
 // Timelines of pipelines as SVG: what is drawn where, and what is refused.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <regex>
 #include <shardlib/pipeline/schedule.hpp>
 #include <shardlib/pipeline/timeline.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support.hpp"
@@ -125,12 +127,17 @@ TEST_CASE("timelines that cannot be drawn", "[pipeline]") {
                            "timeline: there is nothing to draw; give it planned or measured intervals");
   const Task task{TaskKind::fwd, 0, 3};
   expect_error<UsageError>(
-      [&] { (void)to_svg({.title = "", .planned = {}, .measured = {{1, task, 2, 1.5}}}); },
+      [&] {
+        (void)to_svg({.title = "", .planned = {}, .measured = {{1, task, 2, 1.5}}});
+      },
       "timeline: fwd_0__3 on rank 1 lasts from 2 to 1.5; give a rank of at least 0 and a time that "
       "does not run backwards");
-  expect_error<UsageError>([&] { (void)to_svg({.title = "", .planned = {{-1, task, 1, 2}}}); },
-                           "timeline: fwd_0__3 on rank -1 lasts from 1 to 2; give a rank of at least 0 and a time that "
-                           "does not run backwards");
+  expect_error<UsageError>(
+      [&] {
+        (void)to_svg({.title = "", .planned = {{-1, task, 1, 2}}});
+      },
+      "timeline: fwd_0__3 on rank -1 lasts from 1 to 2; give a rank of at least 0 and a time that "
+      "does not run backwards");
   // Tasks without a length, and nothing else, are a picture all the same.
   REQUIRE(well_formed(to_svg({.title = "", .planned = {{0, task, 1, 1}}})));
 }

@@ -1,8 +1,10 @@
 // The transformer of JaxPP's tutorial: a block against plain loops, and the model in stages against the whole one.
 #include <cmath>
+#include <cstdint>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../examples/tutorial_stages.hpp"

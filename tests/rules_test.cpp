@@ -4,6 +4,8 @@
 
 #include <concepts>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shape_specs.hpp"

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -15,7 +16,9 @@
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/run/run_directory.hpp>
+#include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scratch.hpp"

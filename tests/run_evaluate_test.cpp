@@ -1,6 +1,7 @@
 // Multiple-choice evaluation: questions from files, rows of endings, and the two scores.
 #include "catch.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

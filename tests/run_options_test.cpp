@@ -1,11 +1,14 @@
 // run::Options: every type from every source, precedence, presets, exact errors, --help, the stored configuration.
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/parameter_groups.hpp>
 #include <shardlib/support/version.hpp>
+#include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../examples/gpt_presets.hpp"

@@ -5,8 +5,10 @@
 #include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>

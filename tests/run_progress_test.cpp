@@ -1,9 +1,15 @@
 // The progress line on a terminal and elsewhere, durations, the measured peak.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <regex>
 #include <shardlib/run/peak.hpp>
 #include <shardlib/run/progress.hpp>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 

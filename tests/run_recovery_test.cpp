@@ -1,4 +1,6 @@
 // Spikes, values that are not finite, saves that fail, and which checkpoints stay.
+#include <fmt/format.h>
+
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/impl/spikes.hpp>
 #include <shardlib/run/metrics.hpp>
@@ -7,14 +9,19 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "scratch.hpp"

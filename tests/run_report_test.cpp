@@ -1,5 +1,8 @@
 // Traces, event files and the report: what C++ can say of them, and the files that run_report.py reads as others would.
+#include <fmt/format.h>
+
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -127,7 +130,8 @@ TEST_CASE("trace: off, full, empty", "[run]") {
   Trace(0, "").write(path);
   CHECK(json::parse(contents(path)).at("traceEvents").size() == 2);
   expect_error<UsageError>([&] { small.write("/nowhere/x"); }, "cannot write '/nowhere/x': No such file or directory");
-  expect_error([&] { small.write("/dev/full"); }, "cannot write '/dev/full': it is not a regular file; move it away, or choose another path");
+  expect_error([&] { small.write("/dev/full"); },
+               "cannot write '/dev/full': it is not a regular file; move it away, or choose another path");
 }
 
 TEST_CASE("trace: several threads", "[run]") {

@@ -1,6 +1,7 @@
 // Which token a sample draws, and where a sample ends.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <set>

@@ -9,6 +9,7 @@
 #include <shardlib/shardlib.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -2,15 +2,19 @@
 // mesh, and a checkpoint's export has that layout again.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/shardlib.hpp>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "scratch.hpp"

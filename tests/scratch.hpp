@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace shardlib::test {

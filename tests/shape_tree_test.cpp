@@ -3,7 +3,9 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "shardlib/shapes.hpp"

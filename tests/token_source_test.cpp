@@ -1,5 +1,7 @@
 // Token sources: what is written is read, from every format alike; documents; damaged and foreign files.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -8,7 +10,9 @@
 #include <shardlib/io/data/token_files.hpp>
 #include <shardlib/support/crc32c.hpp>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "scratch.hpp"

@@ -4,10 +4,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <shardlib/io/tokenizer/bpe.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

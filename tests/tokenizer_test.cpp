@@ -1,5 +1,6 @@
 // Tokenizers: pieces and joining against references written here, files good and damaged. tokenizer_oracle.py compares
 // GPT-2's vocabulary with other encoders; where SHARDLIB_VOCABULARY names its file, the last case uses it too.
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>

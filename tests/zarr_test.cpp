@@ -2,16 +2,20 @@
 // python3-zarr agrees (zarr_oracle.py starts the hidden test).
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <shardlib/io/formats/zarr.hpp>
 #include <shardlib/support/crc32c.hpp>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "scratch.hpp"

@@ -1,5 +1,7 @@
 // Two translation units that include the whole library and use tensors, partly with the same instantiations: linking
 // them shows that no header defines a symbol twice, running them that both see one library.
+#include <string>
+
 #include <shardlib/shardlib.hpp>
 
 using namespace shardlib;
