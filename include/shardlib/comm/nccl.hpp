@@ -90,7 +90,7 @@ struct Library {
 /// Loads a library, for the rest of the program.
 [[nodiscard]] SHARDLIB_INLINE Library load(const std::string& file);
 
-/// Whether SHARDLIB_NCCL is unset or 1. *Throws* UsageError if it is not 0 either.
+/// Whether SHARDLIB_NCCL is unset or 1. Throws UsageError if it is not 0 either.
 [[nodiscard]] SHARDLIB_INLINE bool is_wanted();
 
 /// The functions that a test gives, or if it gives none the library of this machine, libnccl.so.2, if it is wanted.

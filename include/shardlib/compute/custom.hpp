@@ -142,7 +142,7 @@ auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
   return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), detail::sum_over_unnamed, F>{f});
 }
 /// The same on a mesh, whose axes the type of the cotangent names, `B/d M +t`: f may reduce it, and then be a function
-/// that is not linear. It returns the dual of x on that mesh. *Throws* if x is not on the mesh. To clip a gradient:
+/// that is not linear. It returns the dual of x on that mesh. Throws if x is not on the mesh. To clip a gradient:
 /// `vjp(mesh, x, [](const auto& ct) { return to_partial<over<"t">>(clamp(all_reduce<over<"t">>(ct), -1.0, 1.0)); })`
 template <Spec A, class X, class F>
 auto vjp(const Mesh<A>& mesh, const X& x, const F& f) {
@@ -167,7 +167,7 @@ auto vjp_of_result(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> 
 }
 
 /// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
-/// that may need a gradient has a `vjp`. *Throws* if a function is differentiated by a floating operand that has none:
+/// that may need a gradient has a `vjp`. Throws if a function is differentiated by a floating operand that has none:
 /// the gradient would miss the op. A result of integers has no derivative. A name of a dim has one size in all
 /// operands; `sizes` gives the sizes of dims that only the result has. The padding of operands is zero, and the padding
 /// of the result is set to zero after the kernel. Kernel and VJPs capture by value, because copies of them run later: a

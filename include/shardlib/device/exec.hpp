@@ -49,7 +49,7 @@ struct Exec {
   [[nodiscard]] detail::Gpu* gpu() const { return on_device() ? pool->device_memory()->gpu() : nullptr; }
   /// Whether the kernels run in memory that host code cannot access.
   [[nodiscard]] bool on_device() const { return pool != nullptr && pool->device_memory() != nullptr; }
-  /// Waits for the device's stream. *Throws* the error of a kernel in it. Host memory has none.
+  /// Waits for the device's stream. Throws the error of a kernel in it. Host memory has none.
   void synchronize() const {
     if (on_device()) pool->device_memory()->synchronize();
   }

@@ -69,7 +69,7 @@ class SimulatedTeam : public detail::TeamMemory {
 namespace detail {
 
 /// Calls lane(kernel, team) once for each lane of a team. Between two barriers one lane runs after the other, in an
-/// order that changes. *Throws* Error if a lane ends while another one waits at a barrier.
+/// order that changes. Throws Error if a lane ends while another one waits at a barrier.
 SHARDLIB_INLINE void run_lanes(const TeamMemory& memory, void (*lane)(const void* kernel, const SimulatedTeam& team),
                                const void* kernel);
 

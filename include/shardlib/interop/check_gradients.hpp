@@ -65,7 +65,7 @@ const L& loss_of(const std::pair<L, A>& result) {
 
 /// Compares the gradients of `value_and_grad(mesh, f, weights, args...)` with central differences of the loss, element
 /// by element. If a leaf has more elements than are compared, all of them also move together along a direction v of
-/// random signs. By the adjoint law the loss then moves by <v, gradient>. *Throws* Error, the same on every device,
+/// random signs. By the adjoint law the loss then moves by <v, gradient>. Throws Error, the same on every device,
 /// that names each leaf whose gradient is wrong, the global index where it differs most, and both numbers there; also
 /// where the loss is so large that its rounding hides errors. Returns the number of compared elements. Collective: f
 /// runs twice for each of them, and for each direction. `check_gradients(mesh, GradientCheck{.elements = 8}, loss,

@@ -27,7 +27,7 @@
 namespace shardlib {
 
 namespace detail {
-/// The number of elements of a host array. *Throws* for a negative size, and if the bytes cannot be counted. `width`
+/// The number of elements of a host array. Throws for a negative size, and if the bytes cannot be counted. `width`
 /// is the size of an element in bytes.
 [[nodiscard]] inline std::size_t host_elements(std::span<const std::int64_t> shape, std::int64_t width) {
   std::int64_t n = 1;

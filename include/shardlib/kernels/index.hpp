@@ -30,11 +30,11 @@ struct Lookup {
 
 /// Joins the ids of one more dim to the ids of a lookup along several dims, which are zeros at first: adds the number
 /// of the row times `row_stride`, or sets the largest u32 where another shard has the row. `indices` is what the ids
-/// are called in an error. *Throws* Error on an id outside the dim.
+/// are called in an error. Throws Error on an id outside the dim.
 template <class I>
 void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* indices, u32* joined);
 
-/// The lookup. An id of another shard gives 0. *Throws* Error on an id outside the dim.
+/// The lookup. An id of another shard gives 0. Throws Error on an id outside the dim.
 template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out);
 

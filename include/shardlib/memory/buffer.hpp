@@ -89,7 +89,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   /// Blocks of at least this size have the region's alignment. Smaller ones have 64 bytes.
   static constexpr std::size_t long_block = std::size_t{1} << 18;
-  /// Uninitialized memory. *Throws* Error if there is not enough memory.
+  /// Uninitialized memory. Throws Error if there is not enough memory.
   Buffer allocate(std::size_t bytes);
   /// Frees what lies behind the first `bytes` of a block of this pool that no other handle shares. Other memory stays.
   void shrink(const Buffer& block, std::size_t bytes);

@@ -45,7 +45,7 @@ class Faults {
   /// Gives those after the first `since` the text that `named` makes of it, with all that their op adds to an error.
   void name(std::size_t since, const std::function<std::string(const std::string&)>& named);
   /// Closes the checks that are open: wait(to, from, bytes) waits for the device and copies their words to host memory.
-  /// *Throws* the error of the first that has found one.
+  /// Throws the error of the first that has found one.
   void close(const std::function<void(void* to, const void* from, std::size_t bytes)>& wait);
 
  private:

@@ -26,7 +26,7 @@ namespace shardlib::detail {
 SHARDLIB_INLINE void check_cuda(cudaError_t status, const char* call);
 SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call);
 
-/// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. *Throws* UsageError if it is not in (0, 1].
+/// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. Throws UsageError if it is not in (0, 1].
 [[nodiscard]] SHARDLIB_INLINE double gpu_part();
 
 /// Throws UsageError if several `ranks`, which are processes, have the GPU of device `local_rank`, unless

@@ -49,7 +49,7 @@ class Region {
   /// what the seed does.
   static std::shared_ptr<Region> make_simulated(std::uint64_t seed = 0);
   /// Memory of a GPU, for the device `local_rank` of this machine: the devices are dealt out to the GPUs. The
-  /// `sharers`, the devices of one GPU, share its memory evenly. *Throws* UsageError if the build or the machine has no
+  /// `sharers`, the devices of one GPU, share its memory evenly. Throws UsageError if the build or the machine has no
   /// GPU.
   static std::shared_ptr<Region> make_gpu(int local_rank, int sharers);
 
@@ -77,7 +77,7 @@ class Region {
   [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
   /// The stream of the simulated device whose memory this is. Null for all other memory.
   [[nodiscard]] virtual detail::SimulatedQueue* queue() { return nullptr; }
-  /// Waits until the device has done all that it has begun. *Throws* Error if some of it has failed, or has found a
+  /// Waits until the device has done all that it has begun. Throws Error if some of it has failed, or has found a
   /// wrong operand.
   virtual void synchronize() {}
   /// What kernels of the device find wrong. Null for host memory.

@@ -11,7 +11,7 @@ namespace shardlib::detail {
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  /// Whether all that was put into the stream before the mark has run. *Throws* Error if some of it has failed.
+  /// Whether all that was put into the stream before the mark has run. Throws Error if some of it has failed.
   [[nodiscard]] virtual bool passed() = 0;
 };
 

@@ -116,7 +116,7 @@ struct WindowsVjp {
 }  // namespace detail
 
 /// The elements under windows that move along some lengths, as further dims: `sizes` has the elements of a window.
-/// `Lengths` is as of conv_unreduced. With a reduction it is a pooling: `max<"B N K C -> B N C">` of it. *Throws* if a
+/// `Lengths` is as of conv_unreduced. With a reduction it is a pooling: `max<"B N K C -> B N C">` of it. Throws if a
 /// window is larger than the operand with its zeros. Backward: the sum over all windows that have an element.
 /// `windows<"L, K -> N">(x, {{"K", 3}}, {.stride = 2})` of "B/d L C" is "B/d N K C"
 template <OpSpec Lengths, dtype D, Spec S>
@@ -148,7 +148,7 @@ requires(detail::tensor_first<Args...> &&
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
 /// the result keeps of both makes it depthwise. A length whose name stays keeps its size. Weights are not flipped.
-/// *Throws* if a window is larger than the operand with its zeros. Backward: two convolutions.
+/// Throws if a window is larger than the operand with its zeros. Backward: two convolutions.
 /// `conv_unreduced<"B H W C, P Q C F -> B Y X F", "H W, P Q -> Y X">(x, w, {{.stride = 2}, {.stride = 2}})`
 template <OpSpec O, OpSpec Lengths, dtype D, Spec S, dtype E, Spec T>
 auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializer_list<Window> windows,

@@ -122,7 +122,7 @@ auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, exponent, base)}, exponent);
 }
 
-/// Each element, or the nearest bound if it is outside of [low, high]. There the derivative is 0. *Throws* if low is
+/// Each element, or the nearest bound if it is outside of [low, high]. There the derivative is 0. Throws if low is
 /// above high. `clamp(x, -1.0, 1.0)`
 template <dtype D, Spec S>
 auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::current())

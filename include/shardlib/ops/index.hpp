@@ -112,7 +112,7 @@ inline constexpr bool are_indices = (is_index<Name, I> && ...);
 }  // namespace detail
 
 /// Looks up rows of the table by index along the bracketed dim. A row that lies on another device is 0, so the result
-/// is partial. Indices are global. *Throws* on an index outside the dim. Backward: adds the rows of the cotangent.
+/// is partial. Indices are global. Throws on an index outside the dim. Backward: adds the rows of the cotangent.
 /// `index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids)`
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())
@@ -169,7 +169,7 @@ inline constexpr bool are_scattered = is_float<"scatter_add", D>&& are_indices<"
 }  // namespace detail
 
 /// Adds rows by index along the bracketed dim of the result, whose size is given; where no row is added it is 0. The
-/// transpose of index_unreduced. Indices are global. *Throws* on an index outside the dim. Backward: index_unreduced.
+/// transpose of index_unreduced. Indices are global. Throws on an index outside the dim. Backward: index_unreduced.
 /// `scatter_add<"B/d L M, B/d L -> [V] M +d">(rows, ids, {{"V", 8}})`
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes sizes, Site site = Site::current())
@@ -221,7 +221,7 @@ Out pick(const OpInfo& op, const X& x, const I& indices, int dim) {
 }  // namespace detail
 
 /// The elements at the indices along an unsharded dim, as numpy's take_along_axis: the indices have the other dims of
-/// the operand, and in the dim's place the same one or another. *Throws* on an index outside the dim. Backward: each
+/// the operand, and in the dim's place the same one or another. Throws on an index outside the dim. Backward: each
 /// cotangent is added to that of its element. `take_along<"V">(x, ids)` of "B/d V" and "B/d K" is "B/d K"
 template <DimName Dim, dtype D, Spec S, dtype I, Spec T>
 auto take_along(const Tensor<D, S>& x, const Tensor<I, T>& indices, Site site = Site::current())

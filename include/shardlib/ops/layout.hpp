@@ -113,7 +113,7 @@ GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpe
 
 /// The shard of each device as an element of a new first dim, without traffic or copy: what is sharded over several
 /// dims is then sharded over one. A shard has another size than its dim, so it has another name. Dims that keep their
-/// axes are not stacked. *Throws* if a stacked dim is padded. Backward: unstack_shards. `stack_shards<"B/d/e L/s M ->
+/// axes are not stacked. Throws if a stacked dim is padded. Backward: unstack_shards. `stack_shards<"B/d/e L/s M ->
 /// P/s/d/e U W M">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto stack_shards(const Tensor<D, S>& x, Site site = Site::current())
@@ -122,7 +122,7 @@ auto stack_shards(const Tensor<D, S>& x, Site site = Site::current())
   const detail::Calling op{"stack_shards", detail::full_op<"stack_shards", O, S>, site};
   return detail::relabel<"stack_shards", Out>(op, x, detail::stacked_sizes(op, x.value(), detail::parsed<Out::spec>));
 }
-/// The inverse of stack_shards. *Throws* unless the first dim has one element on each device.
+/// The inverse of stack_shards. Throws unless the first dim has one element on each device.
 /// `unstack_shards<"P/s/d/e U W M -> B/d/e L/s M">(y)`
 template <OpSpec O, dtype D, Spec S>
 auto unstack_shards(const Tensor<D, S>& x, Site site = Site::current())
@@ -209,7 +209,7 @@ Out pad(const OpInfo& op, const X& x, std::int64_t before, std::int64_t after, d
 }  // namespace detail
 
 /// The range of `size` indices from `begin` on along an unsharded dim. A name has one size, so the result's dim has a
-/// name of its own. *Throws* on a range outside the dim. Backward: zeros around it. `narrow<"L -> N">(x, 2, 4)`
+/// name of its own. Throws on a range outside the dim. Backward: zeros around it. `narrow<"L -> N">(x, 2, 4)`
 template <OpSpec O, dtype D, Spec S>
 auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>> {

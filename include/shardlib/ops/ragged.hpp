@@ -32,7 +32,7 @@ struct RaggedVjp {
 
 /// Rows move to the device that counts them in `received`, which is `all_to_all` of `sent`; swapped counts move them
 /// back. Only counted rows travel. The size of the result's first dim bounds what a device gets; further rows are 0.
-/// *Throws* where a device has or gets more rows. Backward: the rows of the cotangent move back.
+/// Throws where a device has or gets more rows. Backward: the rows of the cotangent move back.
 /// `ragged_all_to_all<"R/d/e M -> S/d/e M">(rows, sent, received, {{"S", 64}})`; `sent` is "P/d/e X", `received` "P/d
 /// X/e"
 template <OpSpec O, dtype D, Spec S, dtype I, Spec From, dtype J, Spec To>
@@ -103,7 +103,7 @@ struct GroupedWeightsVjp {
 
 /// The einsum of each row with the weights of its group. The first dim of the weights numbers the groups. Each
 /// device's rows are ordered by group; rows behind those that are counted are 0. Backward: two grouped products.
-/// *Throws* where the counts exceed the rows.
+/// Throws where the counts exceed the rows.
 /// `grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(rows, weights, counts)`; `counts` is "P/d X/e"
 template <OpSpec O, dtype D, Spec S, dtype E, Spec W, dtype I, Spec C>
 auto grouped_einsum(const Tensor<D, S>& rows, const Tensor<E, W>& weights, const Tensor<I, C>& counts,

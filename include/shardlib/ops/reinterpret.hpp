@@ -20,7 +20,7 @@ ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& dev
 
 /// The mesh with other axes in the place of some that follow each other; ranks stay. One new axis gets the product of
 /// the sizes that it replaces. For several new ones the call gives the sizes: `reinterpret<"e -> d s">(mesh, {{"d", 2},
-/// {"s", 4}})`. *Throws* if their product is another number of devices. `reinterpret<"d s -> e">(mesh)`
+/// {"s", 4}})`. Throws if their product is another number of devices. `reinterpret<"d s -> e">(mesh)`
 template <OpSpec Axes, Spec A>
 auto reinterpret(const Mesh<A>& mesh, const Sizes& sizes = {}, Site site = Site::current())
     -> Mesh<detail::result_of<rules::reinterpret_mesh, Axes, A>> {
@@ -29,7 +29,7 @@ auto reinterpret(const Mesh<A>& mesh, const Sizes& sizes = {}, Site site = Site:
 }
 
 /// The tensor on another mesh of the same devices, without communication or copy: "X/d/s M" becomes "X/e M", "+d +s"
-/// becomes "+e", and what is replicated stays replicated. *Throws* if the new axes are not the same devices in the same
+/// becomes "+e", and what is replicated stays replicated. Throws if the new axes are not the same devices in the same
 /// order. Backward: the inverse reinterpret. `reinterpret<"d s -> e">(x, mesh)`
 template <OpSpec Axes, dtype D, Spec S, Spec A>
 auto reinterpret(const Tensor<D, S>& x, const Mesh<A>& mesh, Site site = Site::current())

@@ -158,7 +158,7 @@ struct Submeshes {
 /// the elements of its submesh, `X/t`. It gets a tree of tensors if no leaf names e, and copies of other arguments.
 /// With `"N/e"` a result becomes a shard of the dim N, which is new and first unless the result has it; with `"+e"` it
 /// becomes a summand. f returns a tensor, or several in a pair or tuple, which become a tuple. They must have the same
-/// sizes on all submeshes; otherwise the next collective over e throws. *Throws* if an argument is not on `mesh`, if a
+/// sizes on all submeshes; otherwise the next collective over e throws. Throws if an argument is not on `mesh`, if a
 /// result is not on `part`, and for a padded dim that e shards. Backward: the cotangent of a replicated argument is a
 /// sum over e; a submesh that does not use an argument adds zeros.
 /// `on_submeshes<"N/e">(mesh, [](const Mesh<"d t">& part, const auto& x) { return x * 2.0; }, x)`

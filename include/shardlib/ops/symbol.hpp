@@ -293,7 +293,7 @@ constexpr bool names_closure() {
 template <class T>
 inline constexpr bool is_closure = names_closure<T>();
 
-/// The instructions of a function over operands of these dtypes. *Throws* Error if it branches, or is too long.
+/// The instructions of a function over operands of these dtypes. Throws Error if it branches, or is too long.
 template <class F, class... D>
 MapProgram traced(const F& f, D... dtype) {
   const MapTracer trace;

@@ -235,7 +235,7 @@ class Unstacked : public detail::FieldsLike<W, typename detail::part_fields<Dim,
 template <DimName Dim, class W>
 class StackedTree : public detail::FieldsLike<W, typename detail::stack_fields<Dim, detail::field_types<W>>::type> {};
 
-/// The same of a struct of stacked tensors, as an Array of Unstacked. *Throws* if leaves have different sizes.
+/// The same of a struct of stacked tensors, as an Array of Unstacked. Throws if leaves have different sizes.
 /// `for (const Layer layer : unstack<"layer">(stacked))`
 template <DimName Dim, class W, class = std::enable_if_t<!is_tensor<W>>>
 auto unstack(const W& stacked, Site site = Site::current())

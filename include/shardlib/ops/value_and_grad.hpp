@@ -220,7 +220,7 @@ G collect(const W& weights, const std::vector<ValuePtr>& cotangents) {
 }  // namespace detail
 
 /// Computes f(weights, args...) and its gradient by the weights. The loss is a scalar that is partial over every axis
-/// of the mesh, "+d +t". Gradients have the type Dual<leaf>. Within the call, a dim's name has one size. *Throws* if
+/// of the mesh, "+d +t". Gradients have the type Dual<leaf>. Within the call, a dim's name has one size. Throws if
 /// the loss does not depend on a weight. `auto [loss, grads] = value_and_grad(mesh, f, weights, batch);`, and for a
 /// function that returns std::pair(loss, accuracy):
 /// `auto [loss, grads, accuracy] = value_and_grad(mesh, f, weights, batch);`
@@ -320,7 +320,7 @@ struct Checkpointed {
 /// Wraps f so that its residuals are only the arguments and the values that pass through save_for_backward. The
 /// backward pass recomputes the other values that the derivatives need, and nothing else. f runs again in the
 /// backward pass, so it may capture nothing, or numbers by value. Pass tensors and configurations as arguments: the
-/// call keeps a copy of them. With a `policy` it keeps other values. *Throws* if the policy names an op that f does not
+/// call keeps a copy of them. With a `policy` it keeps other values. Throws if the policy names an op that f does not
 /// run. `explicit_activation_checkpointing(layer)(x, w, config)`
 template <class F>
 auto explicit_activation_checkpointing(F f, RecomputePolicy policy = {})

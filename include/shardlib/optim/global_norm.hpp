@@ -32,9 +32,9 @@ struct CountsOnce {
     return checked<rules::norm_leaf, A, dtype_v<D>, S>::ok;
   }
 };
-/// *Throws* unless the leaf is on the device of the mesh.
+/// Throws unless the leaf is on the device of the mesh.
 SHARDLIB_INLINE void require_on_mesh(const DevicePtr& mesh, const std::string& leaf, const Value& x);
-/// *Throws* if the mesh is one stage of a pipeline.
+/// Throws if the mesh is one stage of a pipeline.
 SHARDLIB_INLINE void require_no_stage(const DevicePtr& mesh);
 /// Adds this device's part of the sum of the squares of the leaves for which counts(name). The total may be empty.
 template <Spec A, Spec S, class Tree, class Counts>
@@ -56,7 +56,7 @@ double root_of(const Tensor<f32, S>& total) {
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
 /// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
-/// freezes do not count. *Throws* for a leaf on another mesh, and for the mesh of a pipeline's stage, whose norm is not
+/// freezes do not count. Throws for a leaf on another mesh, and for the mesh of a pipeline's stage, whose norm is not
 /// that of all ranks: pipeline::global_norm has it. `global_norm(mesh, grads)`
 template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] double global_norm(const Mesh<A>& mesh, const Tree& tree, const Decays& decays = {}) {

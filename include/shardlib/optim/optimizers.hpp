@@ -49,7 +49,7 @@ struct LeafUpdate {
 using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
 using kernels::body::AddGradient, kernels::body::MuonMomentum, kernels::body::StepAlong;
 
-/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. *Throws*
+/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. Throws
 /// for a value that the tape tracks, because the op has no derivative.
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
 SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf);
@@ -208,13 +208,13 @@ constexpr bool takes_trees() {
     return all_leaves_of<Checks, Tree, More...>({});
 }
 
-/// *Throws* UsageError unless the learning rate is finite, `step` at least 0, and each decay of a moment in [0, 1).
+/// Throws UsageError unless the learning rate is finite, `step` at least 0, and each decay of a moment in [0, 1).
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
                                 std::initializer_list<double> decays);
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
-/// is one. *Throws*, naming `function`, if the trees differ in structure, a leaf is empty, or a tree is written twice.
+/// is one. Throws, naming `function`, if the trees differ in structure, a leaf is empty, or a tree is written twice.
 [[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function,
                                                                    const LeafFactorsOf& factors, std::size_t moments,
                                                                    const UntypedLeaves<ValuePtr>& weights,

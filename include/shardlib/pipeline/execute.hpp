@@ -307,7 +307,7 @@ template <Spec P, Spec A>
 /// Takes the pending sums of gradients, as shardlib::reduce_gradients, those over the stage axis too: a leaf outside of
 /// the Arrays over it (`Array<"layers/p", Layer>`) is one weight on all ranks that hold it, which are owners(leaf
 /// name), in ascending order. These get the same bits. Without such leaves, leave `owners` out. All ranks call it, once
-/// per step. *Throws* if a rank that holds a leaf is not among its owners; an owner that holds none makes the others
+/// per step. Throws if a rank that holds a leaf is not among its owners; an owner that holds none makes the others
 /// wait. `reduce_gradients(mesh, std::move(step.gradients), [&](std::string_view) { return ranks_of(schedule, {0});
 /// })`
 template <Spec P, Spec A, class G, class Owners = detail::NoOwners>

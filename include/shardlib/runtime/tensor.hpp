@@ -16,7 +16,7 @@
 namespace shardlib {
 
 namespace detail {
-/// The place of a dim in a spec. *Throws* if the spec has none of this name.
+/// The place of a dim in a spec. Throws if the spec has none of this name.
 template <Spec S>
 int dim_of(const OpInfo& call, std::string_view dim) {
   const int at = parsed<S>.find(dim);

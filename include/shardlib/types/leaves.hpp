@@ -27,7 +27,7 @@ struct UntypedLeaf {
   const TensorSpec* spec;
   std::string_view text;  ///< of the spec
 
-  /// *Throws* EmptyTensor if the tensor is empty.
+  /// Throws EmptyTensor if the tensor is empty.
   [[nodiscard]] V& value() const {
     if (*pointer == nullptr) [[unlikely]]
       fail_empty(dtype, text, name.empty() ? "" : "the leaf `" + name + "`: ");
@@ -46,7 +46,7 @@ struct UntypedLeaves {
   std::vector<UntypedLeaf<V>> leaves = {};
   std::vector<ArraySize> arrays = {};
 
-  /// *Throws* if Arrays at the same path have different sizes. Both trees have one structure by their types. The error
+  /// Throws if Arrays at the same path have different sizes. Both trees have one structure by their types. The error
   /// begins with the name of the function that needs them.
   template <class U>
   void require_structure_of(const UntypedLeaves<U>& first, std::string_view function) const {

@@ -127,7 +127,7 @@ constexpr bool check_places() {
   return true;
 }
 
-/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. *Throws* if Arrays at the same path have
+/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. Throws if Arrays at the same path have
 /// different sizes.
 template <class F, class Tree, class... More>
 void visit(F& f, const Path& path, Tree& tree, More&... more) {

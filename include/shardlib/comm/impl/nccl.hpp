@@ -173,7 +173,7 @@ class NcclCommunicator final : public Communicator {
   Request start_send(const Buffer& buffer, int to) override { return staged_->send(buffer, to); }
   Request start_recv(const Buffer& buffer, int from) override { return staged_->recv(buffer, from); }
 
-  /// Waits for the other members to come to the same place of the same call. *Throws* Error if one is in another.
+  /// Waits for the other members to come to the same place of the same call. Throws Error if one is in another.
   // An operation of NCCL occupies its GPU until all members have started it. Meanwhile a call of CUDA on another thread
   // of the process can wait for that GPU: a memory allocation, or the first start of a kernel, which loads it. So no
   // member may go on from a call of NCCL before all that share its process have made it.

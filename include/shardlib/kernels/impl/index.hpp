@@ -30,7 +30,7 @@ inline Nest<3> lookup_nest(const Lookup& l) {
   return nest;
 }
 
-/// *Throws* Error if an id is outside the table, on a device when the host next waits for it.
+/// Throws Error if an id is outside the table, on a device when the host next waits for it.
 template <class I>
 void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* op) {
   const auto text = [&](const std::string& id) {
