@@ -178,8 +178,8 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// einsums and collectives can therefore ignore padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// An op that has started.
-struct Started {
+/// An op in flight.
+struct PendingOp {
   Buffer result;  ///< receives the result
   Kernel finish;  ///< waits for the result
 };
@@ -187,7 +187,7 @@ struct Started {
 /// the result. The op counts at its start. Its errors are as those of `run`, and the observer receives it, with what it
 /// has read at its start, when it completes. In a dry run the observer receives it at its start, so that plans show
 /// also what nothing reads.
-[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Started()>& start);
+[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start);
 
 /// Defers the value until something reads it.
 [[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
@@ -195,10 +195,11 @@ struct Started {
 /// Whether the checkpointed function that runs now keeps the result of this op (RecomputePolicy).
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE bool keeps(const Value& out);
 
-/// Computes the value now, or defers it in a replay. A value that a policy keeps is computed once, and so is what the
-/// kernel writes `beside` it for the backward pass.
-[[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel,
-                                            std::span<const ValuePtr> beside = {});
+/// Computes the value now, or defers it in a replay, and returns it. A value that a policy keeps is computed once, and
+/// so is what the kernel writes `beside` it for the backward pass.
+// Not one function with `run`, which a deferred value calls later.
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel,
+                                                std::span<const ValuePtr> beside = {});
 
 /// The result of an op, on the tape but not computed.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device,
@@ -206,16 +207,12 @@ struct Started {
                                                                      const GlobalSizes& global,
                                                                      std::span<EdgeSource> sources);
 
-/// The type-erased part of `record`, shared by all ops.
-[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
-                                                     const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
-                                                     std::span<EdgeSource> sources);
-
+/// Records an op and computes its result: here its types end.
 template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
-  return Out(
-      record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, Kernel(kernel), sources));
+  return Out(evaluate(make_recorded(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, sources),
+                      kernel));
 }
 
 /// The spec of the cotangent of a value, on the axes of its spec and of the op's `other` tensors. It lasts.

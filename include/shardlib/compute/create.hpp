@@ -49,7 +49,7 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
     });
     return result;
   };
-  return record_erased(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes), Kernel(fill), {});
+  return evaluate(make_recorded(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes), {}), fill);
 }
 
 template <class D>

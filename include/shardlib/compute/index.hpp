@@ -67,7 +67,7 @@ ValuePtr record_scatter(const OpInfo& op, const ScatterAdd<D>& add, const Tensor
                                                                                      const Residuals& saved) {
       return record_lookup<D>(Calling("index_unreduced", {}, {}), {ct, indices}, *due, saved.sizes);
     };
-  return record_erased(op, device, dtype_v<D>, spec, global, Kernel(add), {&source, 1});
+  return evaluate(make_recorded(op, device, dtype_v<D>, spec, global, {&source, 1}), add);
 }
 template <class D>
 ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec& spec, const GlobalSizes& global) {
@@ -77,7 +77,7 @@ ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec
                      const ValuePtr& ct, const Residuals& saved) {
       return record_scatter<D>(Calling("scatter_add", {}, {}), {ct, indices, of}, *due, saved.sizes, false);
     };
-  return record_erased(op, rows.table->device, dtype_v<D>, spec, global, Kernel(rows), {&source, 1});
+  return evaluate(make_recorded(op, rows.table->device, dtype_v<D>, spec, global, {&source, 1}), rows);
 }
 
 }  // namespace shardlib::detail

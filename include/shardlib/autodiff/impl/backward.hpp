@@ -228,7 +228,7 @@ SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype)
     });
     return result;
   };
-  return record_erased({"full", {}, {}}, device, dtype, scalar, {}, Kernel(fill), {});
+  return evaluate(make_recorded({"full", {}, {}}, device, dtype, scalar, {}, {}), fill);
 }
 
 }  // namespace shardlib::detail

@@ -158,9 +158,9 @@ inline std::string with_op(const Value& out, std::string_view reason) {
   return out.made_by.describe() + ": " + std::string(reason) + " (" + out.device->describe() + ")";
 }
 
-/// Calls f, and adds the op's name and the device to its errors, also to those that its kernels find later.
-template <class F>
-Buffer with_op_in_errors(const Value& out, const F& f) {
+/// Calls f, a part of the op that computes `out`, and reports it to the observer if `report`. Adds the op's name and
+/// the device to its errors, also to those that its kernels find later.
+SHARDLIB_INLINE Buffer run_part(const Value& out, bool report, const std::function<Buffer()>& f) {
   const ReadsOf reads(out);
   Region* const memory = out.device->pool()->device_memory();
   Faults* const faults = memory == nullptr ? nullptr : memory->faults();
@@ -169,7 +169,7 @@ Buffer with_op_in_errors(const Value& out, const F& f) {
     if (faults != nullptr) faults->name(before, [&](const std::string& reason) { return with_op(out, reason); });
   };
   try {
-    Buffer result = f();
+    Buffer result = report ? observed(out, f) : f();
     name_checks();
     return result;
   } catch (const Error& error) {
@@ -184,14 +184,11 @@ Buffer with_op_in_errors(const Value& out, const F& f) {
 SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   make_progress(program_state(out.device));
   count(out);
-  return with_op_in_errors(out, [&] {
-    return observed(out, [&] {
-      Buffer result = kernel(out);
-      // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
-      // already.
-      if (out.global.is_padded() && result.unique()) zero_padding(out, result);
-      return result;
-    });
+  return run_part(out, true, [&] {
+    Buffer result = kernel(out);
+    // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero already.
+    if (out.global.is_padded() && result.unique()) zero_padding(out, result);
+    return result;
   });
 }
 
@@ -204,27 +201,23 @@ inline Handle<Value> shape_of(const Value& out) {
   return shape;
 }
 
-SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<Started()>& start) {
+SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start) {
   ProgramState& s = program_state(out->device);
   make_progress(s);
   count(*out);
   if (s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
   OwnWork own(s);
   Kernel finish;
-  const auto begin = [&] {
-    Started started = start();
-    finish = std::move(started.finish);
-    return std::move(started.result);
-  };
   const bool dry = out->device->is_dry();
-  static_cast<void>(with_op_in_errors(*out, [&] { return dry ? observed(*out, begin) : begin(); }));
+  static_cast<void>(run_part(*out, dry, [&] {
+    PendingOp begun = start();
+    finish = std::move(begun.finish);
+    return std::move(begun.result);
+  }));
   out->storage->compute = [finish = std::move(finish), shape = shape_of(*out), work = own.take(), dry] {
-    return with_op_in_errors(*shape, [&] {
-      if (dry) return finish(*shape);
-      return observed(*shape, [&] {
-        program_state(shape->device).work = work;
-        return finish(*shape);
-      });
+    return run_part(*shape, !dry, [&] {
+      if (!dry) program_state(shape->device).work = work;
+      return finish(*shape);
     });
   };
 }
@@ -238,7 +231,7 @@ SHARDLIB_INLINE bool keeps(const Value& out) {
   return s.kept && std::ranges::find(s.kept->ops, std::string_view(out.made_by.name)) != s.kept->ops.end();
 }
 
-SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
+SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
   ProgramState& s = program_state(out->device);
   const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
   if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
@@ -246,11 +239,15 @@ SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span
     f(*out);
     for (const ValuePtr& one : beside) f(*one);
   };
-  if (replay && kept)
-    return results([&](const Value& known) { known.storage->buffer = next_saved(s, known).storage->buffer; });
-  if (replay || s.mode == ProgramState::Mode::start) return defer(out, std::move(kernel));
-  out->storage->buffer = run(kernel, *out);
-  if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });
+  if (replay && kept) {
+    results([&](const Value& known) { known.storage->buffer = next_saved(s, known).storage->buffer; });
+  } else if (replay || s.mode == ProgramState::Mode::start) {
+    defer(out, std::move(kernel));
+  } else {
+    out->storage->buffer = run(kernel, *out);
+    if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });
+  }
+  return out;
 }
 
 SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device, DType dtype,
@@ -272,13 +269,6 @@ SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& d
   return out;
 }
 
-SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
-                                       const GlobalSizes& global, Kernel&& kernel, std::span<EdgeSource> sources) {
-  auto out = make_recorded(op, device, dtype, spec, global, sources);
-  evaluate(out, std::move(kernel));
-  return out;
-}
-
 SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
                                                std::initializer_list<const TensorSpec*> others) {
   Axes axes;
@@ -295,8 +285,8 @@ SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& 
                                                                                   const Residuals& saved) {
       return record_linear_erased(op, ct, *due, saved.sizes, transpose, forward);
     };
-  return record_erased(op, x->device, x->dtype, spec, global, OfOperand<UnaryKernel>{x, std::move(forward)},
-                       {&source, 1});
+  return evaluate(make_recorded(op, x->device, x->dtype, spec, global, {&source, 1}),
+                  OfOperand<UnaryKernel>{x, std::move(forward)});
 }
 
 SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,

@@ -130,14 +130,14 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
 }
 
 /// The result of a collective of one device.
-inline Started passed_on(const Value& in) {
+inline PendingOp passed_on(const Value& in) {
   const Buffer data = in.data();
   return {data, [data](const Value& /*shape*/) { return data; }};
 }
 
 /// Starts a collective that sends `sent` and receives `received`, the shard of `out`, whose first read waits for it.
-inline Started begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
-                           const std::function<Request()>& start) {
+inline PendingOp begin_async(const ValuePtr& in, const ValuePtr& out, const Buffer& sent, const Buffer& received,
+                             const std::function<Request()>& start) {
   ProgramState& s = program_state(out->device);
   const auto pending = Handle<PendingCollective>::make(begin(*out, start), std::make_shared<Buffer>(received), s.hooks);
   pending->deferred = out->storage.get();
@@ -169,7 +169,7 @@ inline void gather_async(const ValuePtr& in, const ValuePtr& out) {
     add_traffic(*out, in->bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
     const auto rows = rows_in_place(group, *out, d.cuts);
     const Buffer sent = in->data(), gathered = allocate(*out);
-    Started begun =
+    PendingOp begun =
         begin_async(in, out, sent, gathered, [&] { return group.all_gather(sent, gathered, rows.value_or(1)); });
     if (!rows)
       begun.finish = [finish = std::move(begun.finish), cuts = d.cuts](const Value& shape) {

@@ -34,13 +34,12 @@ SHARDLIB_INLINE void note_key(const DevicePtr& device, const RandomKey& key) {
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
                 F fill) {
-  return record_erased(op, device, dtype, spec, given_sizes(op, device, spec, sizes),
-                       [fill](const Value& out) {
-                         Buffer result = allocate(out);
-                         fill(result, out);
-                         return result;
-                       },
-                       {});
+  return evaluate(make_recorded(op, device, dtype, spec, given_sizes(op, device, spec, sizes), {}),
+                  [fill](const Value& out) {
+                    Buffer result = allocate(out);
+                    fill(result, out);
+                    return result;
+                  });
 }
 
 SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {

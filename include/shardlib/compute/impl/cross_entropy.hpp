@@ -59,7 +59,8 @@ inline ValuePtr second_by_logits(const ValuePtr& g, const ValuePtr& ct, const Va
   TensorSpec part = whole;
   for (const auto axis : logits->spec->dims[logits->spec->rank() - 1].axes) part.add_partial(axis);
   const auto record = [&](const char* name, const TensorSpec& of, const GlobalSizes& sizes, Kernel&& kernel) {
-    return record_erased(Calling(name, {}, {}), logits->device, logits->dtype, of, sizes, std::move(kernel), {});
+    return evaluate(make_recorded(Calling(name, {}, {}), logits->device, logits->dtype, of, sizes, {}),
+                    std::move(kernel));
   };
   ValuePtr dots = record("sum", lasting(part), rows[1]->global, [g, logits, rows](const Value& out) {
     const SoftmaxRows softmax(*logits, rows);
@@ -95,14 +96,15 @@ SHARDLIB_INLINE ValuePtr record_cross_entropy_vjp(const ValuePtr& ct, const Valu
                return numbers[row * softmax.n + i] * (softmax.p(row, i) - softmax.at_target(row, i));
              });
            };
-           return record_erased(Calling("sum", {}, {}), g->device, g->dtype, *due, saved.sizes, Kernel(sum), {});
+           return evaluate(make_recorded(Calling("sum", {}, {}), g->device, g->dtype, *due, saved.sizes, {}), sum);
          }});
     sources.push_back({&logits, {&ct, &logits}, [rows, &spec](const ValuePtr& g, const Residuals& saved) {
                          return second_by_logits(g, saved.values[0], saved.values[1], rows, spec);
                        }});
   }
-  return record_erased({"cross_entropy_backward", {}, {}}, ct->device, logits->dtype, spec, logits->global,
-                       std::move(kernel), sources);
+  return evaluate(
+      make_recorded({"cross_entropy_backward", {}, {}}, ct->device, logits->dtype, spec, logits->global, sources),
+      std::move(kernel));
 }
 
 }  // namespace shardlib::detail

@@ -59,7 +59,7 @@ SHARDLIB_INLINE void cast_cotangent(const ValuePtr& result, DType operands) {
     const DevicePtr device = ct->device;
     const TensorSpec& spec = *ct->spec;
     const GlobalSizes sizes = ct->global;
-    return record_erased(op, device, operands, spec, sizes, CastInPlace{std::move(ct)}, {});
+    return evaluate(make_recorded(op, device, operands, spec, sizes, {}), CastInPlace{std::move(ct)});
   };
 }
 
@@ -89,8 +89,8 @@ inline ValuePtr product_cotangent(const ValuePtr& ct, const ValuePtr& other, con
   const ValuePtr grad = record_product_erased(Calling("einsum_unreduced", {}, {}), ct, other, ct->dtype, spec,
                                               product(plan_product(*ct->spec, *other->spec, spec), ct, other), product);
   if (kept.rank() == due.rank()) return grad;
-  return record_erased(Calling("broadcast", {}, {}), ct->device, ct->dtype, due, sizes, OfOperand{grad, &repeat_kernel},
-                       {});
+  return evaluate(make_recorded(Calling("broadcast", {}, {}), ct->device, ct->dtype, due, sizes, {}),
+                  OfOperand{grad, &repeat_kernel});
 }
 
 SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, DType dtype,
@@ -105,7 +105,7 @@ SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr&
                          [of = operands[i]->spec, product](const ValuePtr& ct, const Residuals& saved) {
                            return product_cotangent(ct, saved.values[0], *of, saved.sizes, product);
                          }});
-  return record_erased(op, x->device, dtype, spec, global, std::move(kernel), sources);
+  return evaluate(make_recorded(op, x->device, dtype, spec, global, sources), std::move(kernel));
 }
 
 SHARDLIB_INLINE EinsumOrder einsum_order(const OpInfo& op, const OpParts& parts, const std::vector<ValuePtr>& x) {

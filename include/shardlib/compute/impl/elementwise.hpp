@@ -27,8 +27,8 @@ SHARDLIB_INLINE ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DTyp
                       return cast_floating(Calling("cast", {}, {}), ct, from);
                     }};
   const auto kernel = floating_cast(to, from);
-  return record_erased(op, x->device, to, *x->spec, x->global, Kernel(OfOperand<decltype(kernel)>{x, kernel}),
-                       {&source, 1});
+  return evaluate(make_recorded(op, x->device, to, *x->spec, x->global, {&source, 1}),
+                  OfOperand<decltype(kernel)>{x, kernel});
 }
 
 SHARDLIB_INLINE void check_divisor(const Value& divisor) {

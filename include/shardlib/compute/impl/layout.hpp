@@ -22,7 +22,8 @@ SHARDLIB_INLINE Buffer same_bytes(const Value& in, const Value& /*out*/) {
 }
 SHARDLIB_INLINE ValuePtr record_on(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& spec,
                                    const GlobalSizes& global, std::span<EdgeSource> sources) {
-  return record_erased(op, device, x->dtype, spec, global, OfOperand<decltype(&same_bytes)>{x, same_bytes}, sources);
+  return evaluate(make_recorded(op, device, x->dtype, spec, global, sources),
+                  OfOperand<decltype(&same_bytes)>{x, same_bytes});
 }
 
 SHARDLIB_INLINE GlobalSizes sizes_in_order(const ValuePtr& x, const TensorSpec& out) {
@@ -239,7 +240,7 @@ SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector
   global.push_back(size);
   for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
   for (const ValuePtr& part : parts) check_same_sizes(op, like, *part, -1);
-  return record_erased(op, like.device, like.dtype, spec, global, StackParts{parts}, sources);
+  return evaluate(make_recorded(op, like.device, like.dtype, spec, global, sources), StackParts{parts});
 }
 SHARDLIB_INLINE DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x,
                                    const TensorSpec& part, const TensorSpec& due) {
@@ -255,8 +256,8 @@ SHARDLIB_INLINE DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& o
                              return record_linear_erased(Calling("take_part", {}, {}), ct, *spec, sizes_of_part(ct),
                                                          TakePart{at}, PutPart{at});
                            }});
-    return std::vector{
-        record_erased({"stack", op.spec, op.site}, device, dtype, due, global, StackParts{cotangents}, sources)};
+    return std::vector{evaluate(make_recorded({"stack", op.spec, op.site}, device, dtype, due, global, sources),
+                                StackParts{cotangents})};
   };
   Slot slot;
   for (std::int64_t i = 0; i < x->global[0].size; ++i) {

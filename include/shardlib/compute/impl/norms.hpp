@@ -76,10 +76,10 @@ SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, c
                              });
                            });
                          };
-                         return record_erased(op, by->device, by->dtype, *by->spec, by->global, Kernel(kernel), {});
+                         return evaluate(make_recorded(op, by->device, by->dtype, *by->spec, by->global, {}), kernel);
                        }});
   }
-  return record_erased(op, ct->device, ct->dtype, *ct->spec, ct->global, vjp.kernel(ct, x), sources);
+  return evaluate(make_recorded(op, ct->device, ct->dtype, *ct->spec, ct->global, sources), vjp.kernel(ct, x));
 }
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {

@@ -38,7 +38,7 @@ ValuePtr leaf_map(const char* name, const ValuePtr& grad, const F& f, const X&..
     grad->dtype == DType::bf16 ? apply(grad->as<const bf16>()) : apply(grad->as<const f32>());
     return result;
   };
-  return record_erased({name, {}, {}}, grad->device, DType::f32, *grad->spec, grad->global, Kernel(kernel), {});
+  return evaluate(make_recorded({name, {}, {}}, grad->device, DType::f32, *grad->spec, grad->global, {}), kernel);
 }
 
 }  // namespace detail
@@ -74,14 +74,14 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
   const auto changes = detail::leaf_sum_of_squares(change);
   const auto weights = scale_parameter ? detail::leaf_sum_of_squares(*leaf.weight) : changes;
   const AdafactorFactor of{f(clip), f(least_scale), f(elements), scale_parameter};
-  const auto factor = detail::record_erased({"adafactor_factor", {}, {}}, grad->device, DType::f32, scalar, {},
-                                            detail::Kernel([=](const detail::Value& out) {
-                                              Buffer result = detail::allocate(out);
-                                              kernels::apply_flat(out.device->exec(), 1, of, result.as<f32>(),
-                                                                  changes->as<const f32>(), weights->as<const f32>());
-                                              return result;
-                                            }),
-                                            {});
+  const auto factor =
+      detail::evaluate(detail::make_recorded({"adafactor_factor", {}, {}}, grad->device, DType::f32, scalar, {}, {}),
+                       [=](const detail::Value& out) {
+                         Buffer result = detail::allocate(out);
+                         kernels::apply_flat(out.device->exec(), 1, of, result.as<f32>(), changes->as<const f32>(),
+                                             weights->as<const f32>());
+                         return result;
+                       });
   change = detail::leaf_map("adafactor_change", change, ScaledElement{}, factor);
   detail::LeafUpdate of_step = leaf;
   of_step.grad = &change;

@@ -25,8 +25,8 @@ SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const Tensor
 
 inline ValuePtr leaf_op(const char* name, const ValuePtr& x, const TensorSpec& to, const GlobalSizes& sizes,
                         Buffer (*kernel)(const Value&, const Value&)) {
-  return record_erased({name, lasting_op(*x->spec, to), {}}, x->device, DType::f32, to, sizes,
-                       Kernel(OfOperand<decltype(kernel)>{x, kernel}), {});
+  return evaluate(make_recorded({name, lasting_op(*x->spec, to), {}}, x->device, DType::f32, to, sizes, {}),
+                  OfOperand<decltype(kernel)>{x, kernel});
 }
 
 SHARDLIB_INLINE ValuePtr gathered_leaf(const ValuePtr& x, const TensorSpec& to) {
