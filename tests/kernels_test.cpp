@@ -379,8 +379,8 @@ TEST_CASE("kernels: elementwise loops broadcast, write several outputs and work 
       for (auto& e : small) {
         if (rng() % 2 == 0) e = 1;
       }
-      k::Dims small_strides = k::row_major(small);
-      k::Dims reversed_strides = k::row_major(reversed);
+      k::DimVector small_strides = k::row_major(small);
+      k::DimVector reversed_strides = k::row_major(reversed);
       std::reverse(reversed_strides.values.begin(), reversed_strides.values.begin() + reversed_strides.count);
       for (int d = 0; d < small_strides.count; ++d) {
         if (small[at(d)] == 1) small_strides.at(d) = 0;
@@ -995,8 +995,8 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
       }
       if (in_indices[d]) index_shape.push_back(shape[d]);
     }
-    const k::Dims table_strides = k::row_major(table_shape);
-    const k::Dims dense_index = k::row_major(index_shape);
+    const k::DimVector table_strides = k::row_major(table_shape);
+    const k::DimVector dense_index = k::row_major(index_shape);
     Shape strides(shape.size());
     Shape index_strides(shape.size());
     int next = 0;
@@ -1074,7 +1074,7 @@ TEST_CASE("kernels: Philox gives the published words") {
 TEST_CASE("kernels: random numbers depend on the global place alone and have the right distribution") {
   Fixture fx;
   const Shape global{6, 10, 7};
-  const k::Dims strides = k::row_major(global);
+  const k::DimVector strides = k::row_major(global);
   std::vector<f32> whole(420);
   const auto fill = [&](int kind, auto* out, const Shape& shape, const Shape& offsets) {
     if (kind == 0) k::fill_random<k::body::Uniform>(fx.exec, out, shape, strides, offsets, 42, 7);

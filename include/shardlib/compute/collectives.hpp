@@ -16,10 +16,11 @@
 namespace shardlib {
 namespace detail {
 
-using AxisList = std::vector<std::string_view>;
+/// The axes that a group of devices spans. Its ranks are row-major in this order.
+using GroupAxes = std::vector<std::string_view>;
 
 /// The axes in the order of the mesh, which determines the order of a sum over them.
-SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes);
+SHARDLIB_INLINE GroupAxes in_mesh_order(const Device& device, const Axes& axes);
 
 /// Starts an operation of a communicator. The device's stopwatch counts the time as communication.
 SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start);
@@ -27,9 +28,9 @@ SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>
 /// Starts and completes an operation. The wait for other devices counts as communication as well.
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start);
 
-SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
+SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const GroupAxes& axes);
 
-SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op);
+SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const GroupAxes& axes, Reduction op);
 
 /// The maximum of the shards `local` over the axes of the dims that `out` lacks. Sets their padding to zero first.
 SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer local);

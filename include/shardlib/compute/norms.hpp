@@ -153,7 +153,7 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   // The loop runs over the first half of the dim; each step rotates one pair.
   Shape halves = in.local;
   halves[dim] = half;
-  kernels::Dims along, table;
+  kernels::DimVector along, table;
   for (int i = 0; i < in.local.size(); ++i) {
     along.push(strides[i]);
     table.push(i == length ? half : i == dim ? 1 : 0);

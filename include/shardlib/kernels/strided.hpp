@@ -16,13 +16,13 @@ namespace shardlib::kernels {
 /// shards.
 inline constexpr int max_rank = 12;
 
-/// A short list of sizes, strides or positions.
-struct Dims {
+/// A size, a stride or a position for each dim of an array.
+struct DimVector {
   std::array<std::int64_t, max_rank> values{};
   int count = 0;
 
-  constexpr Dims() = default;
-  constexpr explicit Dims(std::span<const std::int64_t> list) {
+  constexpr DimVector() = default;
+  constexpr explicit DimVector(std::span<const std::int64_t> list) {
     for (const std::int64_t v : list) push(v);
   }
   constexpr void push(std::int64_t v) {
@@ -45,8 +45,8 @@ constexpr std::int64_t product(std::span<const std::int64_t> shape) {
 }
 
 /// Strides of a dense row-major array.
-constexpr Dims row_major(std::span<const std::int64_t> shape) {
-  Dims strides(shape);
+constexpr DimVector row_major(std::span<const std::int64_t> shape) {
+  DimVector strides(shape);
   std::int64_t stride = 1;
   for (int d = strides.count; d-- > 0;) {
     strides.at(d) = stride;

@@ -122,7 +122,7 @@ class KeyBlocks {
   bool for_all_;  ///< a dry run, whose device stands for all of them
   SequenceOrder order_;
   std::int64_t length_;  ///< of a shard
-  AxisList axes_;
+  GroupAxes axes_;
   Communicator* group_ = nullptr;
   int devices_ = 1, place_ = 0;
   Block own_, next_;

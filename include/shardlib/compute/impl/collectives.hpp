@@ -20,8 +20,8 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
-  AxisList ordered;
+SHARDLIB_INLINE GroupAxes in_mesh_order(const Device& device, const Axes& axes) {
+  GroupAxes ordered;
   for (const auto& axis : device.axes())
     if (axes.contains(axis.name)) ordered.push_back(axis.name);
   return ordered;
@@ -44,7 +44,7 @@ SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>
   stopwatch.change(outside);
 }
 
-SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes) {
+SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const GroupAxes& axes) {
   ProgramState& s = program_state(shape.device);
   s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
   s.work.bytes += static_cast<std::int64_t>(bytes);
@@ -221,7 +221,7 @@ SHARDLIB_INLINE Buffer Awaited::operator()(const Value& in, const Value& out) co
   return result->data();
 }
 
-SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op) {
+SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const GroupAxes& axes, Reduction op) {
   auto& group = out.device->group(axes);
   if (group.size() == 1) return in.data();
   add_traffic(out, 2 * in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
@@ -240,7 +240,7 @@ SHARDLIB_INLINE Buffer sum_pending(const Value& in, const Value& out) {
 
 SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
   // Pairs the dims that lose axes with the dims that gain them. Ranks are row-major over the pairs.
-  AxisList axes;
+  GroupAxes axes;
   std::vector<DimSplit> lose, gain;
   for (int i = 0; i < in.spec->rank(); ++i) {
     const Axes &before = in.spec->dims[i].axes, &after = out.spec->dims[i].axes;

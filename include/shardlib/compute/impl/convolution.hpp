@@ -129,8 +129,8 @@ SHARDLIB_INLINE WindowPieces::Part WindowPieces::part(const Value& value, std::b
 template <class F>
 void WindowPieces::each_tap(const Shape& tensor, const F& f) const {
   const TensorSpec &from = lengths_.in[0], &window = lengths_.in[1], &to = lengths_.out;
-  const kernels::Dims strides = kernels::row_major(view(tensor)), all = kernels::row_major(view(shape_));
-  kernels::Dims place;  // the stride, in the array of elements, of each dim of the tensor
+  const kernels::DimVector strides = kernels::row_major(view(tensor)), all = kernels::row_major(view(shape_));
+  kernels::DimVector place;  // the stride, in the array of elements, of each dim of the tensor
   for (const Dim& dim : tensor_.spec->dims) {
     const int length = from.find(dim.name);
     place.push(all[seen_.find(length < 0 ? dim.name : to.dims[length].name)]);
@@ -138,7 +138,7 @@ void WindowPieces::each_tap(const Shape& tensor, const F& f) const {
   std::int64_t taps = 1;
   for (const WindowLoop& loop : loops_) taps *= loop.elements;
   for (std::int64_t tap = 0; tap < taps; ++tap) {
-    kernels::Dims part(view(tensor)), steps = strides;
+    kernels::DimVector part(view(tensor)), steps = strides;
     std::int64_t rest = tap, first = 0, to_first = 0;
     for (int i = loops_.size(); i-- > 0;) {
       const WindowLoop& loop = loops_[i];
@@ -163,8 +163,8 @@ void WindowPieces::each_tap(const Shape& tensor, const F& f) const {
 SHARDLIB_INLINE void WindowPieces::take(const Exec& exec, std::size_t element, const Part& from,
                                         std::byte* elements) const {
   exec.zero(elements, static_cast<std::size_t>(product(shape_)) * element);
-  each_tap(from.shape, [&](const kernels::Dims& part, std::int64_t first, const kernels::Dims& strides,
-                           std::int64_t to_first, const kernels::Dims& place) {
+  each_tap(from.shape, [&](const kernels::DimVector& part, std::int64_t first, const kernels::DimVector& strides,
+                           std::int64_t to_first, const kernels::DimVector& place) {
     kernels::copy_strided(exec, element, part, from.data + static_cast<std::size_t>(first) * element, strides,
                           elements + static_cast<std::size_t>(to_first) * element, place);
   });
@@ -175,8 +175,8 @@ SHARDLIB_INLINE void WindowPieces::add(const Exec& exec, DType dtype, const std:
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (floating<T>) {
       using A = accumulator_t<T>;
-      each_tap(sums.shape, [&](const kernels::Dims& part, std::int64_t first, const kernels::Dims& strides,
-                               std::int64_t from_first, const kernels::Dims& place) {
+      each_tap(sums.shape, [&](const kernels::DimVector& part, std::int64_t first, const kernels::DimVector& strides,
+                               std::int64_t from_first, const kernels::DimVector& place) {
         kernels::apply(exec, part, kernels::body::AddElement{},
                        kernels::Operand<const T>(reinterpret_cast<const T*>(elements) + from_first, place),
                        kernels::Operand<A>(reinterpret_cast<A*>(sums.data) + first, strides));

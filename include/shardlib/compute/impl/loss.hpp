@@ -151,7 +151,7 @@ inline DType logits_dtype(const LinearCrossEntropy& l) {
 /// Reduces one number per row over the devices that share the vocabulary. Counts and traces show it as a separate op.
 inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine, Reduction reduction) {
   const auto& device = l.x->device;
-  const AxisList axes = in_mesh_order(*device, l.table->spec->dims[0].axes);
+  const GroupAxes axes = in_mesh_order(*device, l.table->spec->dims[0].axes);
   auto& group = device->group(axes);
   if (group.size() == 1) return mine;
   const bool is_sum = reduction == Reduction::sum;

@@ -127,7 +127,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
                 "rows are counted on each device; choose a size that needs none");
   // The dim of the counts that loses the axes, and the other, which gains them.
   const int lose = sent->spec->dims[0].axes.size() > received->spec->dims[0].axes.size() ? 0 : 1;
-  AxisList axes;
+  GroupAxes axes;
   for (int k = received->spec->dims[lose].axes.size(); k < sent->spec->dims[lose].axes.size(); ++k)
     axes.push_back(sent->spec->dims[lose].axes[k]);
   auto& group = out.device->group(axes);

@@ -46,7 +46,7 @@ inline void regroup(const Exec& exec, std::size_t element, const std::vector<Dim
 
 /// The dims on which `more` has axes that `less` lacks: the axes of the group, in order, and the cuts.
 struct Difference {
-  AxisList axes;
+  GroupAxes axes;
   std::vector<DimSplit> cuts;
 };
 inline Difference resharded(const Device& device, const TensorSpec& less, const TensorSpec& more) {

@@ -9,7 +9,7 @@ namespace shardlib::detail {
 
 SHARDLIB_INLINE GatheredEnds::GatheredEnds(const Value& out, int dim, std::int64_t rows, std::size_t bytes,
                                            const std::function<void(void*)>& fill) {
-  AxisList axes;
+  GroupAxes axes;
   for (const auto axis : out.spec->dims[dim].axes) axes.push_back(axis);
   if (axes.empty()) return;
   auto& group = out.device->group(axes);

@@ -57,8 +57,8 @@ struct Staged {
 
 /// Copies from one order of dims to another. Both orders have the same indices.
 inline void reorder(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> index_extents,
-                    const Dims& from, const void* in, const Dims& to, void* out) {
-  Dims extents;
+                    const DimVector& from, const void* in, const DimVector& to, void* out) {
+  DimVector extents;
   std::array<int, max_rank> perm{};
   for (int d = 0; d < from.count; ++d) extents.push(index_extents[static_cast<std::size_t>(from[d])]);
   for (int d = 0; d < to.count; ++d) {
@@ -76,9 +76,9 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
                   std::span<const std::int64_t> rhs_shape, Out* result, bool add) {
   std::array<Staged<T>, 2> operands;
   const std::array<std::span<const std::int64_t>, 2> operand_shapes{lhs_shape, rhs_shape};
-  std::array<Dims, 3> natural;
+  std::array<DimVector, 3> natural;
   for (std::size_t t = 0; t < 3; ++t) natural[t] = tensor_order(plan, static_cast<int>(t));
-  const auto elements = [&](const Dims& order) {
+  const auto elements = [&](const DimVector& order) {
     std::int64_t n = 1;
     for (const std::int64_t i : order.span()) n *= extents[static_cast<std::size_t>(i)];
     return n;
@@ -213,8 +213,8 @@ template <class AnyIn, class AnyOut>
 void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids, std::span<const std::int64_t> extents,
              std::span<const int> out_ids, const void* operand, void* result) {
   std::array<bool, max_rank> summed{};
-  Dims kept;  // positions in the operand
-  Dims wanted;
+  DimVector kept;  // positions in the operand
+  DimVector wanted;
   std::int64_t outs = 1;
   for (std::size_t d = 0; d < in_ids.size(); ++d) {
     summed[d] = std::find(out_ids.begin(), out_ids.end(), in_ids[d]) == out_ids.end();

@@ -22,14 +22,14 @@ struct EinsumLoops {
   using Loops = Nest<3>;
 
   Inner inner = Inner::dot;
-  Loops kept;                   ///< outer loops over the result's indices
-  Loops summed;                 ///< outer loops over summed indices, inside `kept`
-  Loops::Loop row;              ///< gemm: m; dot and scale: the inner loop
-  Loops::Loop column;           ///< gemm: n
-  Loops::Loop depth;            ///< gemm: k
-  std::array<Dims, 3> order;    ///< the order of the indices of lhs, rhs and result for the inner kernel
-  std::array<bool, 3> moved{};  ///< whether each of the three is permuted to get that order
-  double cost = 0;              ///< estimated ns
+  Loops kept;                      ///< outer loops over the result's indices
+  Loops summed;                    ///< outer loops over summed indices, inside `kept`
+  Loops::Loop row;                 ///< gemm: m; dot and scale: the inner loop
+  Loops::Loop column;              ///< gemm: n
+  Loops::Loop depth;               ///< gemm: k
+  std::array<DimVector, 3> order;  ///< the order of the indices of lhs, rhs and result for the inner kernel
+  std::array<bool, 3> moved{};     ///< whether each of the three is permuted to get that order
+  double cost = 0;                 ///< estimated ns
 
   [[nodiscard]] constexpr bool permutes() const { return moved[0] || moved[1] || moved[2]; }
 };
@@ -45,8 +45,8 @@ struct RoleLoop {
 };
 
 /// The indices of tensor t (0 lhs, 1 rhs, 2 result) in the order of its dims, without those that were summed before.
-constexpr Dims tensor_order(const EinsumPlan& plan, int t) {
-  Dims order;
+constexpr DimVector tensor_order(const EinsumPlan& plan, int t) {
+  DimVector order;
   const int rank = t == 0 ? plan.lhs_rank : t == 1 ? plan.rhs_rank : plan.out_rank;
   for (int d = 0; d < rank; ++d) {
     for (int i = 0; i < plan.count; ++i) {
@@ -58,7 +58,7 @@ constexpr Dims tensor_order(const EinsumPlan& plan, int t) {
   return order;
 }
 
-constexpr void append(const EinsumPlan& plan, Dims& to, const Dims& from, Role role) {
+constexpr void append(const EinsumPlan& plan, DimVector& to, const DimVector& from, Role role) {
   for (int d = 0; d < from.count; ++d) {
     if (plan.at(static_cast<int>(from[d])).role == role) to.push(from[d]);
   }
@@ -76,7 +76,7 @@ struct MergedLoops {
   constexpr RoleLoop& at(int i) { return items[static_cast<std::size_t>(i)]; }
 
   constexpr MergedLoops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
-                        const std::array<Dims, 3>& order) {
+                        const std::array<DimVector, 3>& order) {
     for (int i = 0; i < plan.count; ++i) {
       const Role role = plan.at(i).role;
       const std::int64_t extent = extents[static_cast<std::size_t>(i)];
@@ -158,7 +158,7 @@ constexpr double inner_cost(EinsumLoops::Inner inner, const Loops3::Loop& row, c
 
 /// The cheapest inner kernel for the given orders of dims.
 constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::int64_t> extents,
-                                   const std::array<Dims, 3>& order, bool matrices) {
+                                   const std::array<DimVector, 3>& order, bool matrices) {
   using Inner = EinsumLoops::Inner;
   MergedLoops loops(plan, extents, order);
   double total = 1;
@@ -206,8 +206,8 @@ constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::
 constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
                                           bool matrices) {
   using detail::Role;
-  const std::array<Dims, 3> natural{detail::tensor_order(plan, 0), detail::tensor_order(plan, 1),
-                                    detail::tensor_order(plan, 2)};
+  const std::array<DimVector, 3> natural{detail::tensor_order(plan, 0), detail::tensor_order(plan, 1),
+                                         detail::tensor_order(plan, 2)};
   EinsumLoops best = detail::choose_inner(plan, extents, natural, matrices);
   double flops = 2;
   for (int i = 0; i < plan.count; ++i) {
@@ -217,21 +217,21 @@ constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<cons
   // A permute cannot gain much if the loops already run near the arithmetic limit, or if the problem is small.
   if (best.cost < 1000 || best.cost < 1.3 * flops / 150.0) return best;
   for (unsigned moves = 1; moves < 8; ++moves) {
-    std::array<Dims, 3> order = natural;
+    std::array<DimVector, 3> order = natural;
     if ((moves & 1U) != 0) {
-      order[0] = Dims();
+      order[0] = DimVector();
       detail::append(plan, order[0], natural[2], Role::batch);
       detail::append(plan, order[0], natural[2], Role::m);
       detail::append(plan, order[0], natural[1], Role::k);
     }
     if ((moves & 2U) != 0) {
-      order[1] = Dims();
+      order[1] = DimVector();
       detail::append(plan, order[1], natural[2], Role::batch);
       detail::append(plan, order[1], order[0], Role::k);
       detail::append(plan, order[1], natural[2], Role::n);
     }
     if ((moves & 4U) != 0) {
-      order[2] = Dims();
+      order[2] = DimVector();
       detail::append(plan, order[2], order[0], Role::batch);
       detail::append(plan, order[2], order[0], Role::m);
       detail::append(plan, order[2], order[1], Role::n);

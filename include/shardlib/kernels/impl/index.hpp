@@ -23,7 +23,7 @@ namespace detail {
 /// The loops of a lookup over the result, the table and the indices.
 inline Nest<3> lookup_nest(const Lookup& l) {
   Nest<3> nest;
-  const Dims out = row_major(l.shape);
+  const DimVector out = row_major(l.shape);
   for (std::size_t d = 0; d < l.shape.size(); ++d) {
     nest.push(l.shape[d], {out[static_cast<int>(d)], l.table_strides[d], l.index_strides[d]});
   }
@@ -142,7 +142,7 @@ void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* 
   detail::check_ids(exec, lookup, ids, indices);
   using Kernel = body::JoinIds<I>;
   Nest<2> nest;
-  const Dims out = row_major(lookup.shape);
+  const DimVector out = row_major(lookup.shape);
   for (std::size_t d = 0; d < lookup.shape.size(); ++d)
     nest.push(lookup.shape[d], {out[static_cast<int>(d)], lookup.index_strides[d]});
   const body::RowLoops<2> loops(nest, Kernel::grain);

@@ -42,7 +42,7 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
   const bool word = element_size == 1 || element_size == 2 || element_size == 4 || element_size == 8;
   const auto unit = word ? std::int64_t{1} : static_cast<std::int64_t>(element_size);
   // Sorts the loops by the output's strides (insertion sort), so that they run in the order of its memory.
-  Dims order;
+  DimVector order;
   const auto stride = [&](std::int64_t d) { return out_strides[static_cast<std::size_t>(d)]; };
   for (std::size_t d = 0; d < shape.size(); ++d) {
     order.push(static_cast<std::int64_t>(d));
@@ -81,9 +81,9 @@ SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, st
 
 SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const void* in,
                              std::span<const std::int64_t> shape, std::span<const int> perm, void* out) {
-  const Dims strides = row_major(shape);
-  Dims out_shape;
-  Dims in_strides;
+  const DimVector strides = row_major(shape);
+  DimVector out_shape;
+  DimVector in_strides;
   for (const int d : perm) {
     out_shape.push(shape[static_cast<std::size_t>(d)]);
     in_strides.push(strides[d]);

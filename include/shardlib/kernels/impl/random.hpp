@@ -15,7 +15,7 @@ void fill_random(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                  std::uint64_t seed, std::uint64_t stream) {
   if (product(shape) == 0) return;
   Nest<2> nest;
-  const Dims strides = row_major(shape);
+  const DimVector strides = row_major(shape);
   std::int64_t base = 0;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     nest.push(shape[d], {strides[static_cast<int>(d)], global_strides[d]});

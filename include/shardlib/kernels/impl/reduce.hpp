@@ -53,7 +53,7 @@ template <class Op, class T>
 void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, std::span<const bool> reduced_dims,
             std::span<const std::int64_t> part, T* out) {
   using Acc = accumulator_t<T>;
-  const Dims strides = row_major(shape);
+  const DimVector strides = row_major(shape);
   Nest<1> kept;
   Nest<1> reduced;
   bool rows_reduced = true;  // whether the innermost dim is reduced
@@ -88,7 +88,7 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
 
 inline body::ReducedResults reduced_results(std::span<const std::int64_t> shape, std::span<const bool> reduced,
                                             std::span<const std::int64_t> part) {
-  const Dims strides = row_major(shape);
+  const DimVector strides = row_major(shape);
   Nest<1> kept;
   Nest<1> taken;
   for (std::size_t d = 0; d < shape.size(); ++d)

@@ -56,7 +56,7 @@ class Concatenation {
       throw Error("Concat: microbatch " + std::to_string(microbatch) +
                   " has other sizes than those before it; all microbatches of a step have one shape (" +
                   part.device->describe() + ")");
-    kernels::Dims strides, whole = kernels::row_major(core::view(whole_->local));
+    kernels::DimVector strides, whole = kernels::row_major(core::view(whole_->local));
     for (int i = is_new ? 1 : 0; i < whole.count; ++i) strides.push(whole[i]);
     const std::size_t element = size_of(part.dtype);
     const std::int64_t size = whole_->local[shape_.dim] / microbatches_;

@@ -24,7 +24,7 @@ SHARDLIB_INLINE void for_each_padding(
     const std::function<void(std::span<const std::int64_t>, std::int64_t, std::span<const std::int64_t>)>& f) {
   if (!shape.global.is_padded()) return;
   const Shape kept = true_shape(shape);
-  const kernels::Dims strides = kernels::row_major(view(shape.local));
+  const kernels::DimVector strides = kernels::row_major(view(shape.local));
   // One box for each dim: the full size of the later dims, and of the earlier dims only the part without padding.
   Shape box = shape.local;
   for (int i = 0; i < box.size(); ++i) {
