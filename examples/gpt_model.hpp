@@ -1,6 +1,7 @@
 // The GPT of gpt_fsdp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
 // types alone (shardlib/shapes.hpp), so that shape_tests.cpp can check it with nothing installed.
-// model_parts.hpp has `Weight`, `gathered` (an all_gather over d and s), `TokenTensors` and `drop` (dropout).
+// model_parts.hpp has `Weight`, `gathered` (an all_gather over d and s), `TokenTensors`, `head_norm` and `drop`
+// (dropout).
 //
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
 // of what is sent over d, s and t. Sums over devices, norms, softmax, the residual stream and the loss are f32.
@@ -78,14 +79,6 @@ auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfi
   return cast<C>(normal * cast<f32>(scale));
 }
 
-// Normalizes each head (Qwen 3). Heads share the scale.
-template <dtype C, Spec S, Spec N>
-auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfig& config) -> Tensor<C, S> {
-  const auto normal = rms_norm<"D">(cast<f32>(x), config.norm_epsilon);
-  const auto scale = gathered<"N">(norm);
-  return cast<C>(normal * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
-}
-
 template <dtype C>
 using Heads = std::tuple<Tensor<C, "B/r/d L/s Q K/t D">, Tensor<C, "B/r/d L/s K/t D">, Tensor<C, "B/r/d L/s K/t D">>;
 
@@ -111,8 +104,8 @@ auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, cons
   const auto w_v = gathered<"M K/t D">(w.w_v);
   auto v = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_v);
   if (!w.b_q.empty()) std::tie(q, k, v) = biased(Heads<C>{q, k, v}, w);
-  for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
-  for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
+  for (const auto& norm : w.q_norm) q = head_norm<"N">(q, norm, config.norm_epsilon);
+  for (const auto& norm : w.k_norm) k = head_norm<"N">(k, norm, config.norm_epsilon);
   q = rope<"L", "D">(q, config.rope, positions);
   k = rope<"L", "D">(k, config.rope, positions);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};

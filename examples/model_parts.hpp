@@ -1,4 +1,5 @@
-// What the models of the trainers share: batches, weights and their gathers, and dropout. It needs the types alone.
+// What the models of the trainers share: batches, weights and their gathers, norms of heads, and dropout. It needs the
+// types alone.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -32,6 +33,14 @@ auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, T
     return w;
   else
     return all_gather<make_op<S, To>, backward_sum<f32>>(w, site);
+}
+
+/// Normalizes each head (Qwen 3). Heads share the scale, whose dim `Padded` is D, padded.
+template <Spec Padded, dtype C, Spec S, Spec N>
+auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, double epsilon) -> Tensor<C, S> {
+  const auto normal = rms_norm<"D">(cast<f32>(x), epsilon);
+  const auto scale = narrow<make_op<Padded, "D">>(gathered<Padded>(norm), 0, x.size("D"));
+  return cast<C>(normal * cast<f32>(scale));
 }
 
 /// Where dropout stands in a step. Every place draws from a stream of its own, keyed by global index, so that masks do

@@ -84,6 +84,7 @@ template <dtype C>
 using Hidden = Tensor<C, "B/d/e L/s M">;
 using Loss = Tensor<f32, "+d +e +s +t">;
 using gpt::gathered;  // a weight as it is used
+using gpt::head_norm;
 
 // ---- routing -------------------------------------------------------------------------------------------------------
 
@@ -236,13 +237,6 @@ struct Projected {
   Queries<C> q;
   Tensor<C, "B/d/e L/s H/t D"> k, v;
 };
-// Normalizes each head (Qwen 3). Heads share the scale.
-template <dtype C, Spec S, Spec E>
-auto head_norm(const Tensor<C, S>& x, const Tensor<C, E>& norm, const Config& config) -> Tensor<C, S> {
-  const auto normal = rms_norm<"D">(cast<f32>(x), config.norm_epsilon);
-  const auto scale = gathered<"E">(norm);
-  return cast<C>(normal * cast<f32>(narrow<"E -> D">(scale, 0, x.size("D"))));
-}
 // The queries, keys and values of the tokens at these positions.
 template <dtype C, bool Whole>
 auto projected(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config, Positions positions)
@@ -255,8 +249,8 @@ auto projected(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& con
     q = q + rearrange<"H/t Q D -> Q H/t D">(split<"HQD/t -> H/t Q D">(gathered<"HQD/t">(bias), groups));
   for (const auto& bias : w.b_k) k = k + split<"HD/t -> H/t D">(gathered<"HD/t">(bias), heads);
   for (const auto& bias : w.b_v) v = v + split<"HD/t -> H/t D">(gathered<"HD/t">(bias), heads);
-  for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
-  for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
+  for (const auto& norm : w.q_norm) q = head_norm<"E">(q, norm, config.norm_epsilon);
+  for (const auto& norm : w.k_norm) k = head_norm<"E">(k, norm, config.norm_epsilon);
   return {rope<"L", "D">(q, config.rope, positions), rope<"L", "D">(k, config.rope, positions), v};
 }
 template <dtype C, bool Whole>
