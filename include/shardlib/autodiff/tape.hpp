@@ -189,9 +189,6 @@ struct PendingOp {
 /// also what nothing reads.
 [[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start);
 
-/// Defers the value until something reads it.
-[[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
-
 /// Whether the checkpointed function that runs now keeps the result of this op (RecomputePolicy).
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE bool keeps(const Value& out);
 

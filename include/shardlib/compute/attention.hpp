@@ -39,9 +39,6 @@ struct AttentionKernels : Attention {
                    const AttentionCotangents& cts) = nullptr;
 };
 
-/// The loops over the operands' shards. The log-sum-exps have the layout of the queries without the width dim.
-[[nodiscard]] SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& a);
-
 [[nodiscard]] SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
                                                                const TensorSpec& sums,
                                                                const std::array<const TensorSpec*, 3>& due);

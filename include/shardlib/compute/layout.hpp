@@ -12,8 +12,6 @@
 
 namespace shardlib::detail {
 
-/// Checks that two operands have the same sizes, except along dim `at` of each.
-SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at);
 /// Records a stack of the parts along a dim of that size. `sources` holds one VJP for each part.
 SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts, DimSize size,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources);

@@ -1,7 +1,6 @@
 // The axes of a mesh and their sizes, as text and parsed: "d=4,t=2".
 #pragma once
 
-#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,12 +19,6 @@ struct AxisSize {
 
 /// A mesh as a text: "d=4,t=2"; "" for the mesh without axes.
 SHARDLIB_INLINE std::string to_string(std::span<const AxisSize> mesh);
-
-namespace detail {
-
-[[noreturn]] SHARDLIB_INLINE void fail_mesh(std::string_view mesh, std::size_t entry, const std::string& why);
-
-}  // namespace detail
 
 /// The number of devices of a mesh. Throws UsageError unless names are valid and distinct and sizes at least 1.
 SHARDLIB_INLINE int device_count(std::span<const AxisSize> mesh);

@@ -1,16 +1,11 @@
 // Ops on leaves without their types, for optimizers that communicate. They have no derivatives.
 #pragma once
 
-#include <string_view>
-
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib::detail {
-
-/// The op spec "from -> to", which is made at run time and lasts, as `lasting` makes a spec.
-[[nodiscard]] SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to);
 
 /// all_gather and shard. `to` is a lasting spec. Where nothing is sharded, they return x.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr gathered_leaf(const ValuePtr& x, const TensorSpec& to);

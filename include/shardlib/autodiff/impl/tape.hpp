@@ -160,7 +160,7 @@ inline std::string with_op(const Value& out, std::string_view reason) {
 
 /// Calls f, a part of the op that computes `out`, and reports it to the observer if `report`. Adds the op's name and
 /// the device to its errors, also to those that its kernels find later.
-SHARDLIB_INLINE Buffer run_part(const Value& out, bool report, const std::function<Buffer()>& f) {
+inline Buffer run_part(const Value& out, bool report, const std::function<Buffer()>& f) {
   const ReadsOf reads(out);
   Region* const memory = out.device->pool()->device_memory();
   Faults* const faults = memory == nullptr ? nullptr : memory->faults();
@@ -222,7 +222,8 @@ SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingO
   };
 }
 
-SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
+/// Defers the value until something reads it.
+inline void defer(const ValuePtr& out, Kernel kernel) {
   out->storage->compute = [kernel = std::move(kernel), shape = shape_of(*out)] { return run(kernel, *shape); };
 }
 

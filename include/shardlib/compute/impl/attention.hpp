@@ -18,7 +18,8 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& a) {
+/// The loops over the operands' shards. The log-sum-exps have the layout of the queries without the width dim.
+inline kernels::AttentionLoops attention_loops(const AttentionKernels& a) {
   kernels::AttentionLoops loops;
   loops.length = a.q->local[a.length];
   loops.width = a.q->local[a.width];

@@ -125,7 +125,8 @@ SHARDLIB_INLINE GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x,
   return global;
 }
 
-SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at) {
+/// Checks that two operands have the same sizes, except along dim `at` of each.
+inline void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at) {
   if (b.device != a.device) {
     Bindings operands(op, a.device);
     operands.bind(a);

@@ -4,6 +4,7 @@
 #include "shardlib/device/mesh_axes.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "shardlib/spec/spec.hpp"
@@ -14,7 +15,7 @@ namespace shardlib {
 
 namespace detail {
 
-SHARDLIB_INLINE void fail_mesh(std::string_view mesh, std::size_t entry, const std::string& why) {
+[[noreturn]] inline void fail_mesh(std::string_view mesh, std::size_t entry, const std::string& why) {
   throw UsageError("mesh \"" + std::string(mesh) + "\", entry " + std::to_string(entry + 1) + ": " + why);
 }
 

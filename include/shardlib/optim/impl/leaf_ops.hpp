@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/collectives.hpp"
@@ -16,7 +17,8 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to) {
+/// The op spec "from -> to", which is made at run time and lasts, as `lasting` makes a spec.
+inline std::string_view lasting_op(const TensorSpec& from, const TensorSpec& to) {
   static std::mutex mutex;
   static std::set<std::string> all;
   const std::lock_guard lock(mutex);
