@@ -2,8 +2,9 @@
 """Llama, Mistral and Qwen folders in Hugging Face's layout: examples/gpt_fsdp gives the logits of an independent model, its
 loss and gradients, and the weights back; what it does not compute exactly, it refuses.
 
-llama_oracle.py --gpt PROGRAM      makes folders with random weights, and computes their logits in double precision; Python's
-                                   standard library is enough
+llama_oracle.py --gpt PROGRAM      makes folders with random weights, and compares with tests/data/llama.safetensors; of other
+                                   weights, with a model in plain Python. The standard library is enough
+llama_oracle.py --update           makes this file with a model written in PyTorch (python3-torch), in double precision
 """
 import json
 import math
@@ -13,8 +14,9 @@ import struct
 import tempfile
 
 from checks import arguments, check, finish, json_of, put, ran, records
-from gpt2_oracle import floats, read, write
+from gpt2_oracle import DATA, floats, read, read_all, write
 
+EXPECTED = os.path.join(DATA, "llama.safetensors")
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
 PROMPT = "In the begínning"
 TOKENS = list(PROMPT.encode())
@@ -225,15 +227,73 @@ def loss(c, w, begin, feed_forward=dense):
     return total / len(ROW)
 
 
-def derivative(c, w, begin, name, direction, h=1e-4):
-    """Of the loss along a direction of one tensor, by central differences in double precision."""
+def tensors_of(number, name):
+    return weights(MODELS[name], number, "BF16" if name == "mistral" else "F32")
 
-    def moved(by):
-        move = [[a + by * d for a, d in zip(*pair)] for pair in zip(w[name], direction)] if isinstance(direction[0], list) else [
-            a + by * d for a, d in zip(w[name], direction)]  # fmt: skip
-        return loss(c, {**w, name: move}, begin)
 
-    return (moved(h) - moved(-h)) / (2 * h)
+def begin_of(c):
+    """The input before the first token of a row."""
+    begin = c.get("bos_token_id", 1)
+    return 0 if begin is None else begin
+
+
+def directions(name, tensors):
+    """One in the space of each tensor."""
+    draw = random.Random(name)
+    return {key: [draw.gauss(0, 1) for _ in range(math.prod(shape))] for key, (_, shape, _) in tensors.items()}
+
+
+def update():
+    import torch  # only here: the comparison needs no PyTorch
+    from torch.nn.functional import cross_entropy, linear, silu
+
+    def logits_by_torch(c, w, tokens):
+        heads, length = c["num_attention_heads"], len(tokens)
+        head = c.get("head_dim") or c["hidden_size"] // heads
+        turns, scale = rope(c, head)
+        angles = torch.outer(torch.arange(length).double(), torch.tensor(turns, dtype=torch.double)).repeat(1, 2)
+        cosines, sines = scale * angles.cos(), scale * angles.sin()
+        visible = torch.ones(length, length, dtype=torch.bool).tril()
+
+        def norm(x, name):
+            return x * (x.square().mean(-1, keepdim=True) + c["rms_norm_eps"]).rsqrt() * w[name]
+
+        def projected(x, name):  # [heads, tokens, head]
+            y = linear(x, w[name + "_proj.weight"], w.get(name + "_proj.bias")).reshape(length, -1, head).transpose(0, 1)
+            return norm(y, name + "_norm.weight") if name + "_norm.weight" in w else y
+
+        def rotated(x):
+            first, second = x.chunk(2, -1)
+            return x * cosines + torch.cat([-second, first], -1) * sines
+
+        def each(x):  # query head its key-value head
+            return x.repeat_interleave(heads // c["num_key_value_heads"], 0)
+
+        x = w["model.embed_tokens.weight"][tokens]
+        for layer in range(c["num_hidden_layers"]):
+            at = f"model.layers.{layer}."
+            y = norm(x, at + "input_layernorm.weight")
+            q, k, v = (projected(y, f"{at}self_attn.{name}") for name in "qkv")
+            scores = rotated(q) @ each(rotated(k)).transpose(1, 2) / math.sqrt(head)
+            attended = scores.masked_fill(~visible, -math.inf).softmax(-1) @ each(v)
+            x = x + linear(attended.transpose(0, 1).reshape(length, -1), w[at + "self_attn.o_proj.weight"])
+            gate, up, down = (w[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            z = norm(x, at + "post_attention_layernorm.weight")
+            x = x + linear(silu(linear(z, gate)) * linear(z, up), down)
+        return linear(norm(x, "model.norm.weight"), w["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"])
+
+    stored, numbers = {}, {}
+    for number, (name, c) in enumerate(MODELS.items()):
+        tensors = tensors_of(number, name)
+        w = {key: torch.tensor(floats(tensor), dtype=torch.double).reshape(tensor[1]).requires_grad_()
+             for key, tensor in widened(tensors).items()}  # fmt: skip
+        rows = logits_by_torch(c, w, TOKENS)
+        stored[name] = "F32", list(rows.shape), rows.detach().float().numpy().tobytes()
+        loss = cross_entropy(logits_by_torch(c, w, [begin_of(c), *ROW[:-1]]), torch.tensor(ROW))
+        loss.backward()
+        along = {key: (w[key].grad.flatten() @ torch.tensor(d, dtype=torch.double)).item() for key, d in directions(name, tensors).items()}
+        numbers[name] = json.dumps({"loss": loss.item(), "derivatives": along})
+    write(EXPECTED, stored, numbers)
 
 
 def write_folder(folder, config, tensors, shards=1):
@@ -295,11 +355,14 @@ def check_refused(model, scratch, what, config, tensors, words, options):
 
 def compare(program):
     gpt = model_of(program)
+    numbers, by_torch = read_all(EXPECTED)
 
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, config) in enumerate(MODELS.items()):
-            tensors = weights(config, number, "BF16" if name == "mistral" else "F32")
-            back = there_and_back(gpt, scratch, name, config, tensors, logits(config, tensors), MESHES, 3 if name == "mistral" else 1)
+            tensors, expected = tensors_of(number, name), rows(floats(by_torch[name]), by_torch[name][1])
+            back = there_and_back(gpt, scratch, name, config, tensors, expected, MESHES, 3 if name == "mistral" else 1)
+            apart = max(abs(a - b) for pair in zip(logits(config, tensors), expected) for a, b in zip(*pair))
+            check(apart < 1e-6, f"{name}: the model in plain Python has PyTorch's logits ({apart:.1e} apart)")
             same = {k: v for k, v in config.items() if k in back and not k.startswith("rope")}
             same |= {"bos_token_id": config.get("bos_token_id", 1), "max_position_embeddings": max(20, config["max_position_embeddings"])}
             wrong = {k: back[k] for k, v in same.items() if back[k] != v}
@@ -313,28 +376,22 @@ def compare(program):
         # A step of AdamW whose epsilon is 1, with a rate of 1 and no decay, takes g / (|g| + 1) from each weight.
         text = os.path.join(scratch, "rows.txt")
         put(text, bytes(ROW) * 100)
-        for name, begin in {"llama": 1, "qwen2": 299, "qwen3": 0}.items():
-            folder, config, draw = os.path.join(scratch, name), MODELS[name], random.Random(name)
-            tensors, after = read(folder + "/model.safetensors"), {}
+        for number, name in enumerate(MODELS):
+            tensors, due = widened(tensors_of(number, name)), json.loads(numbers[name])
             for mesh in MESHES:
                 at = f"{scratch}/{name}-step-{mesh}"
-                gpt("--steps=1", f"--mesh={mesh}", f"--load={folder}", f"--data={text}", f"--run={at}",
+                gpt("--steps=1", f"--mesh={mesh}", f"--load={scratch}/{name}", f"--data={text}", f"--run={at}",
                     f"--export={at}-export", "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0",
                     "--weight-decay=0", "--clip=0")  # fmt: skip
-                after[mesh] = {key: floats(tensor) for key, tensor in read(at + "-export/model.safetensors").items()}
-                check_loss(f"{name}, {mesh}", at, loss(config, w_of(tensors), begin))
-            for key, tensor in tensors.items():
-                before = floats(tensor)
-                steps = {mesh: [a - b for a, b in zip(before, w[key])] for mesh, w in after.items()}
-                apart = max(abs(a - b) for one in steps.values() for a, b in zip(one, steps["d=1,t=1"]))
-                gradient = [x / (1 - abs(x)) for x in steps["d=2,t=2"]]
-                direction = [draw.gauss(0, 1) for _ in gradient]
-                parts = [g * d for g, d in zip(gradient, direction)]
-                size = math.sqrt(math.fsum(p * p for p in parts))
-                due = derivative(config, w_of(tensors), begin, key, rows(direction, tensor[1]))
-                check(apart < 5e-6 and size > 1e-4 and abs(math.fsum(parts) - due) < 1e-4 * size,
-                      f"{name}, {key}: the gradient ({abs(math.fsum(parts) - due) / size:.1e} from differences, "
-                      f"{apart:.1e} between meshes)")  # fmt: skip
+                check_loss(f"{name}, {mesh}", at, due["loss"])
+                after = read(at + "-export/model.safetensors")
+                for key, direction in directions(name, tensors).items():
+                    steps = [a - b for a, b in zip(floats(tensors[key]), floats(after[key]))]
+                    parts = [x / (1 - abs(x)) * d for x, d in zip(steps, direction)]
+                    size = math.sqrt(math.fsum(p * p for p in parts))
+                    apart = abs(math.fsum(parts) - due["derivatives"][key])
+                    check(size > 1e-4 and apart < 1e-4 * size,
+                          f"{name}, {mesh}, {key}: the gradient ({apart:.1e} from PyTorch's along a direction, its size is {size:.1e})")  # fmt: skip
 
         folder, config = os.path.join(scratch, "llama"), MODELS["llama"]
         tensors = read(folder + "/model.safetensors")
@@ -479,8 +536,12 @@ def compare(program):
 
 
 def main():
-    compare(arguments("gpt").gpt)
-    finish()
+    options = arguments(gpt=None, update=False)
+    if options.update:
+        update()
+    if options.gpt:
+        compare(options.gpt)
+        finish()
 
 
 if __name__ == "__main__":
