@@ -89,7 +89,7 @@ struct RuleOutcome {
 // "?" is the spec of a result after an error. It fits everywhere, so that one mistake gives one error.
 template <class T>
 constexpr bool unknown(const T& arg) {
-  if constexpr (std::is_same_v<T, Spec>) return std::string_view(arg) == "?";
+  if constexpr (std::is_same_v<T, Spec> || std::is_same_v<T, Literal>) return std::string_view(arg) == "?";
   return false;
 }
 
