@@ -37,12 +37,11 @@ constexpr std::string_view twice =
     "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_unreduced windows "
     "all_gather all_reduce all_to_all reduce_scatter wait shard shift to_partial index_unreduced scatter_add sort "
     "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
-    "stack_shards "
-    "transpose tril triu unstack unstack_shards cumsum layer_norm logsumexp mean rms_norm softmax sum var vector_norm";
+    "stack_shards transpose tril triu unstack unstack_shards cumsum grouped_einsum layer_norm logsumexp max mean min "
+    "ragged_all_to_all reinterpret rms_norm softmax sum var vector_norm";
 // and ops that throw.
 constexpr std::string_view once =
-    "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering grouped_einsum linear_scan max min "
-    "on_submeshes prod ragged_all_to_all reinterpret";
+    "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering linear_scan on_submeshes prod";
 
 /// Positive, as some functions need it, and away from kinks.
 Weights random_weights(const Grid& mesh, std::uint64_t seed, double mean = 1) {
@@ -214,8 +213,8 @@ void reductions(Ops& ops) {
     return cubes(shifted - log(sums));
   });
   ops.exact("rsqrt", [](const Weights& w) { return cubes(w.c * rsqrt(mean<"A/d C -> A/d">(square(w.c)) + 1e-6)); });
-  ops.none("max", [](const Weights& w) { return cubes(max<"A/d C -> A/d">(w.c)); });
-  ops.none("min", [](const Weights& w) { return cubes(min<"A/d C -> A/d">(w.c)); });
+  ops.exact("max", [](const Weights& w) { return cubes(max<"A/d C -> A/d">(w.c)); });
+  ops.exact("min", [](const Weights& w) { return cubes(min<"A/d C -> A/d">(w.c)); });
   ops.none("prod", [](const Weights& w) { return cubes(prod<"A/d C -> A/d">(w.c)); });
   ops.none("cumprod", [](const Weights& w) { return cubes(cumprod<"C">(w.c)); });
   ops.none("cummax", [](const Weights& w) { return cubes(cummax<"C">(w.c)); });
@@ -291,12 +290,12 @@ void placements(Ops& ops) {
   const auto counts = [](const Grid& mesh) {
     return one_hot<"X", i32>(iota<"P/t">(mesh, mesh.size("t")), mesh.size("t"));
   };
-  ops.none("ragged_all_to_all", [counts](const Weights& w) {
+  ops.exact("ragged_all_to_all", [counts](const Weights& w) {
     const auto rows = shard<"K A -> K/t A">(transpose(four_columns(w)));
     const auto sent = counts(Grid(w.a.device()));
     return cubes(ragged_all_to_all<"K/t A -> S/t A">(rows, sent, all_to_all<"P/t X -> P X/t">(sent), {{"S", 4}}));
   });
-  ops.none("grouped_einsum", [counts](const Weights& w) {
+  ops.exact("grouped_einsum", [counts](const Weights& w) {
     const Grid mesh(w.a.device());
     const auto rows = shard<"K A -> K/t A">(transpose(four_columns(w)));
     const auto weights = broadcast<"A C -> X A C">(all_gather<"A/d C -> A C">(w.c), {{"X", mesh.size("t")}});
@@ -306,7 +305,7 @@ void placements(Ops& ops) {
     const auto twice_of = [](const Mesh<"d">&, const auto& x) { return x * 2.0; };
     return cubes(all_reduce<"A/d C +t -> A/d C">(on_submeshes<"+t">(Grid(w.a.device()), twice_of, w.c)));
   });
-  ops.none("reinterpret", [](const Weights& w) {
+  ops.exact("reinterpret", [](const Weights& w) {
     const auto flat = reinterpret<"d t -> e">(Grid(w.a.device()));
     const auto there = reinterpret<"d t -> e">(all_gather<"A/d C -> A C">(w.c), flat);
     return cubes(reinterpret<"e -> d t">(there, Grid(w.a.device())));
@@ -723,10 +722,10 @@ TEST_CASE("second derivatives: many uses of a bf16 weight are summed in f32", "[
 TEST_CASE("second derivatives: the sentence where there are none", "[grad]") {
   on_mesh("d=2,t=2", [](const Grid& mesh) {
     const Weights w = random_weights(mesh, 1), v = random_weights(mesh, 2, 0);
-    const auto loss = [](const Tensor<f64, "A/d C">& c) -> Loss { return cubes(max<"A/d C -> A/d">(c)); };
+    const auto loss = [](const Tensor<f64, "A/d C">& c) -> Loss { return cubes(prod<"A/d C -> A/d">(c)); };
     expect_error(
         [&] { static_cast<void>(hessian_vector_product(mesh, loss, w.c, v.c)); },
-        "max<`A/d C -> A/d`>: its VJP has no derivative, so a derivative of higher order would miss a part; write it "
+        "prod<`A/d C -> A/d`>: its VJP has no derivative, so a derivative of higher order would miss a part; write it "
         "in the ops that have one (docs/autodiff.md lists them), take `stop_gradient` of the operand, or take a "
         "difference: hessian_vector_product with a step is that of two gradients, and a third derivative is that of "
         "two products (" +

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/runtime/value.hpp"
@@ -39,10 +40,11 @@ Buffer reduce_kernel(const Value& in, const Value& out) {
 
 template <class D>
 Buffer ExtremumBackward<D>::operator()(const Value& out) const {
-  Buffer shard = allocate(out);
+  Buffer shard = allocate(out), given = ct == nullptr ? allocate(*extrema) : ct->data();
+  if (ct == nullptr) fill_constant(given, *extrema, 1);
   kernels::extremum_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
-                             removed_dims(*x->spec, *extrema->spec), extrema->data().data(), ct->data().data(),
-                             shard.data(), view(true_shape(*x)));
+                             removed_dims(*x->spec, *extrema->spec), extrema->data().data(), given.data(), shard.data(),
+                             view(true_shape(*x)));
   return shard;
 }
 

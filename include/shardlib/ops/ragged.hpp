@@ -23,9 +23,11 @@ struct RaggedExchange {
 template <class Due>
 struct RaggedVjp {
   template <class Ct, class F, class T>
-  auto operator()(const Ct& ct, const F& sent, const T& received, const GlobalSizes& global) const {
+  Due operator()(const Ct& ct, const F& sent, const T& received, const GlobalSizes& global) const {
+    using Back = Dual<Ct, axes_of<Ct::spec, F::spec, T::spec, Due::spec>()>;
     return record<"ragged_all_to_all", Due>(OpInfo{"ragged_all_to_all", Due::spec, {}}, ct.device(), global,
-                                            RaggedExchange{ct.value(), received.value(), sent.value()});
+                                            RaggedExchange{ct.value(), received.value(), sent.value()},
+                                            vjp(ct, save(received, sent), RaggedVjp<Back>{}));
   }
 };
 }  // namespace detail
@@ -78,25 +80,42 @@ struct GroupedOuter {
   Buffer operator()(const Value& out) const;
 };
 template <class Due>
+struct GroupedWeightsVjp;
+/// Also the product of the VJP of GroupedWeightsVjp.
+template <class Due>
 struct GroupedRowsVjp {
   template <class Ct, class W, class I>
-  auto operator()(const Ct& ct, const W& weights, const I& counts, const GlobalSizes& global) const {
+  Due operator()(const Ct& ct, const W& weights, const I& counts, const GlobalSizes& global) const {
     static constexpr OpSpec transpose = op_spec_of(Ct::spec, W::spec, Due::spec);
+    static constexpr Spec axes = axes_of<Ct::spec, W::spec, I::spec, Due::spec>();
     return record<"grouped_einsum", Due>(
         OpInfo{"grouped_einsum", transpose, {}}, ct.device(), global,
         GroupedProduct<typename Ct::value_type>{&einsum_plan<of_one_group<Ct::spec, W::spec, Due::spec, 1>()>(),
-                                                ct.value(), weights.value(), counts.value()});
+                                                ct.value(), weights.value(), counts.value()},
+        vjp(ct, save(weights, counts), GroupedRowsVjp<Dual<Ct, axes>>{}),
+        vjp(weights, save(ct, counts), GroupedWeightsVjp<Dual<W, axes>>{}));
+  }
+};
+/// The VJP of GroupedOuter by one of its operands.
+template <class Due>
+struct GroupedFactorVjp {
+  template <class Ct, class X, class I>
+  Due operator()(const Ct& ct, const X& other, const I& counts, const GlobalSizes& global) const {
+    return GroupedRowsVjp<Due>{}(other, ct, counts, global);
   }
 };
 template <class Due>
 struct GroupedWeightsVjp {
   template <class Ct, class X, class I>
-  auto operator()(const Ct& ct, const X& rows, const I& counts, const GlobalSizes& global) const {
+  Due operator()(const Ct& ct, const X& rows, const I& counts, const GlobalSizes& global) const {
     static constexpr OpSpec transpose = op_spec_of(Ct::spec, X::spec, Due::spec);
+    static constexpr Spec axes = axes_of<Ct::spec, X::spec, I::spec, Due::spec>();
     return record<"grouped_einsum", Due>(
         OpInfo{"grouped_einsum", transpose, {}}, ct.device(), global,
         GroupedOuter<typename Ct::value_type>{&einsum_plan<of_one_group<Ct::spec, X::spec, Due::spec, 2>()>(),
-                                              ct.value(), rows.value(), counts.value()});
+                                              ct.value(), rows.value(), counts.value()},
+        vjp(ct, save(rows, counts), GroupedFactorVjp<Dual<Ct, axes>>{}),
+        vjp(rows, save(ct, counts), GroupedFactorVjp<Dual<X, axes>>{}));
   }
 };
 }  // namespace detail

@@ -87,6 +87,7 @@ template <dtype D, Spec S>
 auto mean(const Tensor<D, S>& x) -> detail::needs_op_spec<"mean", D, S>;
 
 namespace detail {
+/// A `ct` that is null stands for ones.
 template <class D>
 struct ExtremumBackward {
   ValuePtr x, extrema, ct;
@@ -96,11 +97,17 @@ struct ExtremumBackward {
 template <OpName Name, class X>
 struct ExtremumVjp {
   OpInfo op;
+  bool twice;  ///< differentiated again
   template <class Ct, class Out>
   auto operator()(const Ct& ct, const X& x, const Out& extrema) const {
     using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
-    return record<Name, Due>(op, ct.device(), sizes_of(x.value()),
-                             ExtremumBackward<typename X::value_type>{x.value(), extrema.value(), ct.value()});
+    using Backward = ExtremumBackward<typename X::value_type>;
+    if (twice) {
+      // Which element is the first extremum has no derivative.
+      const Backward ones{without_gradient(x.value()), without_gradient(extrema.value()), nullptr};
+      return Due(record<Name, X>(op, ct.device(), sizes_of(x.value()), ones) * ct);
+    }
+    return record<Name, Due>(op, ct.device(), sizes_of(x.value()), Backward{x.value(), extrema.value(), ct.value()});
   }
 };
 template <OpName Name, OpSpec O, class D, Spec S>
@@ -111,7 +118,8 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
   using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
   const GlobalSizes sizes = kept_sizes(x.value(), parsed<Out::spec>);
-  return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), ExtremumVjp<Name, Tensor<D, S>>{op}));
+  const ExtremumVjp<Name, Tensor<D, S>> backward{op, differentiated_twice(x.value())};
+  return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), backward));
 }
 }  // namespace detail
 

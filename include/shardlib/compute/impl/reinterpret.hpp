@@ -93,6 +93,17 @@ SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& devic
   return Device::reinterpreted(device, std::move(sizes));
 }
 
+/// The value on another view of its device. `dual` is the spec of its cotangent.
+inline ValuePtr record_reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& device,
+                                     const TensorSpec& out, const TensorSpec& dual) {
+  EdgeSource source{&x};
+  if (is_floating(x->dtype))
+    source.vjp = [op, here = x->device, due = &dual](const ValuePtr& ct, const Residuals&) {
+      return record_reinterpreted(op, ct, here, *due, lasting_dual(*ct->spec, {}));
+    };
+  return record_on(op, x, device, out, x->global, {&source, 1});
+}
+
 SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& device,
                                        const TensorSpec& out, const TensorSpec& dual) {
   const DevicePtr& here = x->device;
@@ -108,12 +119,7 @@ SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, cons
     if (std::ranges::none_of(map.groups, [&](const auto& g) { return g.from.contains(axis); }))
       check_same_devices(op, *here, one, *device, one);
   }
-  EdgeSource source{&x};
-  if (is_floating(x->dtype))
-    source.vjp = [op, here, due = &dual](const ValuePtr& ct, const Residuals&) {
-      return record_on(op, ct, here, *due, ct->global, {});
-    };
-  return record_on(op, x, device, out, x->global, {&source, 1});
+  return record_reinterpreted(op, x, device, out, dual);
 }
 
 }  // namespace shardlib::detail
