@@ -217,7 +217,7 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
     const KeyBlocks::Block block = blocks.take(step);
     // The cotangents of this device's keys, from the queries that saw them in this step, and those of the block's keys.
     std::array<Buffer, 3> arriving, leaving;
-    std::vector<Request> requests;
+    std::vector<Request> requests, read;
     const AttendedBlock attended = blocks.attended(step);
     for (std::size_t i = 1; i < totals.size(); ++i) {
       if (!totals[i]) continue;
@@ -231,9 +231,14 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
     }
     if (blocks.receives(step))
       run(loops_of_block(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
+    // An empty message says that the cotangents which left have been read. Then their memory is free, so that a peak
+    // does not depend on when others read. (MPI looks at older operations first: the receive precedes the sends.)
+    if (leaving[1] || leaving[2]) read.push_back(blocks.receive({}, -step));
     for (const Buffer& cotangent : leaving)
       if (cotangent) blocks.send(std::as_const(cotangent), -step);
     for (Request& request : requests) complete(made, [&] { return std::move(request); });
+    if (!requests.empty()) blocks.send({}, step);
+    for (Request& request : read) complete(made, [&] { return std::move(request); });
     for (std::size_t i = 1; i < totals.size(); ++i)
       if (arriving[i]) add_numbers(exec, grads[i]->count(), sums.dtype, arriving[i], totals[i]);
   }
