@@ -3,11 +3,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "op_case.hpp"
+#include "shardlib/comm/dry.hpp"
+#include "shardlib/kernels/convolution.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -67,10 +71,18 @@ Names names_in(const std::string& text) {
       },                                                                            \
       convolved(names_in(from), names_in(window), names_in(to), std::initializer_list<Window>{__VA_ARGS__}))
 
+/// The cases by oneDNN, which takes those of images where it can, and by products of windows.
+void check_both_ways(const std::vector<Case>& cases) {
+  for (const bool by_onednn : {true, false}) {
+    const Temporarily wanted(tuning.image_conv, std::optional(by_onednn));
+    check_cases(cases);
+  }
+}
+
 constexpr Window plain, causal{.before = 3}, centered{.before = 2, .after = 2}, by_two{.stride = 2};
 
 TEST_CASE("conv_unreduced along one length", "[ops]") {
-  check_cases({
+  check_both_ways({
       // depthwise: the result keeps the channels of both
       CONV(f32, "C/d L", "C/d K", "C/d L", "L", "K", "L", causal),
       CONV(f32, "C/d L H/t", "K H/t", "C/d L H/t", "L", "K", "L", causal),
@@ -94,14 +106,17 @@ TEST_CASE("conv_unreduced along one length", "[ops]") {
       CONV(f32, "C/d D H/t", "K H/t more", "C/d two more +t", "D", "K", "two",
            {.stride = 2, .before = 3, .after = 2, .dilation = 2}),
       // windows of which some see zeros only
+      CONV(f32, "C/d D H", "two H more", "C/d N more", "D", "two", "N", {.before = 12, .after = 11}),
       CONV(f32, "two C", "more C", "D C", "two", "more", "D", {.before = 3, .after = 1}),
   });
 }
 
 TEST_CASE("conv_unreduced along two lengths", "[ops]") {
-  check_cases({
+  check_both_ways({
       CONV(f32, "C/d L D", "K more H", "C/d L two H", "L D", "K more", "L two", causal, by_two),
       CONV(f32, "D H/t L", "H/t K more", "L two +t", "L D", "K more", "L two", causal, by_two),
+      // an image, with weights in another order
+      CONV(f32, "L D C/t", "H C/t two K", "more D H +t", "L D", "two K", "more D", {.stride = 3}, causal),
       CONV(f64, "L K C/t", "D two C/t", "L K C/t", "L K", "D two", "L K", centered, {.before = 1}),
   });
 }
@@ -216,6 +231,64 @@ TEST_CASE("conv_unreduced takes a large batch in pieces", "[ops]") {
     }
     if (!mesh.device()->exec().on_device()) CHECK(peak(mesh.device(), [&] { gradients(mesh, all, plain); }) < 20 << 20);
   });
+}
+
+TEST_CASE("oneDNN takes conv_unreduced where it is faster, with the same bits on any number of threads", "[ops]") {
+#if defined(SHARDLIB_WITH_DNNL) && defined(__x86_64__)
+  using kernels::ConvPass;
+  const Exec exec;
+  const auto takes = [&](ConvPass pass, std::int64_t images, std::int64_t length, std::int64_t channels,
+                         std::int64_t window, std::optional<bool> wanted = {}) {
+    const auto along = [&](std::int64_t distance) {
+      return kernels::ImageLength{length, window, length, 1, 1, window / 2, distance};
+    };
+    const std::int64_t pixel = channels * channels;
+    const kernels::ImageConv conv{images, channels, channels, channels, 1, 2, {along(window * pixel), along(pixel)}};
+    return kernels::has_image_conv(exec, pass, conv, wanted);
+  };
+  for (const ConvPass pass : {ConvPass::result, ConvPass::images, ConvPass::weights}) {
+    CHECK(takes(pass, 4, 56, 64, 3));
+    CHECK_FALSE(takes(pass, 4, 56, 64, 3, false));
+    CHECK(takes(pass, 4, 56, 64, 1));
+    CHECK_FALSE(takes(pass, 64, 7, 512, 3));  // many channels
+    CHECK_FALSE(takes(pass, 4, 7, 128, 3));   // few windows
+    CHECK_FALSE(takes(pass, 1, 56, 64, 3));   // one image
+    CHECK(takes(pass, 1, 56, 64, 3, true));
+  }
+#endif
+  if (under_mpi() || device_kind() != DeviceKind::cpu) return;
+  const auto bits_of = [](int threads, std::optional<bool> by_onednn) {
+    const Temporarily wanted(tuning.image_conv, by_onednn);
+    std::vector<f32> all;
+    on_mesh("d=1,t=1",
+            [&](const Mesh<"d t">& mesh) {
+              const Operands operands =
+                  random_operands(mesh, {{"B", 8}, {"H", 16}, {"W", 16}, {"C", 3}, {"P", 3}, {"Q", 3}, {"F", 5}});
+              const Operands found = gradients(mesh, operands, {.before = 1, .after = 1});
+              all.assign(found.x.span().begin(), found.x.span().end());
+              all.insert(all.end(), found.w.span().begin(), found.w.span().end());
+            },
+            {.threads = threads});
+    return all;
+  };
+  const std::vector<f32> one = bits_of(1, {}), expected = bits_of(1, false);
+  CHECK(bits_of(3, {}) == one);
+  for (std::size_t i = 0; i < one.size(); ++i) REQUIRE(one[i] == Approx(expected[i]).margin(1e-3));
+#if defined(SHARDLIB_WITH_DNNL) && defined(__x86_64__)
+  CHECK(one != expected);  // other kernels round differently
+#endif
+}
+
+TEST_CASE("a dry run takes the memory of conv_unreduced by oneDNN", "[ops]") {
+  const Temporarily wanted(tuning.image_conv, std::optional(true));
+  const auto peak_on = [](const Mesh<"d t">& mesh) {
+    const Operands operands =
+        random_operands(mesh, {{"B", 8}, {"H", 20}, {"W", 16}, {"C", 3}, {"P", 3}, {"Q", 3}, {"F", 40}});
+    return peak(mesh.device(), [&] { gradients(mesh, operands, {.stride = 2}); });
+  };
+  const auto dry = DevicePtr::make(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
+  const std::size_t planned = peak_on(Mesh<"d t">(dry));
+  on_mesh("d=1,t=1", [&](const Mesh<"d t">& mesh) { CHECK(peak_on(mesh) == planned); }, {.threads = 1});
 }
 
 TEST_CASE("a gradient of conv_unreduced takes no memory for what windows skip", "[ops]") {

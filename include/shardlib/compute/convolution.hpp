@@ -64,10 +64,15 @@ class WindowPieces {
 [[nodiscard]] SHARDLIB_INLINE Buffer zero_sums(const Value& value);
 [[nodiscard]] SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums);
 
+/// The convolution by oneDNN, or an empty handle where that is not faster or cannot take it.
+[[nodiscard]] SHARDLIB_INLINE Buffer conv_of_images(const Convolution<f32>& conv, const Value& out);
+
 template <class D>
 Buffer Convolution<D>::operator()(const Value& out) const {
   using A = accumulator_t<D>;
   const Exec exec = out.device->exec();
+  if constexpr (std::is_same_v<D, f32>)
+    if (Buffer result = conv_of_images(*this, out)) return result;
   const auto array_for = [&](const WindowPieces& pieces, std::size_t element) {
     return out.device->pool()->allocate(static_cast<std::size_t>(pieces.elements()) * element);
   };

@@ -31,6 +31,11 @@ inline bool has_bf16_gemm() {
 
 namespace detail {
 
+inline const dnnl::engine& dnnl_engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
 /// C = op(A) op(B), plus C if `accumulate` is set, with C in f32 or bf16. Sums are f32.
 struct Bf16Gemm {
   bool trans_a, trans_b;
@@ -58,11 +63,6 @@ struct Bf16Gemm {
   }
 
  private:
-  static const dnnl::engine& engine() {
-    static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-    return cpu;
-  }
-
   class Product {
    public:
     explicit Product(const Bf16Gemm& g) {
@@ -81,9 +81,9 @@ struct Bf16Gemm {
         attributes.set_post_ops(sum);
       }
 #if DNNL_VERSION_MAJOR >= 3
-      dnnl::matmul::primitive_desc chosen(engine(), a, b, c, attributes);
+      dnnl::matmul::primitive_desc chosen(dnnl_engine(), a, b, c, attributes);
 #else
-      dnnl::matmul::primitive_desc chosen({a, b, c}, attributes, engine());
+      dnnl::matmul::primitive_desc chosen({a, b, c}, attributes, dnnl_engine());
 #endif
       // The library prefers other kernels for some strides, which sum in another order. With one kind of kernel a
       // part of C has the bits of the whole, so that results do not depend on the number of threads.
@@ -94,11 +94,11 @@ struct Bf16Gemm {
         break;
       } while (other.next_impl());
       product_ = dnnl::matmul(chosen);
-      operands_ = {dnnl::memory(a, engine(), nullptr), dnnl::memory(b, engine(), nullptr),
-                   dnnl::memory(c, engine(), nullptr)};
+      operands_ = {dnnl::memory(a, dnnl_engine(), nullptr), dnnl::memory(b, dnnl_engine(), nullptr),
+                   dnnl::memory(c, dnnl_engine(), nullptr)};
     }
     void run(const bf16* a, const bf16* b, void* c) {
-      thread_local dnnl::stream stream(engine());
+      thread_local dnnl::stream stream(dnnl_engine());
       operands_[0].set_data_handle(const_cast<bf16*>(a));  // reads only
       operands_[1].set_data_handle(const_cast<bf16*>(b));
       operands_[2].set_data_handle(c);

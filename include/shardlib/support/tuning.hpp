@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 namespace shardlib {
@@ -36,6 +37,8 @@ struct Tuning {
   double product_part = 1 << 27;
   /// The longest message of such a shard: an einsum begins with the first one while the others are on their way.
   std::size_t shard_message = std::size_t{1} << 18;
+  /// Whether oneDNN takes the convolutions of images that it can. Without a value it takes those where it is faster.
+  std::optional<bool> image_conv = std::nullopt;
   /// linear_cross_entropy makes the logits in pieces of at most this size.
   std::int64_t logits_piece = std::int64_t{1} << 27;
   /// linear_cross_entropy stores a device's logits up to this size for its backward pass.

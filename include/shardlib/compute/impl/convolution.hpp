@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/kernels/convolution.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
@@ -196,6 +198,66 @@ SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums) {
   if (dtype == value.dtype) return std::move(sums);
   Buffer result = allocate(value);
   convert_numbers(value.device->exec(), value.count(), dtype, sums, value.dtype, result);
+  return result;
+}
+
+/// The sizes of a convolution of images whose dims are in the order of oneDNN: those that weights lack, lengths,
+/// channels. Weights have theirs in any order.
+inline std::optional<kernels::ImageConv> as_image_conv(const Value& images, const Value& weights, const Value& results,
+                                                       const OpParts& lengths, const WindowLoops& loops) {
+  const TensorSpec &in = *images.spec, &window = *weights.spec, &out = *results.spec;
+  const int rank = loops.size(), batch = in.rank() - rank - 1;
+  if (rank > 2 || batch < 0 || out.rank() != in.rank() || window.rank() != rank + 2) return {};
+  const kernels::DimVector distances = kernels::row_major(view(weights.local));
+  const int channel = window.find(in.dims[in.rank() - 1].name), filter = window.find(out.dims[in.rank() - 1].name);
+  if (channel < 0 || filter < 0 || channel == filter) return {};
+  kernels::ImageConv conv{.channels = weights.local[channel],
+                          .filters = weights.local[filter],
+                          .channel = distances[channel],
+                          .filter = distances[filter],
+                          .rank = rank};
+  for (int d = 0; d < batch; ++d) {
+    if (in.dims[d].name != out.dims[d].name) return {};
+    conv.images *= images.local[d];
+  }
+  for (int i = 0; i < rank; ++i) {
+    const int d = batch + i, at = lengths.in[0].find(in.dims[d].name);
+    if (at < 0 || lengths.out.find(out.dims[d].name) != at) return {};
+    const int k = window.find(lengths.in[1].dims[at].name);
+    const WindowLoop& loop = loops[at];
+    if (k < 0 || weights.local[k] != loop.elements) return {};
+    conv.lengths[static_cast<std::size_t>(i)] = {images.local[d], loop.elements, results.local[d], loop.stride,
+                                                 loop.dilation,   loop.before,   distances[k]};
+  }
+  return conv;
+}
+
+SHARDLIB_INLINE Buffer conv_of_images(const Convolution<f32>& conv, const Value& out) {
+  using kernels::ConvPass;
+  OpParts lengths = *conv.lengths;
+  WindowLoops loops = conv.loops;
+  const bool backwards = loops[0].dilation < 0;  // over the cotangent: see ConvOperandVjp
+  if (backwards) std::swap(lengths.in[0], lengths.out);
+  for (WindowLoop& loop : loops) {
+    if (!backwards) break;
+    loop.before = -loop.before;
+    loop.dilation = -loop.dilation;
+  }
+  const ConvPass pass = backwards || conv.transposed                ? ConvPass::images
+                        : out.spec->has(lengths.in[1].dims[0].name) ? ConvPass::weights
+                                                                    : ConvPass::result;
+  const Value& images = pass == ConvPass::images ? out : *conv.x;
+  const Value& weights = pass == ConvPass::weights ? out : *conv.y;
+  const Value& results = pass == ConvPass::images ? *conv.x : pass == ConvPass::weights ? *conv.y : out;
+  const auto sizes = as_image_conv(images, weights, results, lengths, loops);
+  const Exec exec = out.device->exec();
+  if (!sizes || !kernels::has_image_conv(exec, pass, *sizes, out.device->tuning().image_conv)) return {};
+  const WindowPieces all(conv.transposed ? out : *conv.x, *conv.seen, {&*conv.y, conv.transposed ? &*conv.x : &out},
+                         *conv.lengths, conv.loops, true);
+  add_flops(out, conv_flops(*conv.seen, all.shape(), *conv.y));
+  Buffer result = allocate(out);
+  const auto numbers = [&](const Value& value) { return (&value == &out ? result : value.data()).as<float>(); };
+  kernels::image_conv(exec, pass, *sizes, numbers(images), numbers(weights), numbers(results));
   return result;
 }
 
