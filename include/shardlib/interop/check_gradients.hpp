@@ -20,6 +20,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function_ref.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib {
 

@@ -23,6 +23,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib {
 

@@ -22,6 +22,7 @@
 #include "shardlib/run/training.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/leaves.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib::run {

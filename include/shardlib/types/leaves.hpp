@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -68,21 +69,73 @@ struct UntypedAccess {
   }
 };
 
-template <class V, class Tree>
-void add_leaves(UntypedLeaves<V>& list, const Path& path, Tree& tree) {
-  using T = std::remove_const_t<Tree>;
+/// What stands at a place of the trees of one type: a tensor, an Array or a struct. A walk that reads these tables is
+/// compiled once, not once for each type of tree.
+struct Place {
+  struct Entries {
+    std::byte* first;
+    std::size_t size;
+  };
+  DType dtype{};                        ///< of a tensor
+  const TensorSpec* spec = nullptr;     ///< of a tensor; else null
+  std::string_view name = {};           ///< the text of the tensor's spec, or the name of the Array's stacked dim
+  Entries (*entries)(void*) = nullptr;  ///< of an Array; else null
+  std::size_t width = 0;                ///< an entry's bytes, or the number of fields
+  const Place* const* below = nullptr;  ///< the places of the fields, or the one of all entries
+  const std::string_view* field_names = nullptr;
+  void (*fields)(void*, void**) = nullptr;  ///< writes the addresses of a struct's fields
+};
+template <class T>
+constexpr Place place_of();
+template <class T>
+inline constexpr Place place = place_of<T>();
+template <class T>
+inline constexpr const Place* place_of_entry = &place<typename T::value_type>;
+template <class T, class Fields = std::make_index_sequence<tree_width<T>>>
+struct PlacesOfFields;
+template <class T, std::size_t... I>
+struct PlacesOfFields<T, std::index_sequence<I...>> {
+  static constexpr std::string_view names[] = {field_name<typename named_as<T>::type, I>()...};
+  static constexpr const Place* places[] = {&place<std::tuple_element_t<I, field_types<T>>>...};
+  static void write(void* tree, void** out) {
+    const auto parts = detail::fields(*static_cast<T*>(tree));
+    ((out[I] = &std::get<I>(parts)), ...);
+  }
+};
+template <class T>
+constexpr Place place_of() {
   if constexpr (is_tensor<T>) {
-    list.leaves.push_back({list.named ? path.text() : std::string(), &UntypedAccess::value(tree),
-                           dtype_v<typename T::value_type>, &parsed<T::spec>, T::spec});
+    static_assert(std::is_standard_layout_v<T>, "the address of a tensor is that of its value");
+    return {.dtype = dtype_v<typename T::value_type>, .spec = &parsed<T::spec>, .name = T::spec};
   } else if constexpr (is_array<T>) {
-    list.arrays.push_back({list.named ? array_place<T>(path) : std::string(), tree.size()});
-    for (std::size_t i = 0; i < tree.size(); ++i) add_leaves(list, Path{&path, {}, i}, tree[i]);
+    constexpr auto entries = [](void* tree) -> Place::Entries {
+      auto& array = *static_cast<T*>(tree);
+      return {reinterpret_cast<std::byte*>(array.data()), array.size()};
+    };
+    return {.name = array_name<T>(),
+            .entries = entries,
+            .width = sizeof(typename T::value_type),
+            .below = &place_of_entry<T>};
   } else {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto parts = fields(tree);
-      (add_leaves(list, Path{&path, field_name<typename named_as<T>::type, I>(), 0}, std::get<I>(parts)), ...);
-    }
-    (std::make_index_sequence<tree_width<T>>{});
+    using Fields = PlacesOfFields<T>;
+    return {.width = tree_width<T>, .below = Fields::places, .field_names = Fields::names, .fields = Fields::write};
+  }
+}
+
+template <class V>
+[[gnu::noinline, gnu::cold]] void add_leaves(UntypedLeaves<V>& list, const Path& path, const Place& at, void* tree) {
+  const auto text = [&] { return list.named ? path.text() : std::string(); };
+  if (at.spec != nullptr) {
+    list.leaves.push_back({text(), static_cast<V*>(tree), at.dtype, at.spec, at.name});
+  } else if (at.entries != nullptr) {
+    const auto [first, size] = at.entries(tree);
+    list.arrays.push_back({list.named && path.above == nullptr ? std::string(at.name) : text(), size});
+    for (std::size_t i = 0; i < size; ++i) add_leaves(list, Path{&path, {}, i}, **at.below, first + i * at.width);
+  } else {
+    std::vector<void*> parts(at.width);
+    at.fields(tree, parts.data());
+    for (std::size_t i = 0; i < at.width; ++i)
+      add_leaves(list, Path{&path, at.field_names[i], 0}, *at.below[i], parts[i]);
   }
 }
 
@@ -90,7 +143,7 @@ void add_leaves(UntypedLeaves<V>& list, const Path& path, Tree& tree) {
 template <class Tree>
 [[nodiscard]] auto untyped_leaves(Tree& tree, bool named = true) {
   UntypedLeaves<std::conditional_t<std::is_const_v<Tree>, const ValuePtr, ValuePtr>> list{named};
-  add_leaves(list, Path{}, tree);
+  add_leaves(list, Path{}, place<std::remove_const_t<Tree>>, const_cast<std::remove_const_t<Tree>*>(&tree));
   return list;
 }
 
@@ -150,14 +203,21 @@ constexpr bool alike_at() {
 }
 /// Gives the Arrays of an empty tree their sizes, in order.
 template <class V, class Tree>
-void resize_arrays(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
+[[gnu::cold]] void resize_arrays(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
   if constexpr (is_array<Tree>) {
-    tree.resize(like.arrays[next++].size);
-    for (auto& entry : tree) resize_arrays(entry, like, next);
-  } else if constexpr (has_arrays<Tree>()) {
-    std::apply([&](auto&... field) { (resize_arrays(field, like, next), ...); }, fields(tree));
+    tree = Tree(like.arrays[next++].size);
+    if constexpr (has_arrays<typename Tree::value_type>())
+      for (auto& entry : tree) resize_arrays(entry, like, next);
+  } else {
+    const auto resize = [&]<class Field>(Field& field) {
+      if constexpr (has_arrays<Field>()) resize_arrays(field, like, next);
+    };
+    std::apply([&](auto&... field) { (resize(field), ...); }, fields(tree));
   }
 }
+
+/// The global number of elements.
+[[nodiscard]] std::int64_t element_count(const Value& value);
 
 }  // namespace shardlib::detail
 
@@ -172,6 +232,33 @@ template <class To, class From>
     detail::resize_arrays(to, detail::untyped_leaves(from, false), next);
   }
   return to;
+}
+
+/// The names of the leaves, in order: "layers/0/w_q". `leaf_names(weights)`
+template <class Tree>
+[[nodiscard]] std::vector<std::string> leaf_names(const Tree& tree) {
+  std::vector<std::string> names;
+  if constexpr (detail::checked_tree<"for_each_leaf", Tree>)
+    for (const auto& leaf : detail::untyped_leaves(tree).leaves) names.push_back(leaf.name);
+  return names;
+}
+
+/// The specs of the leaves, in order, for example for a checkpoint. `shardings(weights)`
+template <class Tree>
+[[nodiscard]] std::vector<std::string> shardings(const Tree& tree) {
+  std::vector<std::string> specs;
+  if constexpr (detail::checked_tree<"for_each_leaf", Tree>)
+    for (const auto& leaf : detail::untyped_leaves(tree, false).leaves) specs.emplace_back(leaf.text);
+  return specs;
+}
+
+/// The global number of elements of all leaves. `parameter_count(weights)`
+template <class Tree>
+[[nodiscard]] std::int64_t parameter_count(const Tree& tree) {
+  std::int64_t count = 0;
+  if constexpr (detail::checked_tree<"for_each_leaf", Tree>)
+    for (const auto& leaf : detail::untyped_leaves(tree).leaves) count += detail::element_count(*leaf.value());
+  return count;
 }
 
 }  // namespace shardlib

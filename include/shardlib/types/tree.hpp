@@ -1,4 +1,4 @@
-// Plain structs of tensors as trees: their leaves, the leaves' names, map and zip. The struct needs no extra code.
+// Plain structs of tensors as trees: their leaves with names, map and zip. The struct needs no extra code.
 #pragma once
 
 #include <cstddef>
@@ -336,37 +336,6 @@ template <class F, class Tree, class... More>
     detail::visit(assign, {nullptr, "map_tree"}, result, tree, more...);
   }
   return result;
-}
-
-/// The names of the leaves, in order: "layers/0/w_q". `leaf_names(weights)`
-template <class Tree>
-[[nodiscard]] std::vector<std::string> leaf_names(const Tree& tree) {
-  std::vector<std::string> names;
-  for_each_leaf([&](std::string_view name, const auto&) { names.emplace_back(name); }, tree);
-  return names;
-}
-
-/// The specs of the leaves, in order, for example for a checkpoint. `shardings(weights)`
-template <class Tree>
-[[nodiscard]] std::vector<std::string> shardings(const Tree& tree) {
-  std::vector<std::string> specs;
-  for_each_leaf(
-      [&]<class D, Spec S>(std::string_view, const Tensor<D, S>&) { specs.emplace_back(std::string_view(S)); }, tree);
-  return specs;
-}
-
-/// The global number of elements of all leaves. `parameter_count(weights)`
-template <class Tree>
-[[nodiscard]] std::int64_t parameter_count(const Tree& tree) {
-  std::int64_t count = 0;
-  for_each_leaf(
-      [&](std::string_view, const auto& leaf) {
-        std::int64_t n = 1;
-        for (auto size : leaf.global_shape()) n *= size;
-        count += n;
-      },
-      tree);
-  return count;
 }
 
 /// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/types/leaves.hpp"
 
 namespace shardlib::detail {
 
@@ -24,6 +25,10 @@ SHARDLIB_INLINE void check_inside(const Value& value) {
           (value.slot ? ", or `w * 1.0` from before the call if only the gradient of the function around the "
                         "call is meant"
                       : ""));
+}
+
+SHARDLIB_INLINE std::int64_t element_count(const Value& value) {
+  return product(value.global.logical);
 }
 
 SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes) {
