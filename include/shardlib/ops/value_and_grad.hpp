@@ -118,14 +118,14 @@ using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
                  std::string(weights_of) + ": the weight" + (leaf.name.empty() ? "" : " `" + leaf.name + "`") + ", ");
 }
 template <class T>
-[[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
+[[gnu::noinline, gnu::cold]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
   T copy = x;
   if constexpr (is_tree<T>()) change_leaves(untyped_leaves(copy, weights_of != nullptr), f, weights_of);
   return copy;
 }
 
 template <class T>
-[[gnu::noinline]] void each_value(const T& x, FunctionRef<void(const ValuePtr&)> f) {
+[[gnu::noinline, gnu::cold]] void each_value(const T& x, FunctionRef<void(const ValuePtr&)> f) {
   if constexpr (is_tree<T>())
     for (const auto& leaf : untyped_leaves(x, false).leaves)
       if (*leaf.pointer != nullptr) f(*leaf.pointer);

@@ -25,34 +25,34 @@ namespace shardlib::run {
 class HuggingFaceConfig {
  public:
   /// Reads the file. Throws UsageError if there is none, Error if it is not a JSON object.
-  explicit HuggingFaceConfig(const std::string& folder);
+  [[gnu::cold]] explicit HuggingFaceConfig(const std::string& folder);
 
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Whether the key exists. This call, like those below, marks the key as used.
-  [[nodiscard]] bool has(const std::string& key);
+  [[nodiscard, gnu::cold]] bool has(const std::string& key);
   /// Whether the key exists with the value null, where an absent key would mean another value.
-  [[nodiscard]] bool is_null(const std::string& key);
+  [[nodiscard, gnu::cold]] bool is_null(const std::string& key);
   /// The value as JSON: `"silu"` with its quotes, or `4096`. Throws UsageError for an absent key.
-  [[nodiscard]] const std::string& value(const std::string& key);
+  [[nodiscard, gnu::cold]] const std::string& value(const std::string& key);
   /// The value as JSON, which may be null, or `otherwise` for an absent key.
-  [[nodiscard]] std::string json(const std::string& key, const std::string& otherwise);
+  [[nodiscard, gnu::cold]] std::string json(const std::string& key, const std::string& otherwise);
   /// Returns the first of these alternative keys that exists, or the first key if none does. Throws UsageError if
   /// another one has a different value.
-  [[nodiscard]] std::string first_of(const std::vector<std::string>& keys);
+  [[nodiscard, gnu::cold]] std::string first_of(const std::vector<std::string>& keys);
   /// The value as a whole number of at least 0. For an absent key it returns `otherwise`, or throws UsageError without
   /// one.
-  [[nodiscard]] std::int64_t integer(const std::string& key, std::optional<std::int64_t> otherwise = {});
+  [[nodiscard, gnu::cold]] std::int64_t integer(const std::string& key, std::optional<std::int64_t> otherwise = {});
   /// Throws UsageError unless the key is absent or its value, as JSON, is one of `expected`.
-  void require(const std::string& key, const std::vector<std::string>& expected);
+  [[gnu::cold]] void require(const std::string& key, const std::vector<std::string>& expected);
   /// Throws UsageError, which says that the key's value is not `expected`.
-  [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
+  [[noreturn, gnu::cold]] void refuse(const std::string& key, const std::string& expected) const;
   /// Gives the option the key's value, or `otherwise` if the key is absent (see Options::imply).
-  void imply(Options& options, const std::string& option, const std::string& key,
-             const std::optional<std::string>& otherwise = {});
+  [[gnu::cold]] void imply(Options& options, const std::string& option, const std::string& key,
+                           const std::optional<std::string>& otherwise = {});
   /// Throws UsageError for keys that were not used and are not among `harmless`, and lists them. A harmless key does
   /// not change what the model computes. The name of an object there stands for all its keys. Keys that mean this in
   /// every model, such as `transformers_version`, are harmless anyway.
-  void finish(const std::set<std::string>& harmless) const;
+  [[gnu::cold]] void finish(const std::set<std::string>& harmless) const;
 
  private:
   std::string path_;

@@ -41,26 +41,29 @@ class Options {
   }
   /// Declares a value without a name, as in `tool FILE`; `name` is its name in --help. Several come in the order of
   /// their declarations.
-  Options& argument(std::string name, std::string& value, std::string help);
+  [[gnu::cold]] Options& argument(std::string name, std::string& value, std::string help);
   /// Declares any number of arguments, after the single ones, as in `tool FILE...`.
-  Options& arguments(std::string name, std::vector<std::string>& values, std::string help, bool required = true);
+  [[gnu::cold]] Options& arguments(std::string name, std::vector<std::string>& values, std::string help,
+                                   bool required = true);
   /// Declares the preset `name`, which sets these options: keys as in the file, values as on the command line.
-  Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
+  [[gnu::cold]] Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings,
+                                std::string help = "");
 
   /// Says when options of these names have no effect: then `why` gives the rest of the sentence "--keep has no effect
   /// ...", and otherwise nothing. `parse` refuses such an option on the command line. A file may have it, because a
   /// stored configuration has all settings.
-  Options& in_vain(const std::vector<std::string>& names, const std::function<std::string(const Options&)>& why);
+  [[gnu::cold]] Options& in_vain(const std::vector<std::string>& names,
+                                 const std::function<std::string(const Options&)>& why);
 
   /// Says which programs have options of these names, for the error about one that this program does not have.
   /// `options.known_by({"gpt2"}, {"--lora"})`
-  Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
+  [[gnu::cold]] Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
 
   /// Sets the values. Returns false if --help or --version was given: then print answer() on one rank and leave.
-  [[nodiscard]] bool parse(int argc, const char* const* argv);
+  [[nodiscard, gnu::cold]] bool parse(int argc, const char* const* argv);
   /// After `parse`: gives an option a value that follows from something else, such as a model's file, which `origin`
   /// names. Throws UsageError if the user has given another one. `options.imply("--layers", "12", "'config.json'")`
-  void imply(const std::string& name, const std::string& value, const std::string& origin);
+  [[gnu::cold]] void imply(const std::string& name, const std::string& value, const std::string& origin);
   /// After `parse`: whether the command line, a file or a preset has given the option.
   [[nodiscard]] bool given(const std::string& name) const;
   /// The text for --help or --version, whichever was given.
@@ -100,7 +103,7 @@ class Options {
   };
   struct Request;
 
-  Options& declare(std::string name, Target target, std::string help, const Validator& validator);
+  [[gnu::cold]] Options& declare(std::string name, Target target, std::string help, const Validator& validator);
   [[nodiscard]] Request read_command_line(int argc, const char* const* argv) const;
   [[nodiscard]] std::vector<Setting> read_config(const std::string& file, Request& request) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
