@@ -47,21 +47,16 @@ auto as_kokkos(const Tensor<D, S>& x) {
 }
 #endif
 
-/// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
-/// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. A device with its
-/// own memory takes a copy. Padding is part of the shard and must be zero. Throws if it is not. `from_memory<f32,
-/// "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
-template <dtype D, Spec S, Spec A>
-Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> shard,
-                         std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
-  static_assert(detail::checked<rules::on_mesh, A, S>::ok);
-  const detail::OpInfo op{"from_memory", S, site};
-  const auto global = detail::given_sizes(op, mesh.device(), detail::parsed<S>, sizes);
-  auto value = detail::make_value(op, mesh.device(), dtype_v<D>, detail::parsed<S>, global);
+namespace detail {
+template <dtype D>
+[[gnu::noinline, gnu::cold]] ValuePtr value_over_memory(const OpInfo& op, const DevicePtr& device,
+                                                        const TensorSpec& spec, const Sizes& sizes,
+                                                        std::span<const D> shard, std::shared_ptr<void> owner) {
+  auto value = make_value(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes));
   if (value->count() != static_cast<std::int64_t>(shard.size()))
     throw Error(op.describe() + ": the shard of this device has " + std::to_string(value->count()) +
-                " elements, the memory " + std::to_string(shard.size()) + " (" + mesh.device()->describe() + ")");
-  detail::for_each_padding(*value, [&](auto shape, std::int64_t offset, auto strides) {
+                " elements, the memory " + std::to_string(shard.size()) + " (" + device->describe() + ")");
+  for_each_padding(*value, [&](auto shape, std::int64_t offset, auto strides) {
     kernels::Nest<1> nest;
     // The array by name, as nvcc 13 drops bare braces here.
     for (std::size_t i = 0; i < shape.size(); ++i) nest.push(shape[i], std::array<std::int64_t, 1>{strides[i]});
@@ -69,13 +64,25 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> sh
     for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
       if (const auto at = offset + walk.offsets[0]; !(shard[static_cast<std::size_t>(at)] == D{}))
         throw Error(op.describe() + ": element " + std::to_string(at) +
-                    " of the memory is padding, but not zero; clear the padding first (" + mesh.device()->describe() +
-                    ")");
+                    " of the memory is padding, but not zero; clear the padding first (" + device->describe() + ")");
   });
   // A slice, because the memory is the caller's: no op may write a slice in place.
   const Buffer memory(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner));
-  value->storage->buffer = mesh.device()->to_device(memory.slice(0, shard.size_bytes()));
-  return Tensor<D, S>(std::move(value));
+  value->storage->buffer = device->to_device(memory.slice(0, shard.size_bytes()));
+  return value;
+}
+}  // namespace detail
+
+/// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
+/// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. A device with its
+/// own memory takes a copy. Padding is part of the shard and must be zero. Throws if it is not. `from_memory<f32,
+/// "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
+template <dtype D, Spec S, Spec A>
+Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::span<const D> shard,
+                         std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
+  static_assert(detail::checked<rules::on_mesh, A, S>::ok);
+  return Tensor<D, S>(detail::value_over_memory<D>({"from_memory", S, site}, mesh.device(), detail::parsed<S>, sizes,
+                                                   shard, std::move(owner)));
 }
 
 }  // namespace shardlib
