@@ -147,3 +147,9 @@ Tensor<bf16, "A/t"> scattered_sum_of_bf16(const Tensor<bf16, "A +t">& x) {
 auto numbers_without_a_dtype(const Tensor<bool_, "A">& seen) {
   return where(seen, 1.0, 0.0);
 }
+
+// expect: all_gather<`L M/t -> L M`>: the operand is `L M/t \+d`, .*; take
+// expect: `all_reduce<..?L M/t \+d -> L M/t..?, f32>` \(communicates\)
+auto started_summand_of_bf16(const Tensor<bf16, "L M/t +d">& x) {
+  return all_gather_start<"L M/t -> L M">(x);
+}

@@ -63,7 +63,7 @@ template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                       std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
-              detail::result_of<rules::causal_attention, Length, Dim, Q, K, V>> {
+              detail::result_for<D, rules::causal_attention, Length, Dim, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale);
 }
@@ -73,7 +73,7 @@ template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
                       std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
-              detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
+              detail::result_for<D, rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale);
 }
@@ -88,7 +88,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
                       std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
-              detail::result_of<rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
+              detail::result_for<D, rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale, order);
 }
@@ -100,7 +100,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
                       std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
-              detail::result_of<rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
+              detail::result_for<D, rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale, order);
 }
@@ -135,7 +135,7 @@ template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype 
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                        std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"ulysses_attention", D, E, F>, D>,
-              detail::result_of<rules::ulysses_attention, Exchange, Dim, Q, K, V>> {
+              detail::result_for<D, rules::ulysses_attention, Exchange, Dim, Q, K, V>> {
   const auto y = causal_attention<detail::exchanged_length<Exchange>(), Dim>(
       detail::exchanged<Exchange>(q, site), detail::exchanged<Exchange>(k, site), detail::exchanged<Exchange>(v, site),
       scale, site);
@@ -147,7 +147,7 @@ template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype 
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                        const Tensor<I, S>& segments, std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_ulysses_dtypes<D, E, F, I>, D>,
-              detail::result_of<rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {
+              detail::result_for<D, rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {
   constexpr DimName length = detail::exchanged_length<Exchange>();
   constexpr Spec whole = detail::spec_of(rules::detail_::whole_length(detail::parsed<S>, length));
   const auto y = causal_attention<length, Dim>(

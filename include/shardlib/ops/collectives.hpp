@@ -150,7 +150,7 @@ struct ShiftVjp {
 /// padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
+    -> Tensor<D, detail::result_for<D, rules::shift, O, Axis, S>> {
   const detail::Calling op{"shift", O, site};
   for (int i = 0; i < detail::parsed<S>.rank(); ++i)
     if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
@@ -161,7 +161,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
 /// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::shift_over, O, S>> {
+    -> Tensor<D, detail::result_for<D, rules::shift_over, O, S>> {
   return shift<OpSpec{std::string_view(S)}, AxisName{rules::over_axes(O)}>(x, by, site);
 }
 

@@ -235,8 +235,8 @@ auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, Site si
 /// As above, with another number than 0, so the operand may not be partial. `pad<"L -> N">(x, 1, 2, -1.0)`
 template <OpSpec O, dtype D, Spec S>
 auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, double value, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::pad_with, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::pad_with, O, S>>;
+    -> Tensor<D, detail::result_for<D, rules::pad_with, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::pad_with, O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, value);
 }
 
