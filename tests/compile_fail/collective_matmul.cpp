@@ -68,7 +68,7 @@ auto two_scattered_dims(const Tensor<f32, "L F/t/d">& x, const Tensor<f32, "F/t/
   return einsum_scatter<"L F/t/d, F/t/d M -> L/d M/t">(x, w);
 }
 
-// expect: einsum_scatter: bf16 is not summed in bf16; write `einsum_scatter<..?"
+// expect: einsum_scatter: bf16 is not summed in bf16; write `einsum_scatter<.*, f32>`
 auto sum_without_a_dtype(const Tensor<bf16, "L F/t">& x, const Tensor<bf16, "F/t M">& w) {
   return einsum_scatter<"L F/t, F/t M -> L/t M">(x, w);
 }

@@ -153,3 +153,15 @@ auto numbers_without_a_dtype(const Tensor<bool_, "A">& seen) {
 auto started_summand_of_bf16(const Tensor<bf16, "L M/t +d">& x) {
   return all_gather_start<"L M/t -> L M">(x);
 }
+
+// expect: map: the operand `A \+t` is partial over t, .*; reduce it first, with a `reduce_scatter` or
+// expect: `all_reduce<..?A \+t -> A..?, f32>` \(communicate\)
+auto mapped_summands_of_bf16(const Tensor<bf16, "A +t">& x) {
+  return map([](auto v) { return v * v; }, x);
+}
+
+// expect: index_unreduced<`\[V\] M, B -> B M`>: the index tensor is `B \+d`, .*; take
+// expect: `all_reduce<..?B \+d -> B..?>` \(communicates\)
+auto pending_indices_of_bf16_rows(const Tensor<bf16, "V M">& table, const Tensor<i32, "B +d">& indices) {
+  return index_unreduced<"[V] M, B -> B M">(table, indices);
+}

@@ -72,8 +72,9 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
                       std::optional<double> scale = {}, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
-              detail::result_for<D, rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
+    -> Tensor<
+        detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
+        detail::result_for<detail::summed_in<D, S>, rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale);
 }
@@ -100,7 +101,8 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
                       std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
-              detail::result_for<D, rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
+              detail::result_for<detail::summed_in<D, S>, rules::causal_attention_over_in_segments, Length, Dim, Over,
+                                 Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale, order);
 }
@@ -146,8 +148,9 @@ auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tenso
 template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                        const Tensor<I, S>& segments, std::optional<double> scale = {}, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::segmented_ulysses_dtypes<D, E, F, I>, D>,
-              detail::result_for<D, rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {
+    -> Tensor<
+        detail::after_t<detail::segmented_ulysses_dtypes<D, E, F, I>, D>,
+        detail::result_for<detail::summed_in<D, S>, rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {
   constexpr DimName length = detail::exchanged_length<Exchange>();
   constexpr Spec whole = detail::spec_of(rules::detail_::whole_length(detail::parsed<S>, length));
   const auto y = causal_attention<length, Dim>(

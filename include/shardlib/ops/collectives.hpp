@@ -204,8 +204,8 @@ inline constexpr auto to_partial_vjp = [](const auto& ct) { return to_partial<tr
 /// Backward: to_partial. `to_partial<"A -> A +t">(b)`
 template <OpSpec O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::to_partial, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::to_partial, O, S>>;
+    -> Tensor<D, detail::result_for<D, rules::to_partial, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::to_partial, O, S>>;
   const detail::Calling op{"to_partial", detail::full_op<"to_partial", O, S>, site};
   return detail::record_unary<"to_partial", Out>(op, x, detail::sizes_of(x.value()), detail::keep_on_first,
                                                  detail::vjp(x, detail::to_partial_vjp<Out, Tensor<D, S>>));

@@ -107,9 +107,9 @@ struct LogSumExp {
 template <dtype D, Spec S, dtype I, Spec T>
 auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
-              detail::result_for<D, rules::cross_entropy, S, T>> {
+              detail::result_for<detail::summed_in<D, T>, rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
-  using Out = Tensor<D, detail::result_for<D, rules::cross_entropy, S, T>>;
+  using Out = Tensor<D, detail::result_for<detail::summed_in<D, T>, rules::cross_entropy, S, T>>;
   const detail::Calling op{"cross_entropy", specs.pick, site};
   // No gradient flows through the single steps: cross_entropy_of records the derivative of the whole op.
   const Tensor<D, S> x(detail::without_gradient(logits.value()));
@@ -158,12 +158,12 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
         detail::after_t<detail::one_dtype<"linear_cross_entropy", D, E> &&
                             detail::is_float<"linear_cross_entropy", D> && detail::is_index<"linear_cross_entropy", I>,
                         accumulator_t<D>>,
-        detail::result_of<rules::linear_cross_entropy, O, S, T, R>> {
+        detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>> {
   using A = accumulator_t<D>;
   static constexpr auto specs = detail::cross_entropy_specs(detail::result_of<rules::einsum, O, S, T>);
   const detail::LinearCrossEntropy l{
       {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
-  using Out = Tensor<A, detail::result_of<rules::linear_cross_entropy, O, S, T, R>>;
+  using Out = Tensor<A, detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>>;
   if (detail::stores_logits(l, dtype_v<A>, stored))
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();

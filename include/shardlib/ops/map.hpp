@@ -300,9 +300,15 @@ MapProgram trace_of(const OnNumbers<F>& on, const std::array<DType, most_mapped>
 }
 #endif
 
+/// The dtype of the operand whose sum is pending, for `result_for`: bf16, or one that needs no word about it.
+template <class... X>
+using summed_operand =
+    std::conditional_t<((std::is_same_v<typename X::value_type, bf16> && !parsed<X::spec>.partial.empty()) || ...),
+                       bf16, f32>;
 template <class F, class... X>
-using map_t = Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>,
-                     result_of<rules::map_of<decltype(parsed<X::spec>)...>, OpName("map"), X::spec...>>;
+using map_t =
+    Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>,
+           result_for<summed_operand<X...>, rules::map_of<decltype(parsed<X::spec>)...>, OpName("map"), X::spec...>>;
 
 template <class F, class... X>
 map_t<F, X...> mapped_by_user(const F& f, const Site& site, const X&... x) {

@@ -185,8 +185,8 @@ auto argmax(const Tensor<D, S>& x) -> detail::needs_op_spec<"argmax", D, S>;
 /// Repeats the value along new dims of the given sizes. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <OpSpec O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::broadcast, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::broadcast, O, S>>;
+    -> Tensor<D, detail::result_for<D, rules::broadcast, O, S>> {
+  using Out = Tensor<D, detail::result_for<D, rules::broadcast, O, S>>;
   const detail::Calling op{"broadcast", detail::full_op<"broadcast", O, S>, site};
   return detail::repeat<Out>(op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, x.value(), sizes));
 }

@@ -175,7 +175,7 @@ auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = fa
 template <DimName Dim, OpSpec Over, dtype D, Spec S, dtype E, Spec T>
 auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::linear_scan_dtypes<D, E>, D>,
-              detail::result_of<rules::linear_scan_over, Dim, Over, S, T>> {
+              detail::result_for<D, rules::linear_scan_over, Dim, Over, S, T>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }

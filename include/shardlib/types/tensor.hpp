@@ -50,6 +50,10 @@ inline constexpr Spec result_for<bf16, Rule, Args...> = [] {
     return result_of<Rule, Args...>;
 }();
 
+/// The dtype of the operand whose sum is pending, for `result_for`: i32 if it is that of the indices, else D.
+template <class D, Spec... Indices>
+using summed_in = std::conditional_t<(parsed<Indices>.partial.empty() && ...), D, i32>;
+
 /// The result of an operator between tensors.
 template <OpName Name, class D, Spec S, Spec T>
 constexpr Spec arithmetic_spec() {
