@@ -573,3 +573,14 @@ auto softmax_by_number(const Tensor<f32, "B M">& x) {
 auto sort_without_a_dim(const Tensor<f32, "B M">& x) {
   return sort(x);
 }
+
+// the sentence comes before what the result does not fit
+// expect: dropout: it does not take these arguments; write `dropout\(x, 0.1, {seed, stream}\)`
+auto twice_dropout_without_a_key(const Tensor<f32, "A">& x) {
+  return dropout(x, 0.1) * 2.0 + x;
+}
+
+// expect: where of `A` and two numbers: they give the result no dtype
+auto product_with_numbers(const Tensor<bool_, "A">& seen, const Tensor<f32, "A">& x) {
+  return where(seen, 1.0, 0.0) * x;
+}

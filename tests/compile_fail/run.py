@@ -97,6 +97,8 @@ def judge(command, path, right, line, regexes, wrong):
     # have the beginning of it.
     beside = re.compile(r"\s*\d* \||.* in instantiation of template class |.* declared here")
     said = "\n".join(line for line in text.splitlines() if not beside.match(line))
+    if "tensor spec `?`" in said:
+        return name, "a second error, of the result's spec", output
     again = [regex for regex in regexes if len(re.findall(regex, said)) > 1]
     return name, f"more than once: {' AND '.join(again)}" if again else None, output
 

@@ -112,9 +112,9 @@ std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&.
 
 /// A compile error where the mesh is not first, or the weights lack.
 template <class First, class... Args>
-requires(sizeof...(Args) < 2 || !requires { First::axes; }) void value_and_grad(const First& first,
+requires(sizeof...(Args) < 2 || !requires { First::axes; }) auto value_and_grad(const First& first,
                                                                                 const Args&... args) {
-  detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(first, args...);
+  return detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(first, args...);
 }
 
 }  // namespace shardlib

@@ -127,9 +127,9 @@ T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Size
 
 /// A compile error for other arrays.
 template <tensor T, Spec A, class Array>
-requires(!std::is_convertible_v<Array, HostArray<typename T::value_type>>) void place(const Mesh<A>& mesh,
+requires(!std::is_convertible_v<Array, HostArray<typename T::value_type>>) auto place(const Mesh<A>& mesh,
                                                                                       const Array& host) {
-  detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(mesh, host);
+  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(mesh, host);
 }
 
 namespace detail {

@@ -271,8 +271,8 @@ auto where(const Tensor<B, C>& c, double constant, const Tensor<D, S>& b, Site s
 }
 /// A compile error: a number has no dtype.
 template <dtype B, Spec C>
-void where(const Tensor<B, C>& /*c*/, double /*a*/, double /*b*/) {
-  static_assert(detail::checked<rules::where_of_numbers, C>::ok);
+auto where(const Tensor<B, C>& /*c*/, double /*a*/, double /*b*/) {
+  return Tensor<f32, detail::result_of<rules::where_of_numbers, C>>();
 }
 /// Elements of a where c holds, else of b. c may not be partial. On each axis, a and b are either both partial or
 /// neither. `where(greater(x, 0.0), x, y)`

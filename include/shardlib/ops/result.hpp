@@ -153,20 +153,16 @@ using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
 // An op takes them by `(const Args&...)`, to which a function of the program with the same name is preferred. The
 // compile error is in the body, so that it is none where such a function is called.
 
-/// A compile error that gives a form.
+/// A compile error that gives a form. Its result fits everywhere, so that it is the only error.
 template <OpName Name, Literal Form, class... Args>
-void wrong_call(const Args&...) {
-  static_assert(checked<rules::wrong_call, Name, Form, sizeof...(Args)>::ok);
-}
+auto wrong_call(const Args&...) -> Tensor<f32, result_of<rules::wrong_call, Name, Form, sizeof...(Args)>>;
 template <class... Args>
 inline constexpr bool tensor_first = false;
 template <class D, Spec S, class... Args>
 inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 /// A compile error for an op along a dim that is called without its name. `More` is what follows the name.
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
-void needs_dim(const Tensor<D, S>&, const Args&...) {
-  static_assert(checked<rules::no_dim, Name, More, S>::ok);
-}
+auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
 
 }  // namespace detail
 

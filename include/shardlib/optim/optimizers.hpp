@@ -141,8 +141,8 @@ template <Spec A, class G>
 
 /// A compile error without a mesh.
 template <class G>
-void reduce_gradients(const G& grads) {
-  detail::wrong_call<"reduce_gradients", "reduce_gradients(mesh, grads)">(grads);
+auto reduce_gradients(const G& grads) {
+  return detail::wrong_call<"reduce_gradients", "reduce_gradients(mesh, grads)">(grads);
 }
 
 namespace detail {
