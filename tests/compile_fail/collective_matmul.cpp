@@ -20,7 +20,7 @@ auto gathering_as_a_tensor(const Tensor<f32, "L/t M">& x) {
   return y;
 }
 
-// expect: no matching function for call to .relu\(.*Gathering
+// expect: a Gathering of `L/t M` is no tensor `L M`: only an einsum takes its shards as they arrive; give it to
 auto op_of_a_gathering(const Tensor<f32, "L/t M">& x) {
   return relu(gathering<over<"t">>(x));
 }

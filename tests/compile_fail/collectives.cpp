@@ -191,3 +191,23 @@ auto started_to_another_axis(const Tensor<f32, "A/t B">& x) {
 auto started_without_a_sum(const Tensor<f32, "A B">& x) {
   return reduce_scatter_start<"A B -> A/t B">(x);
 }
+
+// expect: wait: it does not take this argument; write `wait\(all_gather_start<..?\.\.\...?>\(x\)\)`
+auto wait_for_a_tensor(const Tensor<f32, "L/t M">& x) {
+  return wait(x);
+}
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto op_of_what_is_in_flight(const Tensor<f32, "L/t M">& x) {
+  return tanh(all_gather_start<"L/t M -> L M">(x));
+}
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto sum_with_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "L M">& y) {
+  return y + all_gather_start<"L/t M -> L M">(x);
+}
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto product_of_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M K">& w) {
+  return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), w);
+}

@@ -14,7 +14,7 @@ namespace shardlib {
 /// A collective that has started, from a tensor of type Tensor<D, From> to one of type Tensor<D, To>. Only `wait`
 /// accepts it, and reads `operand` and `result`. `value_type` is the dtype, `from` and `to` are the specs.
 template <dtype D, Spec From, Spec To>
-class InFlight {
+class InFlight : public detail::Unfinished<InFlight<D, From, To>> {
  public:
   using value_type = D;
   static constexpr Spec from = From, to = To;
@@ -32,6 +32,19 @@ class InFlight {
     static_assert(detail::checked<rules::not_awaited, From, To, S>::ok);
     return {};
   }
+
+#define SHARDLIB_EINSUM(op)                          \
+  template <OpSpec O>                                \
+  friend auto op(const InFlight& x, const auto& y) { \
+    return op<O>(InFlight::whole(x), y);             \
+  }                                                  \
+  template <OpSpec O>                                \
+  friend auto op(const auto& x, const InFlight& y) { \
+    return op<O>(x, InFlight::whole(y));             \
+  }
+  SHARDLIB_EINSUM(einsum)
+  SHARDLIB_EINSUM(einsum_unreduced)
+#undef SHARDLIB_EINSUM
 
  private:
   Tensor<D, From> operand_;
@@ -119,6 +132,11 @@ auto wait(InFlight<D, From, To> coming, Site site = Site::current()) -> Tensor<D
   } else {
     return record(&detail::scatter, detail::scatter_wait_vjp<Out, X>);
   }
+}
+/// A compile error of what is complete.
+template <dtype D, Spec S>
+auto wait(const Tensor<D, S>& x) {
+  return detail::wrong_call<"wait", "wait(all_gather_start<\"...\">(x))">(x);
 }
 
 }  // namespace shardlib

@@ -19,7 +19,7 @@ namespace shardlib {
 /// `einsum_unreduced` and `einsum` accept it, as one of two operands. `value_type` is the dtype, `from` the spec of a
 /// shard, and `to` the spec of the whole.
 template <dtype D, Spec From, Spec To>
-class Gathering {
+class Gathering : public detail::Unfinished<Gathering<D, From, To>> {
  public:
   using value_type = D;
   static constexpr Spec from = From, to = To;

@@ -164,6 +164,41 @@ inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
 auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
 
+/// The base of what is no tensor yet, an InFlight or a Gathering. Its ops are compile errors, those of its conversion.
+template <class Self>
+struct Unfinished {
+  static auto whole(const Self& x) {
+    const Tensor<typename Self::value_type, Self::to> y = x;
+    return y;
+  }
+#define SHARDLIB_UNFINISHED(op)                        \
+  friend auto op(const Self& x, const auto&... more) { \
+    return op(whole(x), more...);                      \
+  }
+  SHARDLIB_UNFINISHED(abs)
+  SHARDLIB_UNFINISHED(exp)
+  SHARDLIB_UNFINISHED(gelu)
+  SHARDLIB_UNFINISHED(log)
+  SHARDLIB_UNFINISHED(relu)
+  SHARDLIB_UNFINISHED(sigmoid)
+  SHARDLIB_UNFINISHED(square)
+  SHARDLIB_UNFINISHED(swish)
+  SHARDLIB_UNFINISHED(tanh)
+#undef SHARDLIB_UNFINISHED
+#define SHARDLIB_UNFINISHED(op)                           \
+  friend auto operator op(const Self& x, const auto& y) { \
+    return whole(x) op y;                                 \
+  }                                                       \
+  friend auto operator op(const auto& x, const Self& y) { \
+    return x op whole(y);                                 \
+  }
+  SHARDLIB_UNFINISHED(+)
+  SHARDLIB_UNFINISHED(-)
+  SHARDLIB_UNFINISHED(*)
+  SHARDLIB_UNFINISHED(/)
+#undef SHARDLIB_UNFINISHED
+};
+
 }  // namespace detail
 
 }  // namespace shardlib
