@@ -189,3 +189,13 @@ auto tensor_of_a_vector(const Data& mesh, const std::vector<float>& values) {
 void update_of_const(const Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
+
+// expect: AdamW: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
+void rate_alone(Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
+  AdamW().update(w, moments, grads, 1e-3);
+}
+
+// expect: Lion: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
+void update_without_decays(Weights& w, Lion::Moments<Weights>& moments, const Weights& grads) {
+  Lion().update(w, moments, grads, 1e-4, 1.0, 0);
+}

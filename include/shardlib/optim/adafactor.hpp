@@ -134,6 +134,11 @@ struct Adafactor {
            detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step);
   }
+  /// A compile error of fewer arguments.
+  template <class... Args>
+  requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
+    return detail::wrong_update<"Adafactor">(args...);
+  }
 
  private:
   SHARDLIB_INLINE void update(const detail::LeafUpdate& leaf, double learning_rate, double scale,

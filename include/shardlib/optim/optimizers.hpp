@@ -246,6 +246,14 @@ template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads
 }
 }  // namespace detail
 
+namespace detail {
+/// A compile error that gives the form of an optimizer's update.
+template <OpName Optimizer, class... Args>
+auto wrong_update(const Args&... args) {
+  return wrong_call<Optimizer, "update(weights, moments, grads, rate, scale, step, decays)">(args...);
+}
+}  // namespace detail
+
 /// An optimizer of a tree of weights. `init(weights)` makes the moments, sharded as the weights are. `update(weights,
 /// moments, grads, learning_rate, scale, step, decays, copies...)` writes weights and moments in place. `scale`
 /// multiplies the gradients (for clipping), and `step` counts from 0. `decays(leaf name)` says whether weight_decay
@@ -286,6 +294,11 @@ struct AdamW {
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
       detail::update_in_place(numbers(learning_rate, scale, step, leaf.factors), leaf);
   }
+  /// A compile error of fewer arguments.
+  template <class... Args>
+  requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
+    return detail::wrong_update<"AdamW">(args...);
+  }
 
   /// The parameters of a leaf's update.
   [[nodiscard]] detail::AdamWNumbers numbers(double learning_rate, double scale, std::int64_t step,
@@ -323,6 +336,9 @@ struct SGD {
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
                               leaf);
   }
+  /// A compile error of fewer arguments.
+  template <class... Args>
+  requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"SGD">(args...); }
 };
 
 /// Lion (Chen et al. 2023): steps of the size of the learning rate, along the sign of a mean of gradients. It wants a
@@ -348,6 +364,9 @@ struct Lion {
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
                               leaf);
   }
+  /// A compile error of fewer arguments.
+  template <class... Args>
+  requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"Lion">(args...); }
 };
 
 /// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`
