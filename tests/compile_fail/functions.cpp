@@ -197,3 +197,15 @@ auto no_result(const X& x) {
 auto plain_parameter(const X& x) {
   return map([](float v) { return v * 2; }, x);
 }
+
+// expect: explicit_activation_checkpointing: it does not take these arguments; write
+// expect: `explicit_activation_checkpointing\(f, {..?dots..?}\)\(x\)`
+auto called_at_once(const X& x, const Layer& w, const Config& config) {
+  return explicit_activation_checkpointing(layer, x, w, config);
+}
+
+// expect: explicit_activation_checkpointing: it does not take these arguments; write
+// expect: `explicit_activation_checkpointing\(f, {..?dots..?}\)\(x\)`
+auto policy_without_braces(const X& x, const Layer& w, const Config& config) {
+  return explicit_activation_checkpointing(layer, "dots")(x, w, config);
+}

@@ -584,3 +584,76 @@ auto twice_dropout_without_a_key(const Tensor<f32, "A">& x) {
 auto product_with_numbers(const Tensor<bool_, "A">& seen, const Tensor<f32, "A">& x) {
   return where(seen, 1.0, 0.0) * x;
 }
+
+// expect: clamp: it does not take these arguments; write `clamp\(x, low, high\)`
+auto one_bound(const Tensor<f32, "A">& x) {
+  return clamp(x, 1.0);
+}
+
+// expect: less: it does not take these arguments; write `greater\(x, number\)`
+auto number_less_than_elements(const Tensor<f32, "A">& x) {
+  return masked(less(0, x), x);
+}
+
+// expect: mod: it does not take these arguments; write `mod\(x, 8.0\)`, or of two tensors `mod\(a, b\)`
+auto rest_of_a_number(const Tensor<i32, "A">& x) {
+  return mod(8, x);
+}
+
+// expect: floor_divide: it does not take these arguments; write `floor_divide\(x, 2.0\)`, or of two tensors
+auto quotients_of_a_number(const Tensor<i32, "A">& x) {
+  return floor_divide(8.0, x);
+}
+
+// expect: linear_scan: it does not take these arguments; write `linear_scan<..?L..?>\(decay, x\)` with a tensor `decay`
+auto scan_by_a_number(const Tensor<f32, "L">& x) {
+  return linear_scan<"L">(0.9, x);
+}
+
+// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* gain`
+auto norm_with_a_gain(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain) {
+  return rms_norm<"M">(x, gain);
+}
+
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* gain \+ bias`
+auto norm_with_gain_and_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain, const Tensor<f32, "M">& bias) {
+  return layer_norm<"M">(x, gain, bias);
+}
+
+// expect: sum: the op spec is missing: write what goes in and what comes out, `sum<..?A B -> result..?>\(x\)`
+auto sum_by_number(const Tensor<f32, "A B">& x) {
+  return sum(x, 1);
+}
+
+// expect: mean: the op spec is missing: write what goes in and what comes out, `mean<..?A B -> result..?>\(x\)`
+auto mean_by_number(const Tensor<f32, "A B">& x) {
+  return mean(x, -1);
+}
+
+// expect: stack: it does not take these arguments; write `stack<..?layer..?>\(a, b\)`
+auto stack_without_a_dim(const Tensor<f32, "A">& x) {
+  return stack(x, x);
+}
+
+// expect: concat: it does not take these arguments; write `concat<..?Past, L -> Klen..?>\(a, b\)`
+auto concat_without_a_dim(const Tensor<f32, "A">& x) {
+  return concat(x, x);
+}
+
+// expect: map: it does not take these arguments; write `map\(\[k\]\(auto v\) { return k \* v; }, x\)`
+auto map_with_the_tensor_first(const Tensor<f32, "A">& x) {
+  return map(x, [](auto v) { return v * v; });
+}
+
+// expect: map: it does not take these arguments; write `map\(\[k\]\(auto v\) { return k \* v; }, x\)`
+auto map_of_a_number(const Tensor<f32, "A">& x) {
+  return map([](auto v, auto k) { return v * k; }, x, 2.0);
+}
+
+// expect: item: it does not take this argument; write `item\(metrics.loss\)`
+struct Metrics {
+  Tensor<f32, ""> loss;
+};
+auto item_of_a_struct(const Metrics& metrics) {
+  return item(metrics);
+}

@@ -12,6 +12,9 @@ Residual layer(const Residual& x) {
   return x + x;
 }
 using Norm = Tensor<f32, "M/t/d">;
+auto ones_of_a_named_size(const Mesh<"d t">& mesh, const NamedSize& size) {
+  return full<f32, "B/d">(mesh, {size}, 1.0) + zeros<f32, "B/d">(mesh, {{"B", 8}}) * full<f32, "">(mesh, {}, 1.0);
+}
 
 // expect: a tensor `f32\[B/d L M \+t\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`;
 // expect: `reduce_scatter<..?B/d L M \+t -> B/d L M/t..?>` \(communicates\)
@@ -256,4 +259,24 @@ struct WithCArray {
 };
 auto doubled_c_array(const WithCArray& tree) {
   return map_tree([](const auto& x) { return x * 2.0; }, tree);
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto zeros_without_a_mesh() {
+  return zeros<f32, "A">({{"A", 8}});
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto zeros_without_a_dtype(const Mesh<"d t">& mesh) {
+  return zeros<"A">(mesh, {{"A", 8}});
+}
+
+// expect: full: it does not take these arguments; write `full<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}, 1.0\)`
+auto sizes_without_names(const Mesh<"d t">& mesh) {
+  return full<f32, "A B">(mesh, {8, 16}, 1.0);
+}
+
+// expect: random_normal: it does not take these arguments; write `random_normal<f32, ..?B/d L..?>\(mesh,
+auto random_numbers_without_a_mesh() {
+  return random_normal<f32, "A">({{"A", 8}}, {1, 2});
 }

@@ -1,6 +1,8 @@
 // Ops that create arrays: constants, indices, masks, random numbers. `item` reads a scalar back on the host.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -111,6 +113,29 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
                                                key, detail::Distribution::uniform));
 }
 
+// Compile errors without the mesh, the dtype or the names of the dims.
+#define SHARDLIB_CREATES(name, more, Last)                                                               \
+  template <dtype D, Spec S>                                                                             \
+  auto name(const Sizes&, Last = {}) {                                                                   \
+    return detail::wrong_call<#name, #name "<f32, \"B/d L\">(mesh, {{\"B\", 8}, {\"L\", 16}}" more ")">( \
+        std::type_identity<D>(), S);                                                                     \
+  }                                                                                                      \
+  template <Spec S, Spec A>                                                                              \
+  auto name(const Mesh<A>&, const Sizes& sizes, Last = {}) {                                             \
+    return name<f32, S>(sizes);                                                                          \
+  }                                                                                                      \
+  template <dtype D, Spec S, Spec A, std::integral Size, std::size_t N>                                  \
+  auto name(const Mesh<A>&, const Size(&)[N], Last = {}) {                                               \
+    return name<D, S>(Sizes());                                                                          \
+  }
+SHARDLIB_CREATES(full, ", 1.0", double)
+SHARDLIB_CREATES(zeros, "", int)
+SHARDLIB_CREATES(ones, "", int)
+SHARDLIB_CREATES(random_normal, ", {seed, 0}", RandomKey)
+SHARDLIB_CREATES(random_truncated_normal, ", {seed, 0}", RandomKey)
+SHARDLIB_CREATES(random_uniform, ", {seed, 0}", RandomKey)
+#undef SHARDLIB_CREATES
+
 namespace detail {
 /// Element 0 of the shard. Returns 1 where shards have no memory.
 template <class D>
@@ -123,6 +148,11 @@ auto item(const Tensor<D, S>& x, Site site = Site::current())
     -> std::enable_if_t<detail::checked<rules::with_dtype<rules::item, dtype_v<D>>, S>::ok, D> {
   const detail::Calling op{"item", {}, site};
   return detail::first_element<D>(x.value());
+}
+/// A compile error for other arguments.
+template <class... Args>
+requires(!detail::tensor_first<Args...>) auto item(const Args&... args) {
+  return detail::wrong_call<"item", "item(metrics.loss)">(args...);
 }
 
 }  // namespace shardlib

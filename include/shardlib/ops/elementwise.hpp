@@ -133,6 +133,11 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
   const detail::Clamp<detail::scalar_of<D>> f{detail::as_scalar(op, x, low), detail::as_scalar(op, x, high)};
   return detail::map_as<"clamp", Tensor<D, S>>(op, f, x);
 }
+/// A compile error of one bound.
+template <dtype D, Spec S>
+auto clamp(const Tensor<D, S>& x, double bound) {
+  return detail::wrong_call<"clamp", "clamp(x, low, high)">(x, bound);
+}
 
 #define SHARDLIB_BINARY(name, Result, expression)                                                         \
   namespace detail {                                                                                      \
@@ -172,18 +177,25 @@ SHARDLIB_SYMMETRIC(maximum, (p < q || q != q ? q : p))
 /// b)`, `minimum(x, 1.0)`, `minimum(1.0, x)`
 SHARDLIB_SYMMETRIC(minimum, (q < p || q != q ? q : p))
 #undef SHARDLIB_SYMMETRIC
+// A number first is a compile error that names the comparison from the other side.
+#define SHARDLIB_COMPARISON(name, other, expression)              \
+  SHARDLIB_BINARY_WITH_NUMBER(name, bool_, expression)            \
+  template <dtype D, Spec S>                                      \
+  auto name(double a, const Tensor<D, S>& b) {                    \
+    return detail::wrong_call<#name, #other "(x, number)">(a, b); \
+  }
 /// True where both elements are equal. `equal(a, b)`
-SHARDLIB_BINARY_WITH_NUMBER(equal, bool_, p == q)
+SHARDLIB_COMPARISON(equal, equal, p == q)
 /// True where the elements differ. `not_equal(a, b)`
-SHARDLIB_BINARY_WITH_NUMBER(not_equal, bool_, p != q)
+SHARDLIB_COMPARISON(not_equal, not_equal, p != q)
 /// True where a < b. `less(a, b)`
-SHARDLIB_BINARY_WITH_NUMBER(less, bool_, p < q)
+SHARDLIB_COMPARISON(less, greater, p < q)
 /// True where a <= b. `less_equal(a, b)`
-SHARDLIB_BINARY_WITH_NUMBER(less_equal, bool_, p <= q)
+SHARDLIB_COMPARISON(less_equal, greater_equal, p <= q)
 /// True where a > b. `greater(x, 0.0)`
-SHARDLIB_BINARY_WITH_NUMBER(greater, bool_, p > q)
+SHARDLIB_COMPARISON(greater, less, p > q)
 /// True where a >= b. `greater_equal(a, b)`
-SHARDLIB_BINARY_WITH_NUMBER(greater_equal, bool_, p >= q)
+SHARDLIB_COMPARISON(greater_equal, less_equal, p >= q)
 // An operator would be taken for one bool, as in `if (x > 0.0)`.
 #define SHARDLIB_NO_OPERATOR(symbol, name)                     \
   template <dtype D, Spec S, class Y>                          \
@@ -206,6 +218,7 @@ SHARDLIB_NO_OPERATOR(>=, greater_equal)
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
 /// True where at least one of the bool_ elements is true. `logical_or(causal, is_prefix)`
 SHARDLIB_BINARY(logical_or, bool_, p || q)
+#undef SHARDLIB_COMPARISON
 #undef SHARDLIB_BINARY_WITH_NUMBER
 #undef SHARDLIB_BINARY
 

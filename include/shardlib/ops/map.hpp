@@ -310,6 +310,13 @@ using map_t =
     Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>,
            result_for<summed_operand<X...>, rules::map_of<decltype(parsed<X::spec>)...>, OpName("map"), X::spec...>>;
 
+template <class... Args>
+inline constexpr bool maps = false;
+template <class F, class... X>
+inline constexpr bool maps<F, X...> = !tensor<F> && ((tensor<X> || std::is_same_v<X, Site>)&&...);
+template <class D, Spec S>
+inline constexpr bool owned_function<"map", Tensor<D, S>> = true;  // no function: see the last form
+
 template <class F, class... X>
 map_t<F, X...> mapped_by_user(const F& f, const Site& site, const X&... x) {
   return map_as<"map", map_t<F, X...>>(Calling{"map", {}, site}, OnNumbers<F>{f}, x...);
@@ -337,6 +344,12 @@ template <class F, tensor X, tensor Y, tensor Z, tensor W>
 auto map(F f, const X& x, const Y& y, const Z& z, const W& w, Site site = Site::current())
     -> detail::map_t<F, X, Y, Z, W> {
   return detail::mapped_by_user(f, site, x, y, z, w);
+}
+
+/// A compile error for other arguments.
+template <class... Args>
+requires(!detail::maps<Args...>) auto map(const Args&... args) {
+  return detail::wrong_call<"map", "map([k](auto v) { return k * v; }, x)">(args...);
 }
 
 }  // namespace shardlib

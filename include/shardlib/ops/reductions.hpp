@@ -74,6 +74,11 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
   else
     return sum<detail::op_spec_of(S, detail::sum_all_result<S>())>(x, site);
 }
+/// A compile error of the number of a dim.
+template <dtype D, Spec S>
+auto sum(const Tensor<D, S>& /*x*/, int /*axis*/) {
+  return detail::needs_op_spec<"sum", D, S>();
+}
 
 /// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -84,7 +89,9 @@ auto mean(const Tensor<D, S>& x, Site site = Site::current())
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
 }
 template <dtype D, Spec S>
-auto mean(const Tensor<D, S>& x) -> detail::needs_op_spec<"mean", D, S>;
+auto mean(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"mean", D, S>();
+}
 
 namespace detail {
 /// A `ct` that is null stands for ones.
@@ -130,7 +137,9 @@ auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_re
   return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
 }
 template <dtype D, Spec S>
-auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
+auto max(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"max", D, S>();
+}
 
 /// The minimum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
 /// minimum. `min<"B/d V -> B/d">(x)`
@@ -139,7 +148,9 @@ auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_re
   return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
 }
 template <dtype D, Spec S>
-auto min(const Tensor<D, S>& x) -> detail::needs_op_spec<"min", D, S>;
+auto min(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"min", D, S>();
+}
 
 namespace detail {
 template <class D>
@@ -168,7 +179,9 @@ auto prod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_r
                                            detail::vjp(x, detail::save(x), detail::ProdVjp<Out>{op}));
 }
 template <dtype D, Spec S>
-auto prod(const Tensor<D, S>& x) -> detail::needs_op_spec<"prod", D, S>;
+auto prod(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"prod", D, S>();
+}
 
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -180,7 +193,9 @@ auto argmax(const Tensor<D, S>& x, Site site = Site::current())
                                              detail::argmax_kernel<D>);
 }
 template <dtype D, Spec S>
-auto argmax(const Tensor<D, S>& x) -> detail::needs_op_spec<"argmax", D, S>;
+auto argmax(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"argmax", D, S>();
+}
 
 /// Repeats the value along new dims of the given sizes. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <OpSpec O, dtype D, Spec S>

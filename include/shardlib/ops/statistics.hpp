@@ -101,7 +101,9 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
   }
 }
 template <dtype D, Spec S>
-auto logsumexp(const Tensor<D, S>& x) -> detail::needs_op_spec<"logsumexp", D, S>;
+auto logsumexp(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"logsumexp", D, S>();
+}
 
 /// The mean square of the differences from the mean, over unsharded dims. `var<"B/d M -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -119,7 +121,9 @@ auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statisti
   }
 }
 template <dtype D, Spec S>
-auto var(const Tensor<D, S>& x) -> detail::needs_op_spec<"var", D, S>;
+auto var(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"var", D, S>();
+}
 
 /// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative. The
 /// squares may overflow.
@@ -137,7 +141,9 @@ auto vector_norm(const Tensor<D, S>& x, Site site = Site::current()) -> detail::
   }
 }
 template <dtype D, Spec S>
-auto vector_norm(const Tensor<D, S>& x) -> detail::needs_op_spec<"vector_norm", D, S>;
+auto vector_norm(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"vector_norm", D, S>();
+}
 
 namespace detail {
 template <OpName Name, OpSpec O, class B, Spec S>
@@ -149,13 +155,17 @@ auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<
   return greater(max<O>(cast<i32>(x, site), site), 0.0, site);
 }
 template <dtype B, Spec S>
-auto any(const Tensor<B, S>& x) -> detail::needs_op_spec<"any", B, S>;
+auto any(const Tensor<B, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"any", B, S>();
+}
 /// True where every element over unsharded dims is true. `all<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto all(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"all", O, B, S> {
   return greater(min<O>(cast<i32>(x, site), site), 0.0, site);
 }
 template <dtype B, Spec S>
-auto all(const Tensor<B, S>& x) -> detail::needs_op_spec<"all", B, S>;
+auto all(const Tensor<B, S>& /*x*/, int /*axis*/ = 0) {
+  return detail::needs_op_spec<"all", B, S>();
+}
 
 }  // namespace shardlib

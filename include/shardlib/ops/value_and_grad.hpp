@@ -251,7 +251,7 @@ struct RecomputePolicy {
 };
 
 namespace detail {
-
+ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
 /// A call of a checkpointed function with its arguments, which the backward pass runs again.
 struct CheckpointedCall : Counted {
   /// Calls the function with each leaf of its arguments changed, and passes each leaf of the result to `take`.
@@ -327,6 +327,13 @@ auto explicit_activation_checkpointing(F f, RecomputePolicy policy = {})
     -> std::enable_if_t<detail::owned_function<"explicit_activation_checkpointing", F>, Checkpointed<F>> {
   return {std::move(f), std::move(policy)};
 }
+/// A compile error for other arguments.
+template <class F, class... Args>
+requires(sizeof...(Args) > 0 && !(std::is_convertible_v<Args, RecomputePolicy> &&
+                                  ...)) auto explicit_activation_checkpointing(const F& f, const Args&... args) {
+  return detail::wrong_call<"explicit_activation_checkpointing", "explicit_activation_checkpointing(f, {\"dots\"})(x)">(
+      f, args...);
+}
 
 /// A tree of the same values without a gradient, such as a frozen model. `stop_gradient(reference)`
 template <class Tree>
@@ -334,9 +341,6 @@ requires(!tensor<Tree>) Tree stop_gradient(const Tree& tree, Site site = Site::c
   return map_tree([&](const auto& leaf) { return stop_gradient(leaf, site); }, tree);
 }
 
-namespace detail {
-ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
-}
 /// Keeps x as a residual inside explicit_activation_checkpointing. Elsewhere it changes nothing, because all
 /// residuals are kept. `save_for_backward(q)`
 template <dtype D, Spec S>
@@ -345,7 +349,6 @@ auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Te
 }
 
 namespace detail {
-
 /// The all_gathers of some layers, not yet started.
 struct Gathers : Counted {
   virtual void start() const = 0;
@@ -377,7 +380,6 @@ ValuePtr prefetched_layers(const OpInfo& op, const ValuePtr& x, const F& gathers
   return prefetched(op, x, Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
                     Handle<Some>::make(gathers, std::vector<Layer>(back, back + behind)));
 }
-
 }  // namespace detail
 
 /// Returns x and prefetches weights. Call it before layer number `next`, and with `next` equal to the number of
