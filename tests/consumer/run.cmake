@@ -31,7 +31,7 @@ if(WAY STREQUAL "find_package")
 endif()
 run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
     "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DCMAKE_BUILD_TYPE=Debug
-    "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
+    -DCMAKE_CXX_FLAGS_DEBUG=-O0 "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
 if(WAY STREQUAL "add_subdirectory")
   run("Building the consumer" "${CMAKE_COMMAND}" --build "${build}")
   run("Running the consumer" "${build}/consumer")
@@ -41,7 +41,7 @@ else()
   set(template "${SCRATCH}/template")
   run("Configuring examples/template" "${CMAKE_COMMAND}" -S "${SOURCE}/examples/template" -B "${template}" -G
       "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DCMAKE_BUILD_TYPE=Debug
-      "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
+      -DCMAKE_CXX_FLAGS_DEBUG=-O0 "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
   run("Building examples/template" "${CMAKE_COMMAND}" --build "${template}")
   run("Testing examples/template" "${CMAKE_CTEST_COMMAND}" --test-dir "${template}" --output-on-failure)
   run("Training examples/template" "${template}/train" "${SOURCE}/README.md" 3)
