@@ -30,6 +30,8 @@ struct Weights {
   Tensor<f64, "A/d C"> c;
   Tensor<f64, "B"> b;
 };
+/// One type, so that what differentiates all the losses below is compiled once.
+using LossOf = std::function<Loss(const Weights&)>;
 
 // Ops that have second derivatives,
 constexpr std::string_view twice =
@@ -92,15 +94,13 @@ class Ops {
   explicit Ops(const Grid& mesh) : w(random_weights(mesh, 1)), mesh_(mesh), v_(random_weights(mesh, 2, 0)) {}
 
   /// `names` of ops that `f` needs.
-  template <class F>
-  void exact(const std::string& names, const F& f) {
+  void exact(const std::string& names, const LossOf& f) {
     std::istringstream words(names);
     for (std::string word; words >> word;) tried_.insert(word);
     const std::string error = error_of([&] { compare(names, f); });
     if (error != "no error") wrong += names + ": " + error + "\n";
   }
-  template <class F>
-  void compare(const std::string& names, const F& f) {
+  void compare(const std::string& names, const LossOf& f) {
     const auto loss = allow_unused(f);
     const Gradient found = hessian_vector_product(mesh_, loss, w, v_), expected = by_differences(mesh_, loss, w, v_);
     const auto difference = map_tree([](const auto& p, const auto& q) { return p - q; }, found, expected);
@@ -111,8 +111,7 @@ class Ops {
                   found);
   }
   /// The error names the op that `f` runs.
-  template <class F>
-  void none(const std::string& name, const F& f, std::string_view op = {}) {
+  void none(const std::string& name, const LossOf& f, std::string_view op = {}) {
     const std::string error =
         error_of([&] { static_cast<void>(hessian_vector_product(mesh_, allow_unused(f), w, v_)); });
     if (!error.starts_with(op.empty() ? name : op) || error.find("its VJP has no derivative") == std::string::npos)
