@@ -12,8 +12,8 @@
 
 namespace shardlib::detail {
 
-/// Calls run() and reports it to the device's observer, if there is one. The tape does so for each op; an op with several
-/// results does for each of them.
+/// Calls run() and reports it to the device's observer, if there is one. The tape does so for each op; an op with
+/// several results does for each of them.
 [[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
 
 /// Whether an op with recorded reads did no work, because its result is the shard of an operand under another name.
