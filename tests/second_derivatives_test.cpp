@@ -408,6 +408,14 @@ void expect_same(const Tree& a, const Tree& b) {
       },
       a, b);
 }
+TEST_CASE("the spec of a cotangent outlives the text that it comes from", "[grad]") {
+  std::string text = "Rows/d Columns +t";
+  const TensorSpec& spec = detail::lasting(TensorSpec(text));
+  text.assign(text.size(), '?');
+  CHECK(to_string(spec).view() == "Rows/d Columns +t");
+  CHECK(&detail::lasting("Rows/d Columns +t") == &spec);
+}
+
 TEST_CASE("value_and_grad of a function that calls it: a gradient penalty", "[grad]") {
   on_meshes(meshes, [](const Grid& mesh) {
     const Weights w = random_weights(mesh, 1);

@@ -56,8 +56,9 @@ SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec) {
   static std::map<std::string, TensorSpec, std::less<>> all;
   const auto text = to_string(spec);
   const std::lock_guard lock(mutex);
-  const auto found = all.find(text.view());
-  return found != all.end() ? found->second : all.emplace(std::string(text.view()), spec).first->second;
+  if (const auto found = all.find(text.view()); found != all.end()) return found->second;
+  const auto made = all.emplace(text.view(), TensorSpec()).first;
+  return made->second = TensorSpec(made->first);  // its names are views into the key, as the caller's text may not last
 }
 
 SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
