@@ -610,14 +610,14 @@ auto scan_by_a_number(const Tensor<f32, "L">& x) {
   return linear_scan<"L">(0.9, x);
 }
 
-// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* gain`
-auto norm_with_a_gain(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain) {
-  return rms_norm<"M">(x, gain);
+// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* scale`
+auto norm_with_a_scale(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& scale) {
+  return rms_norm<"M">(x, scale);
 }
 
-// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* gain \+ bias`
-auto norm_with_gain_and_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain, const Tensor<f32, "M">& bias) {
-  return layer_norm<"M">(x, gain, bias);
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* scale \+ bias`
+auto norm_with_scale_and_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& scale, const Tensor<f32, "M">& bias) {
+  return layer_norm<"M">(x, scale, bias);
 }
 
 // expect: sum: the op spec is missing: write what goes in and what comes out, `sum<..?A B -> result..?>\(x\)`

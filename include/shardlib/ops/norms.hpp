@@ -94,10 +94,10 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
-/// A compile error of a scale.
+/// A compile error for a call with a scale.
 template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
-auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& gain, const More&... more) {
-  return detail::wrong_call<"rms_norm", "rms_norm<\"M\">(x) * gain">(x, gain, more...);
+auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
+  return detail::wrong_call<"rms_norm", "rms_norm<\"M\">(x) * scale">(x, scale, more...);
 }
 template <class... Args>
 requires detail::tensor_first<Args...>
@@ -116,10 +116,10 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::layer, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));
 }
-/// A compile error of a scale and bias.
+/// A compile error for a call with a scale and a bias.
 template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
-auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& gain, const More&... more) {
-  return detail::wrong_call<"layer_norm", "layer_norm<\"M\">(x) * gain + bias">(x, gain, more...);
+auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
+  return detail::wrong_call<"layer_norm", "layer_norm<\"M\">(x) * scale + bias">(x, scale, more...);
 }
 template <class... Args>
 requires detail::tensor_first<Args...>
