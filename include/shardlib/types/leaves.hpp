@@ -1,5 +1,5 @@
 // The leaves of a tree without their types, for code that is the same for all of them: it is compiled once, not once
-// for each leaf.
+// for each leaf. Also the names and specs of a tree's leaves, and their number of elements.
 #pragma once
 
 #include <cstddef>
@@ -69,61 +69,60 @@ struct UntypedAccess {
   }
 };
 
-/// What stands at a place of the trees of one type: a tensor, an Array or a struct. A walk that reads these tables is
+/// What a walk over a tree has to know of the type of a tensor, an Array or a struct. A walk that reads these tables is
 /// compiled once, not once for each type of tree.
-struct Place {
+struct TypeTable {
   struct Entries {
     std::byte* first;
     std::size_t size;
   };
-  DType dtype{};                        ///< of a tensor
-  const TensorSpec* spec = nullptr;     ///< of a tensor; else null
-  std::string_view name = {};           ///< the text of the tensor's spec, or the name of the Array's stacked dim
-  Entries (*entries)(void*) = nullptr;  ///< of an Array; else null
-  std::size_t width = 0;                ///< an entry's bytes, or the number of fields
-  const Place* const* below = nullptr;  ///< the places of the fields, or the one of all entries
+  DType dtype{};                            ///< of a tensor
+  const TensorSpec* spec = nullptr;         ///< of a tensor; else null
+  std::string_view name = {};               ///< the text of the tensor's spec, or the name of the Array's stacked dim
+  Entries (*entries)(void*) = nullptr;      ///< of an Array; else null
+  std::size_t width = 0;                    ///< an entry's bytes, or the number of fields
+  const TypeTable* const* below = nullptr;  ///< the tables of the fields, or the one of all entries
   const std::string_view* field_names = nullptr;
   void (*fields)(void*, void**) = nullptr;  ///< writes the addresses of a struct's fields
 };
 template <class T>
-constexpr Place place_of();
+constexpr TypeTable make_type_table();
 template <class T>
-inline constexpr Place place = place_of<T>();
+inline constexpr TypeTable type_table = make_type_table<T>();
 template <class T>
-inline constexpr const Place* place_of_entry = &place<typename T::value_type>;
+inline constexpr const TypeTable* entry_table = &type_table<typename T::value_type>;
 template <class T, class Fields = std::make_index_sequence<tree_width<T>>>
-struct PlacesOfFields;
+struct FieldTables;
 template <class T, std::size_t... I>
-struct PlacesOfFields<T, std::index_sequence<I...>> {
+struct FieldTables<T, std::index_sequence<I...>> {
   static constexpr std::string_view names[] = {field_name<typename named_as<T>::type, I>()...};
-  static constexpr const Place* places[] = {&place<std::tuple_element_t<I, field_types<T>>>...};
+  static constexpr const TypeTable* tables[] = {&type_table<std::tuple_element_t<I, field_types<T>>>...};
   static void write(void* tree, void** out) {
     const auto parts = detail::fields(*static_cast<T*>(tree));
     ((out[I] = &std::get<I>(parts)), ...);
   }
 };
 template <class T>
-constexpr Place place_of() {
+constexpr TypeTable make_type_table() {
   if constexpr (is_tensor<T>) {
     static_assert(std::is_standard_layout_v<T>, "the address of a tensor is that of its value");
     return {.dtype = dtype_v<typename T::value_type>, .spec = &parsed<T::spec>, .name = T::spec};
   } else if constexpr (is_array<T>) {
-    constexpr auto entries = [](void* tree) -> Place::Entries {
+    constexpr auto entries = [](void* tree) -> TypeTable::Entries {
       auto& array = *static_cast<T*>(tree);
       return {reinterpret_cast<std::byte*>(array.data()), array.size()};
     };
-    return {.name = array_name<T>(),
-            .entries = entries,
-            .width = sizeof(typename T::value_type),
-            .below = &place_of_entry<T>};
+    return {
+        .name = array_name<T>(), .entries = entries, .width = sizeof(typename T::value_type), .below = &entry_table<T>};
   } else {
-    using Fields = PlacesOfFields<T>;
-    return {.width = tree_width<T>, .below = Fields::places, .field_names = Fields::names, .fields = Fields::write};
+    using Fields = FieldTables<T>;
+    return {.width = tree_width<T>, .below = Fields::tables, .field_names = Fields::names, .fields = Fields::write};
   }
 }
 
 template <class V>
-[[gnu::noinline, gnu::cold]] void add_leaves(UntypedLeaves<V>& list, const Path& path, const Place& at, void* tree) {
+[[gnu::noinline, gnu::cold]] void add_leaves(UntypedLeaves<V>& list, const Path& path, const TypeTable& at,
+                                             void* tree) {
   const auto text = [&] { return list.named ? path.text() : std::string(); };
   if (at.spec != nullptr) {
     list.leaves.push_back({text(), static_cast<V*>(tree), at.dtype, at.spec, at.name});
@@ -143,7 +142,7 @@ template <class V>
 template <class Tree>
 [[nodiscard]] auto untyped_leaves(Tree& tree, bool named = true) {
   UntypedLeaves<std::conditional_t<std::is_const_v<Tree>, const ValuePtr, ValuePtr>> list{named};
-  add_leaves(list, Path{}, place<std::remove_const_t<Tree>>, const_cast<std::remove_const_t<Tree>*>(&tree));
+  add_leaves(list, Path{}, type_table<std::remove_const_t<Tree>>, const_cast<std::remove_const_t<Tree>*>(&tree));
   return list;
 }
 
