@@ -35,7 +35,7 @@ auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, T
     return all_gather<make_op<S, To>, backward_sum<f32>>(w, site);
 }
 
-/// Normalizes each head (Qwen 3). Heads share the scale, whose dim `Padded` is D, padded.
+/// Normalizes each head (Qwen 3). All heads share the scale. Its dim `Padded` is D with padding.
 template <Spec Padded, dtype C, Spec S, Spec N>
 auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, double epsilon) -> Tensor<C, S> {
   const auto normal = rms_norm<"D">(cast<f32>(x), epsilon);

@@ -12,7 +12,7 @@
 /// The status of `tool(argc, argv)`: what it returns, or after an error, which is printed, 2 where the call was wrong
 /// and else 1. `return run_tool(argc, argv, program)`
 inline int run_tool(int argc, char** argv, int (*tool)(int, char**)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error, and no silent end
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error, not a silent end
   try {
     const int status = tool(argc, argv);
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;

@@ -194,7 +194,7 @@ struct PendingOp {
 
 /// Computes the value now, or defers it in a replay, and returns it. A value that a policy keeps is computed once, and
 /// so is what the kernel writes `beside` it for the backward pass.
-// Not one function with `run`, which a deferred value calls later.
+// `run` is a function of its own, because a deferred value calls it later.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel,
                                                 std::span<const ValuePtr> beside = {});
 
@@ -204,7 +204,7 @@ struct PendingOp {
                                                                      const GlobalSizes& global,
                                                                      std::span<EdgeSource> sources);
 
-/// Records an op and computes its result: here its types end.
+/// Records an op and computes its result. The functions that it calls are the same for all types.
 template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};

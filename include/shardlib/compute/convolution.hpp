@@ -64,7 +64,7 @@ class WindowPieces {
 [[nodiscard]] SHARDLIB_INLINE Buffer zero_sums(const Value& value);
 [[nodiscard]] SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums);
 
-/// The convolution by oneDNN, or an empty handle where that is not faster or cannot take it.
+/// The convolution by oneDNN. The buffer is empty where oneDNN has no kernel for it, or is not faster.
 [[nodiscard]] SHARDLIB_INLINE Buffer conv_of_images(const Convolution<f32>& conv, const Value& out);
 
 template <class D>

@@ -1,4 +1,4 @@
-// Convolutions of images by oneDNN, on the host and in f32: each thread has some images.
+// Convolutions of images by oneDNN, on the host and in f32. Each thread computes those of some images.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ struct ImageLength {
   [[nodiscard]] std::int64_t after() const { return (out - 1) * stride + (window - 1) * dilation + 1 - in - before; }
   auto operator<=>(const ImageLength&) const = default;
 };
-/// A convolution of "B H W C" into "B Y X F", or of "B L C" into "B N F". The weights, such as "P Q C F", have the
-/// distances of a channel and of a filter.
+/// A convolution of "B H W C" into "B Y X F", or of "B L C" into "B N F". The weights, such as "P Q C F", may have any
+/// order: `channel` and `filter` are the distances between two channels and between two filters.
 struct ImageConv {
   std::int64_t images = 1, channels = 1, filters = 1, channel = 1, filter = 1;
   int rank = 2;
@@ -47,7 +47,7 @@ struct ImageConv {
   [[nodiscard]] std::int64_t weights() const { return channels * filters * lengths[0].window * lengths[1].window; }
   auto operator<=>(const ImageConv&) const = default;
 };
-/// What is computed from the other two: the result, the gradient of the images, or that of the weights.
+/// Which of three arrays a pass computes from the other two: the result, the gradient of the images or of the weights.
 enum class ConvPass { result, images, weights };
 
 #if defined(SHARDLIB_WITH_DNNL) && defined(__x86_64__)
@@ -76,9 +76,9 @@ class ConvPrimitive {
  public:
   using Desc = dnnl::memory::desc;
   Desc images, weights, plain_weights, results, scratch;
-  bool fast = false;  ///< a kernel that is generated for the sizes, not the loops of a reference
+  bool fast = false;  ///< whether oneDNN generates a kernel for the sizes, and does not take its reference loops
 
-  /// The library takes milliseconds to make one. Each thread keeps its own.
+  /// oneDNN takes milliseconds to make one, so each thread keeps those that it has made.
   static ConvPrimitive of(ConvPass pass, const ImageConv& c) {
     thread_local std::map<std::pair<ConvPass, ImageConv>, ConvPrimitive> made;
     const auto found = made.find({pass, c});
@@ -124,7 +124,7 @@ class ConvPrimitive {
     const Desc any(window, type, Memory::format_tag::any);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    // `kind` is of a forward pass alone, and `forward` of the others.
+    // Only a forward pass has a `kind`, and only the others have the `forward` pass as a hint.
     const auto choose = [&]<class P, class... Forward>(std::type_identity<P>, std::tuple<Forward...> forward,
                                                        auto... kind) {
       constexpr auto way = dnnl::algorithm::convolution_direct;
@@ -170,9 +170,9 @@ inline void copy_weights(const ConvPrimitive::Desc& from_order, void* from, cons
   dnnl::reorder(in, out).execute(stream, in, out);
 }
 
-/// The number of parts with as many images each, one for a thread. The sizes alone determine it, so that bits do not
-/// depend on the number of threads. A part has some windows, and that of a sum more, because it has an array of weights
-/// of its own. These arrays have 32 MB at most.
+/// The number of parts of the batch, which have equally many images. One thread computes a part. The sizes alone
+/// determine the number, so that bits do not depend on the number of threads. For the gradient of the weights each part
+/// has an array of sums, so these parts have more windows, and their arrays 32 MiB together at most.
 inline std::int64_t parts_of(ConvPass pass, const ImageConv& c) {
   const bool sums = pass == ConvPass::weights;
   const std::int64_t most = sums ? (std::int64_t{1} << 23) / c.weights() : c.images, least = sums ? 512 : 128;
@@ -187,10 +187,10 @@ inline ConvPrimitive conv_of_part(ConvPass pass, ImageConv c) {
 
 }  // namespace detail
 
-/// Whether oneDNN takes the pass: where it is faster than products of windows that are copied, or as `wanted` says.
-/// With few windows it takes longer to copy the weights into its order; with many channels, or windows of one element
-/// of fewer channels than the other operand has, the copies of windows are cheap; and few parts leave threads without
-/// work.
+/// Whether oneDNN takes the pass: where it is faster than copies of windows and their products, or as `wanted` says. It
+/// is not faster with few windows, because it copies the weights into its own order. Copies of windows are cheap with
+/// many channels, and with windows of one element whose operand has fewer channels than the other. Few parts would leave
+/// threads without work.
 inline bool has_image_conv(const Exec& exec, ConvPass pass, const ImageConv& c, std::optional<bool> wanted) {
   if (exec.on_device() || !wanted.value_or(true) || std::min(c.windows(), c.weights()) < 1) return false;
   for (const ImageLength& l : c.lengths)
@@ -202,8 +202,8 @@ inline bool has_image_conv(const Exec& exec, ConvPass pass, const ImageConv& c, 
   return wanted.value_or(faster) && detail::conv_of_part(pass, c).fast;
 }
 
-/// The pass over dense arrays of images, weights and results, one of which it writes. A dry run takes its memory: the
-/// weights in oneDNN's order, an array of them for each part of a sum, and oneDNN's scratch.
+/// Runs a pass over dense arrays of images, weights and results, one of which it writes. It allocates the weights in
+/// oneDNN's order, or for a gradient of weights an array for each part, and oneDNN's scratch memory; so does a dry run.
 inline void image_conv(const Exec& exec, ConvPass pass, const ImageConv& c, float* x, float* w, float* y) {
   const bool sums = pass == ConvPass::weights;
   const std::int64_t parts = detail::parts_of(pass, c), arrays = sums ? parts : 1;

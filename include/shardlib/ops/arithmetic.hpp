@@ -284,7 +284,7 @@ auto floor_divide(const Tensor<D, S>& x, double divisor, Site site = Site::curre
   detail::require_no_gradient(op, x.value(), detail::zero_derivative);
   return detail::floor_divided<"floor_divide", detail::floor_divide_function>(op, x, divisor);
 }
-/// A compile error of a number first.
+/// A compile error for a number as the first operand.
 template <dtype D, Spec S>
 auto floor_divide(double a, const Tensor<D, S>& b) {
   return detail::wrong_call<"floor_divide", "floor_divide(x, 2.0)`, or of two tensors `floor_divide(a, b)">(a, b);
@@ -302,7 +302,7 @@ auto mod(const Tensor<D, S>& x, double divisor, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_number<"mod", D>, D>, detail::result_for<D, rules::map1, OpName("mod"), S>> {
   return detail::floor_divided<"mod", detail::mod_function>(detail::Calling{"mod", {}, site}, x, divisor);
 }
-/// A compile error of a number first.
+/// A compile error for a number as the first operand.
 template <dtype D, Spec S>
 auto mod(double a, const Tensor<D, S>& b) {
   return detail::wrong_call<"mod", "mod(x, 8.0)`, or of two tensors `mod(a, b)">(a, b);

@@ -133,7 +133,7 @@ auto wait(InFlight<D, From, To> coming, Site site = Site::current()) -> Tensor<D
     return record(&detail::scatter, detail::scatter_wait_vjp<Out, X>);
   }
 }
-/// A compile error of what is complete.
+/// A compile error for a tensor, which is complete.
 template <dtype D, Spec S>
 auto wait(const Tensor<D, S>& x) {
   return detail::wrong_call<"wait", "wait(all_gather_start<\"...\">(x))">(x);

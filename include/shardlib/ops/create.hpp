@@ -113,7 +113,7 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
                                                key, detail::Distribution::uniform));
 }
 
-// Compile errors without the mesh, the dtype or the names of the dims.
+// Compile errors for calls without the mesh, the dtype or the names of the dims.
 #define SHARDLIB_CREATES(name, more, Last)                                                               \
   template <dtype D, Spec S>                                                                             \
   auto name(const Sizes&, Last = {}) {                                                                   \

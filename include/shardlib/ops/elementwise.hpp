@@ -133,7 +133,7 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
   const detail::Clamp<detail::scalar_of<D>> f{detail::as_scalar(op, x, low), detail::as_scalar(op, x, high)};
   return detail::map_as<"clamp", Tensor<D, S>>(op, f, x);
 }
-/// A compile error of one bound.
+/// A compile error for one bound alone.
 template <dtype D, Spec S>
 auto clamp(const Tensor<D, S>& x, double bound) {
   return detail::wrong_call<"clamp", "clamp(x, low, high)">(x, bound);
@@ -177,7 +177,7 @@ SHARDLIB_SYMMETRIC(maximum, (p < q || q != q ? q : p))
 /// b)`, `minimum(x, 1.0)`, `minimum(1.0, x)`
 SHARDLIB_SYMMETRIC(minimum, (q < p || q != q ? q : p))
 #undef SHARDLIB_SYMMETRIC
-// A number first is a compile error that names the comparison from the other side.
+// A number as the first operand is a compile error that names the comparison with the operands exchanged.
 #define SHARDLIB_COMPARISON(name, other, expression)              \
   SHARDLIB_BINARY_WITH_NUMBER(name, bool_, expression)            \
   template <dtype D, Spec S>                                      \

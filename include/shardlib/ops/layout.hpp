@@ -187,7 +187,7 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curr
       detail::vjp(
           b, detail::RangeVjp<Dual<Tensor<E, T>, axes>>{{at, sizes.first.size, 0, sizes.second.size}, sizes.second}));
 }
-/// A compile error without the dims.
+/// A compile error for a call without the dims.
 template <class... Args>
 requires detail::tensor_first<Args...>
 auto concat(const Args&... args) {
@@ -294,7 +294,7 @@ auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curre
     -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
   return stack<Dim>(std::vector{a, b}, site);
 }
-/// A compile error without the dim.
+/// A compile error for a call without the dim.
 template <class... Args>
 requires detail::tensor_first<Args...>
 auto stack(const Args&... args) {

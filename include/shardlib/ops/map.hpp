@@ -300,7 +300,7 @@ MapProgram trace_of(const OnNumbers<F>& on, const std::array<DType, most_mapped>
 }
 #endif
 
-/// The dtype of the operand whose sum is pending, for `result_for`: bf16, or one that needs no word about it.
+/// The dtype of the operand whose sum is pending, for `result_for`: bf16, or else f32, whose sums need no dtype.
 template <class... X>
 using summed_operand =
     std::conditional_t<((std::is_same_v<typename X::value_type, bf16> && !parsed<X::spec>.partial.empty()) || ...),

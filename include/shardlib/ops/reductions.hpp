@@ -74,7 +74,7 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
   else
     return sum<detail::op_spec_of(S, detail::sum_all_result<S>())>(x, site);
 }
-/// A compile error of the number of a dim.
+/// A compile error for a dim's number in place of an op spec.
 template <dtype D, Spec S>
 auto sum(const Tensor<D, S>& /*x*/, int /*axis*/) {
   return detail::needs_op_spec<"sum", D, S>();
@@ -94,7 +94,7 @@ auto mean(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
 }
 
 namespace detail {
-/// A `ct` that is null stands for ones.
+/// A `ct` that is null stands for a cotangent of ones.
 template <class D>
 struct ExtremumBackward {
   ValuePtr x, extrema, ct;
@@ -104,7 +104,7 @@ struct ExtremumBackward {
 template <OpName Name, class X>
 struct ExtremumVjp {
   OpInfo op;
-  bool twice;  ///< differentiated again
+  bool twice;  ///< whether the VJP is differentiated, too
   template <class Ct, class Out>
   auto operator()(const Ct& ct, const X& x, const Out& extrema) const {
     using Due = Dual<X, axes_of<X::spec, Out::spec>()>;

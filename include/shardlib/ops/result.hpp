@@ -153,7 +153,7 @@ using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
 // An op takes them by `(const Args&...)`, to which a function of the program with the same name is preferred. The
 // compile error is in the body, so that it is none where such a function is called.
 
-/// A compile error that gives a form. Its result fits everywhere, so that it is the only error.
+/// A compile error that gives a form. The result fits everywhere, so that one wrong call is one error.
 template <OpName Name, Literal Form, class... Args>
 auto wrong_call(const Args&...) -> Tensor<f32, result_of<rules::wrong_call, Name, Form, sizeof...(Args)>>;
 template <class... Args>
@@ -164,7 +164,8 @@ inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
 auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
 
-/// The base of what is no tensor yet, an InFlight or a Gathering. Its ops are compile errors, those of its conversion.
+/// The base of InFlight and Gathering, which are not tensors yet. An op of one is the compile error of its conversion
+/// to a tensor.
 template <class Self>
 struct Unfinished {
   static auto whole(const Self& x) {

@@ -179,7 +179,7 @@ auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = fa
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }
-/// A compile error of a number in place of a tensor.
+/// A compile error for a number in place of a tensor.
 template <DimName Dim, class A, class B>
 requires(!tensor<A> || !tensor<B>) auto linear_scan(const A& a, const B& b) {
   return detail::wrong_call<"linear_scan", "linear_scan<\"L\">(decay, x)` with a tensor `decay">(a, b);

@@ -134,7 +134,7 @@ struct Adafactor {
            detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step);
   }
-  /// A compile error of fewer arguments.
+  /// A compile error for fewer arguments.
   template <class... Args>
   requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
     return detail::wrong_update<"Adafactor">(args...);

@@ -51,7 +51,7 @@ struct Muon {
     for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
       update(leaf, learning_rate, scale, step);
   }
-  /// A compile error of fewer arguments.
+  /// A compile error for fewer arguments.
   template <class... Args>
   requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"Muon">(args...); }
 

@@ -294,7 +294,7 @@ struct AdamW {
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
       detail::update_in_place(numbers(learning_rate, scale, step, leaf.factors), leaf);
   }
-  /// A compile error of fewer arguments.
+  /// A compile error for fewer arguments.
   template <class... Args>
   requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
     return detail::wrong_update<"AdamW">(args...);
@@ -336,7 +336,7 @@ struct SGD {
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
                               leaf);
   }
-  /// A compile error of fewer arguments.
+  /// A compile error for fewer arguments.
   template <class... Args>
   requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"SGD">(args...); }
 };
@@ -364,7 +364,7 @@ struct Lion {
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
                               leaf);
   }
-  /// A compile error of fewer arguments.
+  /// A compile error for fewer arguments.
   template <class... Args>
   requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"Lion">(args...); }
 };

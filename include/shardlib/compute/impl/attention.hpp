@@ -231,8 +231,9 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
     }
     if (blocks.receives(step))
       run(loops_of_block(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
-    // An empty message says that the cotangents which left have been read. Then their memory is free, so that a peak
-    // does not depend on when others read. (MPI looks at older operations first: the receive precedes the sends.)
+    // The receiver of cotangents answers with an empty message when it has read them. Then their memory is free, so
+    // that a peak does not depend on when others read. (MPI looks at older operations first: the receive precedes the
+    // sends.)
     if (leaving[1] || leaving[2]) read.push_back(blocks.receive({}, -step));
     for (const Buffer& cotangent : leaving)
       if (cotangent) blocks.send(std::as_const(cotangent), -step);

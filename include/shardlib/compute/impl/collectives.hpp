@@ -199,7 +199,7 @@ ValuePtr start_async(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, 
     return nullptr;
   }
   async(x, out);
-  // The mark of where it has started, for Awaited: nothing else reads the slot.
+  // Marks a collective that starts inside a checkpointed function, for Awaited: nothing else reads the slot.
   if (s.mode == ProgramState::Mode::checkpoint) out->slot = {Handle<Node>::make(), 0};
   return out;
 }

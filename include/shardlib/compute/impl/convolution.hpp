@@ -201,8 +201,8 @@ SHARDLIB_INLINE Buffer rounded_sums(const Value& value, Buffer&& sums) {
   return result;
 }
 
-/// The sizes of a convolution of images whose dims are in the order of oneDNN: those that weights lack, lengths,
-/// channels. Weights have theirs in any order.
+/// The sizes of a convolution of images, if the dims of images and results are in the order of oneDNN: first those that
+/// the weights lack, then lengths, then channels. The weights may have any order.
 inline std::optional<kernels::ImageConv> as_image_conv(const Value& images, const Value& weights, const Value& results,
                                                        const OpParts& lengths, const WindowLoops& loops) {
   const TensorSpec &in = *images.spec, &window = *weights.spec, &out = *results.spec;
