@@ -39,8 +39,9 @@ inline void declare(run::Options& options, ModelOptions& o, const run::Training&
                "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
   options.in_vain({"--collective-matmul"}, [&training](const run::Options&) {
     const auto mesh = naming_option("--mesh", [&] { return parse_mesh(training.mesh); });
-    return axis_size(mesh, "t") > 1 ? ""
-                                    : "with t=1, over which no sum goes: give a --mesh with t above 1, or leave it out";
+    return axis_size(mesh, "t") > 1
+               ? ""
+               : "with t=1, which has no sums over t: give a --mesh with t above 1, or leave it out";
   });
 }
 
