@@ -81,7 +81,7 @@ struct GroupedOuter {
 };
 template <class Due>
 struct GroupedWeightsVjp;
-/// Also the product of the VJP of GroupedWeightsVjp.
+/// The VJP of grouped_einsum by the rows. GroupedFactorVjp calls it, too.
 template <class Due>
 struct GroupedRowsVjp {
   template <class Ct, class W, class I>
@@ -96,7 +96,7 @@ struct GroupedRowsVjp {
         vjp(weights, save(ct, counts), GroupedWeightsVjp<Dual<W, axes>>{}));
   }
 };
-/// The VJP of GroupedOuter by one of its operands.
+/// The VJP of GroupedWeightsVjp by its cotangent or by its rows, where it is differentiated again.
 template <class Due>
 struct GroupedFactorVjp {
   template <class Ct, class X, class I>

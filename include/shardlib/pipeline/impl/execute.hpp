@@ -300,7 +300,7 @@ struct SharedLists {
 };
 
 /// Throws unless all ranks run the same lists: messages have no names, and one could be taken for another. Ranks
-/// compare them before each step, as a rank that changes its lists alone would wait for ever. Forward passes alone,
+/// compare them before each step: a rank that alone changes its lists would wait forever. Forward passes alone,
 /// which need not wait for each other, compare them where they change.
 inline void require_same_lists(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
   if (program.axis.empty() || program.device->is_dry()) return;
