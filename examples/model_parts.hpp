@@ -39,7 +39,8 @@ auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, T
 template <Spec Padded, dtype C, Spec S, Spec N>
 auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, double epsilon) -> Tensor<C, S> {
   const auto normal = rms_norm<"D">(cast<f32>(x), epsilon);
-  const auto scale = narrow<make_op<Padded, "D">>(gathered<Padded>(norm), 0, x.size("D"));
+  const auto padded = gathered<Padded>(norm);
+  const auto scale = narrow<make_op<Padded, "D">>(padded, 0, x.size("D"));
   return cast<C>(normal * cast<f32>(scale));
 }
 
