@@ -189,8 +189,8 @@ inline ConvPrimitive conv_of_part(ConvPass pass, ImageConv c) {
 
 /// Whether oneDNN takes the pass: where it is faster than copies of windows and their products, or as `wanted` says. It
 /// is not faster with few windows, because it copies the weights into its own order. Copies of windows are cheap with
-/// many channels, and with windows of one element whose operand has fewer channels than the other. Few parts would leave
-/// threads without work.
+/// many channels, and with windows of one element whose operand has fewer channels than the other. Few parts would
+/// leave threads without work.
 inline bool has_image_conv(const Exec& exec, ConvPass pass, const ImageConv& c, std::optional<bool> wanted) {
   if (exec.on_device() || !wanted.value_or(true) || std::min(c.windows(), c.weights()) < 1) return false;
   for (const ImageLength& l : c.lengths)
