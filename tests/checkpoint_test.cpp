@@ -181,7 +181,7 @@ TEST_CASE("checkpoint: models of submeshes need names of their own", "[checkpoin
                  "checkpoint '" + scratch / "one" +
                      "/step-00000001' was not saved: the leaf 'value' has other values on device 1 than on device 0; "
                      "if they are of several submeshes, give the leaves of each names of its own with `rename`, or "
-                     "save each submesh with its own mesh into a directory of its own");
+                     "save each submesh with its own mesh into a folder of its own");
     io::save(mesh, scratch / "equal", 1, of(5));
     const io::Rename own = [e](const std::string& name) { return name + "." + std::to_string(e); };
     io::save(mesh, scratch / "both", 1, of(e + 1), {}, {.rename = own});
@@ -275,8 +275,8 @@ TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is foun
   CHECK(io::newest_whole(scratch.path()) == folder);
   for (const std::string step : {"/step-00000001", "/step-00000002"})
     std::filesystem::remove(scratch.path() + step + "/embed/0.0");
-  const std::string none = "none of the 2 checkpoints in '" + scratch.path() +
-                           "' is whole: restore one, or start afresh in another directory";
+  const std::string none =
+      "none of the 2 checkpoints in '" + scratch.path() + "' is whole: restore one, or start afresh in another folder";
   expect_error([&] { static_cast<void>(io::newest_whole(scratch.path())); }, none);
   expect_error([&] { static_cast<void>(io::newest_whole(mesh, scratch.path())); }, none);
   CHECK_FALSE(io::newest_whole(scratch / "nowhere"));

@@ -208,7 +208,7 @@ def prune(tool):
 
     check("--keep is required" in tool.run(2, "prune", run), "--keep is required")
     check("--keep" in tool.run(2, "prune", run, "--keep", "0"), "--keep 0")
-    check("no directory" in tool.run(2, "prune", run + "/no", "--keep", "1"), "no directory")
+    check("no folder" in tool.run(2, "prune", run + "/no", "--keep", "1"), "no folder")
     check("has no checkpoints" in tool.run(2, "prune", tool.root, "--keep", "1"), "no checkpoints")
     file = os.path.join(folder, "LATEST")
     for words in (["list", file], ["prune", file, "--keep", "1"]):

@@ -340,22 +340,21 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   const std::string path = folder / "run", other = folder / "other", file = folder / "file", half = folder / "half";
   make_run(path, 3);
   refuses(path, Resume::never,
-          "the run directory '" + path +
+          "the run's folder '" + path +
               "' already holds a run: choose another one, or resume that run (leave out --no-resume)");
   std::filesystem::create_directory(other);
   put(other + "/thesis.tex", "x");
-  refuses(other, Resume::automatic,
-          "the folder '" + other + "' holds other files and no run: choose another run directory");
+  refuses(other, Resume::automatic, "the folder '" + other + "' holds other files and no run: choose another folder");
   put(file, "x");
   for (const std::string& there : {file, file + "/below"})
     refuses(there, Resume::automatic,
-            "cannot create the run directory '" + there + "': Not a directory; choose another one");
+            "cannot create the run's folder '" + there + "': Not a directory; choose another one");
   std::filesystem::create_directory(half);
   put(half + "/metrics.jsonl", to_json(record(0)) + "\n");
   refuses(half, Resume::automatic,
-          "the run directory '" + half +
+          "the run's folder '" + half +
               "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
-  refuses("", Resume::automatic, "the path of the run directory is empty");
+  refuses("", Resume::automatic, "the path of the run's folder is empty");
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));
@@ -370,7 +369,7 @@ TEST_CASE("run directory: a run goes on from imported checkpoints", "[run]") {
   }
   for (const auto& [at, resume] : {std::pair(path, Resume::never), {none, Resume::automatic}})
     expect_error<UsageError>([&] { RunDirectory(at, config, resume, true); },
-                             "the folder '" + at + "' holds other files and no run: choose another run directory");
+                             "the folder '" + at + "' holds other files and no run: choose another folder");
   RunDirectory run(path, config, Resume::automatic, true);
   CHECK(run.begin(4).empty());
   run.write(record(4));
@@ -407,7 +406,7 @@ TEST_CASE("run directory: one process at a time", "[run]") {
     const RunDirectory first(path, config, Resume::automatic, true);
     expect_error(
         [&] { RunDirectory(path, config, Resume::automatic, true); },
-        "another process is writing to the run directory '" + path + "': wait until it ends, or choose another one");
+        "another process is writing to the run's folder '" + path + "': wait until it ends, or choose another one");
   }
   CHECK(RunDirectory(path, config, Resume::automatic, true).begin(1).empty());
 }

@@ -24,7 +24,7 @@
 /// The arguments of `average`: the checkpoints, the target of the mean, and the prefix of its leaves.
 struct AverageRequest {
   std::vector<std::string> paths;
-  std::string target;  ///< a safetensors file, or the directory of a checkpoint
+  std::string target;  ///< a safetensors file, or the folder in which a checkpoint is made
   std::string prefix = "weights.";
   std::int64_t step = -1;  ///< -1: the step of the newest
 };
@@ -125,7 +125,7 @@ inline int average(const AverageRequest& request) {
   const std::string made = file ? request.target : request.target + "/" + io::checkpoint_name(meta.step);
   if (io::file_exists(request.target + "/manifest.json"))
     throw UsageError("'" + request.target +
-                     "' is a checkpoint: the first argument is the directory or file that gets the average, then come "
+                     "' is a checkpoint: the first argument is the folder or file that gets the average, then come "
                      "the checkpoints");
   if (!file) require_place(request.target);
   require_new(made);

@@ -30,10 +30,10 @@ inline std::string base_name(std::string path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// The directory of checkpoints of a run's folder, or the path itself. Throws UsageError if it is no directory.
+/// The folder of checkpoints in a run's folder, or the path itself. Throws UsageError if it is no folder.
 inline std::string directory_of(const std::string& path) {
   const std::string give = ": give the folder of a run or of its checkpoints";
-  if (!io::file_exists(path)) throw UsageError("there is no directory '" + path + "'" + give);
+  if (!io::file_exists(path)) throw UsageError("there is no folder '" + path + "'" + give);
   if (!std::filesystem::is_directory(path)) throw UsageError("'" + path + "' is a file" + give);
   const std::string below = path + "/checkpoints";
   return io::file_exists(below) ? below : path;
@@ -66,9 +66,9 @@ inline std::string without_prefix(const std::string& leaf, const std::string& pr
   return leaf.substr(prefix.size());
 }
 
-/// Throws UsageError if the directory in which a command would make a checkpoint is something else.
+/// Throws UsageError if the folder in which a command would make a checkpoint is something else.
 inline void require_place(const std::string& directory) {
-  const std::string give = ": give the directory of a run's checkpoints, or a new one";
+  const std::string give = ": give the folder of a run's checkpoints, or a new one";
   if (io::file_exists(directory) && !std::filesystem::is_directory(directory))
     throw UsageError("'" + directory + "' is a file" + give);
   if (io::file_exists(directory + "/manifest.json")) throw UsageError("'" + directory + "' is a checkpoint" + give);
@@ -78,15 +78,15 @@ inline void require_place(const std::string& directory) {
 
 /// Throws UsageError if there is something at the path that a command would make.
 inline void require_new(const std::string& made) {
-  if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");
+  if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or folder");
 }
 
-/// Throws UsageError if a checkpoint of this step would make a run in the directory resume from an earlier step.
+/// Throws UsageError if a checkpoint of this step would make a run in the folder resume from an earlier step.
 inline void require_latest(const std::string& directory, std::int64_t step) {
   const std::vector<std::string> there =
       io::file_exists(directory) ? io::list_checkpoints(directory) : std::vector<std::string>();
   for (const std::string& path : there)
     if (const std::string name = base_name(path); io::detail::step_of(name) > step)
       throw UsageError("'" + directory + "' has " + name + ", and a run there would resume from the earlier " +
-                       io::checkpoint_name(step) + ": choose another directory, or a later --step where there is one");
+                       io::checkpoint_name(step) + ": choose another folder, or a later --step where there is one");
 }

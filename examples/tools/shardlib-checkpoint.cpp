@@ -155,7 +155,7 @@ struct Command {
 };
 
 const Command commands[] = {
-    {"list", "Prints the checkpoints of a directory, beginning with the one from which a run resumes.",
+    {"list", "Prints the checkpoints of a folder, beginning with the one from which a run resumes.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("DIR", a.path, "the folder of a run, or of its checkpoints");
        return [&a] { return list(a.path); };
@@ -182,7 +182,7 @@ const Command commands[] = {
     {"from-safetensors", "Converts a safetensors file to a checkpoint; F16 becomes f32.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("FILE", a.path, "the file to read");
-       o.argument("DIR", a.target, "the directory in which the checkpoint is made");
+       o.argument("DIR", a.target, "the folder in which the checkpoint is made");
        o.add("--step", a.step, "the checkpoint's step", run::at_least(0) | run::command_line_only());
        return [&a] { return from_safetensors(a.path, a.target, a.step); };
      }},
@@ -193,7 +193,7 @@ const Command commands[] = {
      "A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified first.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("TARGET", a.average.target,
-                  "a file that ends in .safetensors, or the directory in which the checkpoint is made");
+                  "a file that ends in .safetensors, or the folder in which the checkpoint is made");
        o.arguments("CKPT", a.average.paths, "the checkpoints, two or more");
        o.add("--prefix", a.average.prefix, "average the leaves whose names begin with this ('' for all)",
              run::command_line_only());
@@ -231,7 +231,7 @@ const Command commands[] = {
     {"from-seqax", "Converts a checkpoint of seqax, with its moments, to one of gpt_fsdp --init seqax.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("PATH", a.path, "one checkpoint of seqax, as in models/a/0000000100");
-       o.argument("DIR", a.target, "the directory in which the checkpoint is made, as in runs/a/checkpoints");
+       o.argument("DIR", a.target, "the folder in which the checkpoint is made, as in runs/a/checkpoints");
        o.add("--step", a.step_or_same, "the checkpoint's step (-1: that of PATH's name)",
              run::at_least(-1) | run::command_line_only());
        return [&a] { return seqax::from_seqax(a.path, a.target, a.step_or_same); };

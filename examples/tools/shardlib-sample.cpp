@@ -26,7 +26,7 @@
 using namespace shardlib;
 namespace fs = std::filesystem;
 
-// The last command that has trained the run, and the directory in which it was given: it is in run.json.
+// The last command that has trained the run, and the folder in which it was given: it is in run.json.
 struct Command {
   std::vector<std::string> words;
   fs::path directory;

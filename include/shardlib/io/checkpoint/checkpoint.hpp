@@ -26,7 +26,7 @@ namespace shardlib::io {
 /// stages, whose layer 0 differs between devices, and for trees that have been rearranged. Empty: the same name.
 using Rename = std::function<std::string(const std::string&)>;
 
-/// How `save` writes: which checkpoints of the directory it keeps, and how `rename` names the leaves.
+/// How `save` writes: which checkpoints of the folder it keeps, and how `rename` names the leaves.
 struct SaveOptions {
   int keep = 0;                 ///< the newest so many, this one included; 0: all
   std::int64_t keep_every = 0;  ///< also those of steps that this divides; 0: none
@@ -122,7 +122,7 @@ namespace detail {
 
 /// newest_whole(directory), agreed on and checked by all devices together, and opened; of steps below `before` alone.
 /// `load` need not verify it again. The damaged ones passed over are renamed, step-00000100.damaged, so that retention
-/// does not count them, unless the directory is `read_only`. `open_newest(mesh, "runs/first/checkpoints")`
+/// does not count them, unless the folder is `read_only`. `open_newest(mesh, "runs/first/checkpoints")`
 template <Spec A>
 [[nodiscard]] std::optional<Checkpoint> open_newest(const Mesh<A>& mesh, const std::string& directory,
                                                     std::int64_t before = INT64_MAX, bool read_only = false) {

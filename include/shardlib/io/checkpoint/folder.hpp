@@ -126,7 +126,7 @@ void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
 /// Returns the steps in `before` whose checkpoints `keep` does not retain once `step` is saved, newest first.
 [[nodiscard]] std::vector<std::int64_t> not_kept(const std::string& directory, std::vector<std::int64_t> before,
                                                  std::int64_t step, const Retention& keep);
-/// The folders of the directory that were being written or removed when a process ended.
+/// The folders in this folder that were being written or removed when a process ended.
 [[nodiscard]] std::vector<std::string> half_removed(const std::string& directory);
 /// Removes a checkpoint. After a crash it is whole, or its folder has a name that no checkpoint has.
 void remove_checkpoint(const std::string& path);

@@ -71,27 +71,27 @@ inline std::vector<std::string> command_line() {
 SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config, Resume resume, bool writer)
     : path_(std::move(path)), config_text_(std::move(config)), writer_(writer) {
   namespace fs = std::filesystem;
-  if (path_.empty()) throw UsageError("the path of the run directory is empty");
+  if (path_.empty()) throw UsageError("the path of the run's folder is empty");
   if (!writer_) return;
   std::error_code error;
   fs::create_directories(path_, error);
   if (error)
-    throw UsageError("cannot create the run directory '" + path_ + "': " + error.message() + "; choose another one");
+    throw UsageError("cannot create the run's folder '" + path_ + "': " + error.message() + "; choose another one");
   const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
   if (!has_config && !has_metrics && detail::has_files(path_) &&
       !(resume == Resume::automatic && detail::is_imported(path_)))
-    throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
+    throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another folder");
   metrics_ = JsonLines(metrics(), JsonLines::Mode::append);
   if (!metrics_.lock())
-    throw Error("another process is writing to the run directory '" + path_ +
+    throw Error("another process is writing to the run's folder '" + path_ +
                 "': wait until it ends, or choose another one");
   // Asked again now that no other process can be creating it.
   resumed_ = fs::exists(this->config());
   if (!resumed_ && fs::file_size(metrics()) > 0)
-    throw UsageError("the run directory '" + path_ +
+    throw UsageError("the run's folder '" + path_ +
                      "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
   if (resumed_ && resume == Resume::never)
-    throw UsageError("the run directory '" + path_ +
+    throw UsageError("the run's folder '" + path_ +
                      "' already holds a run: choose another one, or resume that run (leave out --no-resume)");
   if (resumed_)
     changes_ = config_changes(config_entries_of_file(this->config()),
@@ -151,7 +151,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
       all = json::array();
     }
   }
-  std::error_code no_directory;  // the directory may be gone
+  std::error_code no_directory;  // the folder may be gone
   all.push_back({{"start", detail::utc_now()},
                  {"step", step},
                  {"host", detail::as_utf8(shardlib::detail::host_name())},

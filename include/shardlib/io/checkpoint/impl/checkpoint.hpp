@@ -140,7 +140,7 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const Device
 
 SHARDLIB_INLINE std::optional<Checkpoint> open_newest(Device& device, const std::string& directory, std::int64_t before,
                                                       bool read_only) {
-  // One device lists the directory, so that all try the same checkpoints in the same order.
+  // One device lists the folder, so that all try the same checkpoints in the same order.
   std::string list;
   together(device, "", [&] {
     if (device.rank() != 0) return;

@@ -82,7 +82,7 @@ SHARDLIB_INLINE void set_aside(const std::string& path, const std::string& what)
 }
 SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
   throw Error("none of the " + std::to_string(count) + " checkpoints in '" + directory +
-              "' is whole: restore one, or start afresh in another directory");
+              "' is whole: restore one, or start afresh in another folder");
 }
 
 SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,

@@ -136,7 +136,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
     job.arrays = plan_arrays(job.leaves, device_->size(), device_->tuning().merged_array);
   });
   require_equal_holders(*device_, job.what, job.leaves, mine,
-                        "with `rename`, or save each submesh with its own mesh into a directory of its own");
+                        "with `rename`, or save each submesh with its own mesh into a folder of its own");
   for (const auto& [name, value] : mine) static_cast<void>(value->data());  // a deferred value may communicate
   together(*device_, job.what, [&] {
     for (const PlannedArray& array : job.arrays)
