@@ -211,3 +211,13 @@ auto sum_with_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32,
 auto product_of_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M K">& w) {
   return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), w);
 }
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto sum_of_two_in_flight(const Tensor<f32, "L/t M">& x) {
+  return all_gather_start<"L/t M -> L M">(x) + all_gather_start<"L/t M -> L M">(x);
+}
+
+// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+auto product_of_two_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M/t K">& w) {
+  return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), all_gather_start<"M/t K -> M K">(w));
+}

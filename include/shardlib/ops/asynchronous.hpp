@@ -33,14 +33,14 @@ class InFlight : public detail::Unfinished<InFlight<D, From, To>> {
     return {};
   }
 
-#define SHARDLIB_EINSUM(op)                          \
-  template <OpSpec O>                                \
-  friend auto op(const InFlight& x, const auto& y) { \
-    return op<O>(InFlight::whole(x), y);             \
-  }                                                  \
-  template <OpSpec O>                                \
-  friend auto op(const auto& x, const InFlight& y) { \
-    return op<O>(x, InFlight::whole(y));             \
+#define SHARDLIB_EINSUM(op)                                                      \
+  template <OpSpec O>                                                            \
+  friend auto op(const InFlight& x, const auto& y) {                             \
+    return op<O>(InFlight::whole(x), y);                                         \
+  }                                                                              \
+  template <OpSpec O, class X>                                                   \
+  requires(!requires { X::to; }) friend auto op(const X& x, const InFlight& y) { \
+    return op<O>(x, InFlight::whole(y));                                         \
   }
   SHARDLIB_EINSUM(einsum)
   SHARDLIB_EINSUM(einsum_unreduced)

@@ -186,12 +186,13 @@ struct Unfinished {
   SHARDLIB_UNFINISHED(swish)
   SHARDLIB_UNFINISHED(tanh)
 #undef SHARDLIB_UNFINISHED
-#define SHARDLIB_UNFINISHED(op)                           \
-  friend auto operator op(const Self& x, const auto& y) { \
-    return whole(x) op y;                                 \
-  }                                                       \
-  friend auto operator op(const auto& x, const Self& y) { \
-    return x op whole(y);                                 \
+#define SHARDLIB_UNFINISHED(op)                                                       \
+  friend auto operator op(const Self& x, const auto& y) {                             \
+    return whole(x) op y;                                                             \
+  }                                                                                   \
+  template <class X>                                                                  \
+  requires(!requires { X::to; }) friend auto operator op(const X& x, const Self& y) { \
+    return x op whole(y);                                                             \
   }
   SHARDLIB_UNFINISHED(+)
   SHARDLIB_UNFINISHED(-)
