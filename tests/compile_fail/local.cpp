@@ -28,6 +28,15 @@ Tensor<f32, "B M"> of_ones_own(const Tensor<f32, "B M">& x, const Tensor<f32, "M
   return dropout(softmax(rms_norm(x, gain)), Config{0.1});
 }
 }  // namespace own
+double item(double number) {
+  return number;
+}
+double map(double a, double b) {
+  return item(1) + a * b;
+}
+double of_numbers() {
+  return map(2, 3);
+}
 
 // expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<
 auto add_shard_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {

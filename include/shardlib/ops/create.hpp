@@ -11,6 +11,7 @@
 #include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/types/tree.hpp"
 
 namespace shardlib {
 
@@ -151,7 +152,7 @@ auto item(const Tensor<D, S>& x, Site site = Site::current())
 }
 /// A compile error for other arguments.
 template <class... Args>
-requires(!detail::tensor_first<Args...>) auto item(const Args&... args) {
+requires(!detail::tensor_first<Args...> && (detail::holds_tensor<Args>() || ...)) auto item(const Args&... args) {
   return detail::wrong_call<"item", "item(metrics.loss)">(args...);
 }
 

@@ -348,7 +348,7 @@ auto map(F f, const X& x, const Y& y, const Z& z, const W& w, Site site = Site::
 
 /// A compile error for other arguments.
 template <class... Args>
-requires(!detail::maps<Args...>) auto map(const Args&... args) {
+requires(!detail::maps<Args...> && (tensor<Args> || ...)) auto map(const Args&... args) {
   return detail::wrong_call<"map", "map([k](auto v) { return k * v; }, x)">(args...);
 }
 
