@@ -139,15 +139,12 @@ template <OpName Name, OpSpec O, Spec S>
 inline constexpr OpSpec full_op = OpSpec(rules::completed(Name, O, parsed<S>).view());
 
 template <OpName Name, Spec... S>
-constexpr Spec no_op_spec() {
-  if constexpr (sizeof...(S) == 1)
-    return result_of<rules::no_op_spec, Name, S...>;
-  else
-    return result_of<rules::no_op_spec2, Name, S...>;
-}
+inline constexpr Spec no_op_spec = result_of<rules::no_op_spec2, Name, S...>;
+template <OpName Name, Spec S>
+inline constexpr Spec no_op_spec<Name, S> = result_of<rules::no_op_spec, Name, S>;
 /// The result type of an op that is called without its op spec. It is a compile error that asks for the op spec.
 template <OpName Name, class D, Spec... S>
-using needs_op_spec = Tensor<D, no_op_spec<Name, S...>()>;
+using needs_op_spec = Tensor<D, no_op_spec<Name, S...>>;
 
 // ---- calls that fit none of an op's forms ----
 // An op takes them by `(const Args&...)`, to which a function of the program with the same name is preferred. The
