@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -242,6 +243,23 @@ TEST_CASE("trees: a gradient zips with its weights, and has their names") {
 
   const DeepG copy = map_tree([](const auto& leaf) { return leaf; }, gradient);
   CHECK(holds(copy.get<&Deep::first>().get<&Biased::shift>(), things[1]));
+}
+
+class ReadOnly {
+ public:
+  struct Names {
+    Tensor<f32, "M"> scale, shift;
+  };
+  using fields_of = Names;
+  [[nodiscard]] auto as_tuple() const { return std::tie(scale_, shift_); }
+
+ private:
+  Tensor<f32, "M"> scale_, shift_;
+};
+
+TEST_CASE("trees: a class may give its fields only to be read") {
+  CHECK(leaf_names(ReadOnly()) == std::vector<std::string>{"scale", "shift"});
+  CHECK(shardings(ReadOnly()) == std::vector<std::string>{"M", "M"});
 }
 
 }  // namespace

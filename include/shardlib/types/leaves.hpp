@@ -99,7 +99,7 @@ struct FieldTables<T, std::index_sequence<I...>> {
   static constexpr const TypeTable* tables[] = {&type_table<std::tuple_element_t<I, field_types<T>>>...};
   static void write(void* tree, void** out) {
     const auto parts = detail::fields(*static_cast<T*>(tree));
-    ((out[I] = &std::get<I>(parts)), ...);
+    ((out[I] = const_cast<std::tuple_element_t<I, field_types<T>>*>(&std::get<I>(parts))), ...);
   }
 };
 template <class T>
