@@ -315,7 +315,7 @@ def resuming(p):
     run.check(f"--config {p.folder}/whole/config.toml" in run.err, "the last line says where the settings of the run are")
     wider = [*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", "--seed=3", "--d-model=32"]
     p.gpt(*wider, "--seed=4").fails(2, "d_model is 16 in the checkpoint, but 32 now", "--allow-change seed, but not that of d_model")
-    p.gpt(*wider).fails(2, "give the checkpoint's values, or choose another --run")
+    p.gpt(*wider, "--vocabulary=400").fails(2, "give the checkpoint's values, or choose another --run")
     run = p.gpt(*wider, "--allow-change=d_model")
     run.check(run.status == 2 and "[256, 16] in the checkpoint" in run.err and "--allow-change makes no checkpoint fit: d_model is 16" in run.err,
               "a change that decides the leaves fits nothing")

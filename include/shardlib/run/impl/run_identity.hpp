@@ -48,8 +48,8 @@ inline constexpr std::string_view number_settings[] = {
 /// Settings that decide which leaves a model has, and their shapes: no checkpoint of others fits.
 // clang-format off
 inline constexpr std::string_view leaf_settings[] = {
-    "layers", "d_model", "heads", "n_q_per_kv", "n_kv", "d_head", "d_ff", "context", "norm", "tied", "qkv_bias", "qk_norm",
-    "lora", "experts", "shared", "shared_gate"};
+    "vocabulary", "layers", "d_model", "heads", "n_q_per_kv", "n_kv", "d_head", "d_ff", "context", "norm", "tied", "qkv_bias",
+    "qk_norm", "lora", "experts", "shared", "shared_gate"};
 // clang-format on
 
 /// The settings that decide the curve, by their names without sections, those of the program included.
