@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
+"""What compiling costs: CPU seconds and peak memory of the compiler, medians of several runs with the least and the most.
 
 First examples/gpt_fsdp.cpp, by ninja's command of the build folder, without ccache, into another folder. Then, with the same
 flags, README's program and the training program of examples/template: linked to shardlib::compiled, header-only, and the front
@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 from common import ROOT, count, parser_of, ran
 
@@ -22,19 +21,17 @@ OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
 
 
 def cost(command, source=""):
-    """Seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
+    """CPU seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as text:
         os.makedirs(os.path.join(folder, os.path.dirname(OBJECT)))
         text.write(source)
         text.seek(0)
-        begin = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, env=dict(os.environ, CCACHE_DISABLE="1"), stdin=text)
         _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - begin
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         sys.exit(f"compile_cost_run.py: {shlex.join(command)} ended with {process.returncode}")
-    return seconds, usage.ru_maxrss * 1024 / 1e9
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
 
 
 def of_standard_input(command):
