@@ -41,9 +41,24 @@ TEST_CASE("FindNan looks at the backward pass and at bf16, not at integers", "[i
     const FindNan guard(mesh);
     // sqrt's derivative at 0 is infinite, and 0 times that is a NaN.
     const auto loss = [](const Tensor<f32, "L/d">& w) { return sum(sqrt(w) * 0.0); };
+    const std::string line = std::string(" at ") + __FILE__ + ":" + std::to_string(__LINE__ - 1);
     const std::string error = error_of([&] { static_cast<void>(value_and_grad(mesh, loss, x)); });
-    expect(error.find(" makes a NaN, the first of this program: element 0 of the shard of `L/d`") != std::string::npos,
+    expect(error.starts_with("map_backward" + line +
+                             " makes a NaN, the first of this program: element 0 of the shard of `L/d`"),
            error);
+    // A VJP with a kernel of its own for all operands.
+    const auto product = [](const Tensor<f32, "L/d">& a, const Tensor<f32, "L/d">& b) {
+      const auto y = map([](auto p, auto q) { return sqrt(p) * sqrt(q); }, a, b);
+      return sum(y * 0.0);
+    };
+    struct Both {
+      Tensor<f32, "L/d"> a, b;
+    };
+    const std::string of_both = error_of([&] {
+      static_cast<void>(value_and_grad(
+          mesh, [&](const Both& w) { return product(w.a, w.b); }, Both{x, x}));
+    });
+    expect(of_both.find("map_backward at ") == 0, of_both);
     static_cast<void>(cast<i32>(x));
     const std::string narrow = error_of([&] { static_cast<void>(log(cast<bf16>(x) - 2.0)); });
     expect(narrow.starts_with("log at "), narrow);

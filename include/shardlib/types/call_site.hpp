@@ -45,6 +45,11 @@ class Calling : public OpInfo {
   Calling(const Calling&) = delete;
   Calling& operator=(const Calling&) = delete;
   ~Calling() { innermost = outer_; }
+  /// The op; if it has no line and is one of a VJP, with the line of the op whose VJP that is.
+  static OpInfo placed(OpInfo op) {
+    if (op.site.line() == 0 && transposed != nullptr) op.site = *transposed;
+    return op;
+  }
   /// The innermost op of this thread; null outside of ops.
   static inline thread_local const Calling* innermost = nullptr;
 

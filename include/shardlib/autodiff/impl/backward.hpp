@@ -162,6 +162,7 @@ class Backward::Pass : public Counted {
   }
 
   std::vector<ValuePtr> run_fused(Node& node, const std::vector<ValuePtr>& cotangents) {
+    const TransposeOf line(node.op.site);
     if (!twice_) return std::exchange(node.fused_vjp, nullptr)(cotangents);
     Transposing transposing{node.op};
     const WithTransposing here(*state_, &transposing);

@@ -136,7 +136,7 @@ inline bool is_last_use(const ValuePtr& ct) {
 /// A cotangent of the shape of `ct`, in memory of its own, or if `over` in that of `ct`, where the dtype is the same.
 inline Handle<Value> cotangent_like(const Value& ct, DType dtype, bool over) {
   auto value = detached(ct);
-  value->made_by = {"map_backward", {}, {}};
+  value->made_by = Calling::placed({"map_backward", {}, {}});
   value->dtype = dtype;
   value->storage = Handle<Storage>::make(over && dtype == ct.dtype ? ct.data() : allocate(*value));
   return value;

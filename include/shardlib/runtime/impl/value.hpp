@@ -68,7 +68,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
   value->dtype = dtype;
   value->spec = &spec;
   value->global = global;
-  value->made_by = op;
+  value->made_by = Calling::placed(op);
   value->storage = Handle<Storage>::make();
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
