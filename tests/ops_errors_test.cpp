@@ -100,7 +100,8 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
 
     const Tensor<f32, "L"> none;
     const std::string empty =
-        ": a tensor `f32[L]` was never given a value; make one with an op, as `zeros` or `place`, before it is used";
+        ": a tensor `f32[L]` was never given a value, or was moved from; make one with an op, as `zeros` or `place`, "
+        "before it is used";
     ERROR_NAMES_THIS_LINE("operator+", empty, none + none);
     ERROR_NAMES_THIS_LINE("operator-", empty, -none);
     ERROR_NAMES_THIS_LINE("operator+", empty, none + 1.0);
@@ -525,7 +526,7 @@ struct Pair {
 TEST_CASE("tensors that hold nothing", "[ops][errors]") {
   on_one_device([](const auto&, const auto& mesh) {
     const std::string remedy =
-        " was never given a value; make one with an op, as `zeros` or `place`, before it is used";
+        " was never given a value, or was moved from; make one with an op, as `zeros` or `place`, before it is used";
     const Tensor<f32, "A"> x;
     const std::string message = "a tensor `f32[A]`" + remedy;
     ERROR_IS("operator+: " + message, x + x);
@@ -551,7 +552,8 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
     ERROR_IS("value_and_grad: the weight, a tensor `f32[A/d B/t]`" + remedy,
              value_and_grad(
                  mesh, [](const auto& w) { return sum(w); }, Tensor<f32, "A/d B/t">()));
-    ERROR_IS("a mesh `d t` was never given its device", zeros<f32, "A">(Mesh<"d t">{}, {{"A", 2}}));
+    ERROR_IS("a mesh `d t` was never given its device; make it of the one that `launch` gives to its function",
+             zeros<f32, "A">(Mesh<"d t">{}, {{"A", 2}}));
   });
 }
 

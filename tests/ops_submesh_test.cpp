@@ -433,9 +433,10 @@ TEST_CASE("on_submeshes: mistakes of run time", "[ops]") {
         "on_submeshes<`B/e`>: the result of the function is padded along `B/d`, of size 3 (padded to 4), and the "
         "padding would be that of some submeshes alone; choose a size that needs none (" +
             here + ")");
-    expect_error<EmptyTensor>([&] { (void)on_submeshes<"N/e">(mesh, nothing, Tensor<f32, "B">()); },
-                              "on_submeshes<`N/e`>: a tensor `f32[B]` was never given a value; make one with an op, as "
-                              "`zeros` or `place`, before it is used");
+    expect_error<EmptyTensor>(
+        [&] { (void)on_submeshes<"N/e">(mesh, nothing, Tensor<f32, "B">()); },
+        "on_submeshes<`N/e`>: a tensor `f32[B]` was never given a value, or was moved from; make one with an op, as "
+        "`zeros` or `place`, before it is used");
     const auto square_of = [](const Tensor<f32, "B">& v) { return to_partial<"+d +e +t">(sum<"B -> ">(v * v)); };
     expect_error(
         [&] { (void)value_and_grad(mesh, square_of, own); },

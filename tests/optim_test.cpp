@@ -721,7 +721,8 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
         [&] {
           AdamW().update(w, moments, Deep{{leaf(3), {}}}, rate, 1.0, 0, all);
         },
-        "the leaf `layers/1`: a tensor `f32[M/d]` was never given a value; make one with an op, as `zeros` or `place`, "
+        "the leaf `layers/1`: a tensor `f32[M/d]` was never given a value, or was moved from; make one with an op, as "
+        "`zeros` or `place`, "
         "before it is used");
     const Deep grads{{leaf(3), leaf(4)}};
     expect_error<UsageError>([&] { AdamW().update(w, moments, grads, rate, 1.0, -1, all); },

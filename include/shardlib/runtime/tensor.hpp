@@ -76,7 +76,9 @@ Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
 }
 template <Spec Axes>
 const DevicePtr& Mesh<Axes>::device() const {
-  if (!device_) throw Error("a mesh `" + std::string(std::string_view(Axes)) + "` was never given its device");
+  if (!device_)
+    throw Error("a mesh `" + std::string(std::string_view(Axes)) +
+                "` was never given its device; make it of the one that `launch` gives to its function");
   return device_;
 }
 template <Spec Axes>

@@ -34,9 +34,10 @@ struct UntypedAccess;  // types/leaves.hpp
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
                                                               std::string_view where = {}) {
   const Calling* op = where.empty() ? Calling::innermost : nullptr;
-  throw EmptyTensor((op != nullptr ? op->describe() + ": " : std::string(where)) + "a tensor `" +
-                    std::string(name(dtype)) + "[" + std::string(spec) +
-                    "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
+  throw EmptyTensor(
+      (op != nullptr ? op->describe() + ": " : std::string(where)) + "a tensor `" + std::string(name(dtype)) + "[" +
+      std::string(spec) +
+      "]` was never given a value, or was moved from; make one with an op, as `zeros` or `place`, before it is used");
 }
 
 /// `result_of` for an op whose operands are of dtype D: a remedy that sums bf16 says in which dtype.
