@@ -310,6 +310,8 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
                "operator* at ", "the number of ops is 1 in the forward pass and 2 now");
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : tanh(x); }), "exp at ",
                "other ops have run, or ops of other sizes");
+    expect_why(error_of_second_run(mesh, [again](const X& x) { return x * (again() ? 2.0 : 3.0); }), "operator* at ",
+               "other ops have run, or ops of other sizes or numbers");
     // What was saved does not fit: there are too few values, too many, or another one is due.
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? save_for_backward(exp(x)) : exp(x); }),
                "exp at ", "the forward pass has saved 0 values, and now there are more");

@@ -16,7 +16,7 @@ namespace shardlib::detail {
 /// A number as messages print it: "0.5".
 SHARDLIB_INLINE std::string show_number(double value);
 /// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it.
-[[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device,
+[[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const DevicePtr& device,
                                                 DType dtype, double value);
 
 /// The sizes of named dims, within one op call and within the open scopes.

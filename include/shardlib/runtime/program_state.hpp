@@ -39,7 +39,7 @@ struct ModelPart : Counted {
 };
 
 /// What a checkpointed function has run, to tell whether it did the same when it ran again: the number of its ops, and
-/// hashes of their names, specs and sizes, and of the keys of their random numbers.
+/// hashes of their names, specs, sizes and numbers, and of the keys of their random numbers.
 struct FunctionRun {
   std::size_t ops = 0;
   std::size_t calls = 0;

@@ -51,7 +51,7 @@ SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double
 }
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                                          const Sizes& sizes, double value) {
-  check_number(op, spec, *device, dtype, value);
+  check_number(op, spec, device, dtype, value);
   return create(op, device, dtype, spec, sizes,
                 [value](const Buffer& shard, const Value& out) { fill_constant(shard, out, value); });
 }
