@@ -329,4 +329,57 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
   });
 }
 
+// What a function must not do either: pass a tensor on, or return one, beside its arguments and its result.
+thread_local X aside;  // of this device
+
+TEST_CASE("recompute: a tensor that leaves the function otherwise than as its result is an error", "[ops][recompute]") {
+  on_meshes({"d=1,t=1", "d=2,t=2"}, [](const Grid& mesh) {
+    const auto error = [&](const auto& use) {
+      return error_of([&] { static_cast<void>(value_and_grad(mesh, use, input(mesh))); });
+    };
+    const auto leaves = [](const X& x) {
+      aside = exp(x);
+      return x * 2.0;
+    };
+    const auto two = [leaves](const X& x) { return explicit_activation_checkpointing(leaves)(x); };
+    const auto gone = [](const std::string& said) {
+      return said.find("the result of exp at ") != std::string::npos &&
+             said.find(
+                 "has left explicit_activation_checkpointing, but not as a result of its function, so its "
+                 "gradient would be lost; return it, or take `stop_gradient` of it if no gradient is meant") !=
+                 std::string::npos;
+    };
+    std::string said = error([&](const X& x) -> Loss { return sum(two(x) + aside); });
+    expect(gone(said), said);
+    expect(error([&](const X& x) -> Loss { return sum(x * aside); }) == "no error", "that of an earlier call");
+    const auto reads = [](const X& x) { return x * aside; };
+    said = error([&](const X& x) -> Loss { return sum(explicit_activation_checkpointing(reads)(two(x))); });
+    expect(gone(said), said);
+    const auto takes = [](const X& x, const X& y) { return x * y; };
+    said = error([&](const X& x) -> Loss { return sum(explicit_activation_checkpointing(takes)(two(x), aside)); });
+    expect(gone(said), said);
+    // No gradient is lost where none is meant.
+    const auto stopped = [&](const X& x) -> Loss { return sum(two(x) * stop_gradient(aside)); };
+    expect(error(stopped) == "no error");
+    const auto constant = [&](const X& x) -> Loss {
+      static_cast<void>(two(stop_gradient(x)));
+      return sum(x * aside);
+    };
+    expect(error(constant) == "no error");
+    // The function returns what it was not given.
+    said = error([](const X& x) -> Loss {
+      aside = x * 3.0;
+      return sum(explicit_activation_checkpointing([](const X& y) -> Pair {
+                   return {aside, sum<"B/d M -> B/d">(all_gather<"B/d M/t -> B/d M">(y))};
+                 })(x)
+                     .sum);
+    });
+    expect(said.starts_with("explicit_activation_checkpointing: its function returns a tensor from outside, the result "
+                            "of operator* at ") &&
+               said.find("; pass that as an argument, or its gradient would be lost (") != std::string::npos,
+           said);
+    aside = {};
+  });
+}
+
 }  // namespace

@@ -65,9 +65,11 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  FunctionRun ran;                                 ///< of the function that is checkpointed or replayed
-  Handle<const Kept> kept;                         ///< the policy of the function that is checkpointed or replayed
-  std::uint64_t sequence = 0;                      ///< numbers the nodes of the tape
+  FunctionRun ran;               ///< of the function that is checkpointed or replayed
+  Handle<const Kept> kept;       ///< the policy of the function that is checkpointed or replayed
+  std::uint64_t sequence = 0;    ///< numbers the nodes of the tape
+  std::uint64_t began = 0;       ///< the last number before the outermost value_and_grad
+  std::uint64_t checkpoint = 0;  ///< the number of the node that the checkpointed call gets which runs forward; else 0
   std::vector<Handle<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
   std::vector<Handle<PendingCollective>> pending;  ///< in the order of their start
   bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
@@ -116,7 +118,8 @@ class WithMode {
         kept_(std::exchange(state.kept, std::move(kept))),
         saved_(std::exchange(state.saved, std::move(saved))),
         next_(std::exchange(state.next_saved, 0)),
-        ran_(std::exchange(state.ran, {})) {}
+        ran_(std::exchange(state.ran, {})),
+        checkpoint_(std::exchange(state.checkpoint, 0)) {}
   WithMode(const WithMode&) = delete;
   WithMode& operator=(const WithMode&) = delete;
   ~WithMode() {
@@ -125,6 +128,7 @@ class WithMode {
     state_.saved = std::move(saved_);
     state_.next_saved = next_;
     state_.ran = ran_;
+    state_.checkpoint = checkpoint_;
   }
 
  private:
@@ -134,6 +138,7 @@ class WithMode {
   std::vector<ValuePtr> saved_;
   std::size_t next_;
   FunctionRun ran_;
+  std::uint64_t checkpoint_;
 };
 
 /// Sets the VJP that runs and is differentiated, and resets it on every exit from the C++ block.

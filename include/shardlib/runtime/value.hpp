@@ -78,6 +78,7 @@ struct Value : Counted {
   std::string label;  ///< the name of a leaf in its tree; empty for other values
   Slot slot;
   bool stopped = false;  ///< has no slot on purpose: a copy of a value with a slot, or the result of stop_gradient
+  std::uint64_t checkpoint = 0;  ///< the ProgramState::checkpoint in which an op has made it
   Handle<Storage> storage;
 
   /// Whether a function is differentiated by this value. The shard of such a value outlives the function's call.

@@ -127,7 +127,9 @@ struct CheckpointForward::Parts : Counted {
         part(program_state(device), program_state(device).observer ? common_part(inputs) : nullptr) {
     if (policy.name == "none") return;
     kept = kept_by(policy);
-    mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
+    ProgramState& s = program_state(device);
+    mode.emplace(s, ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
+    if (std::ranges::any_of(inputs, [](const ValuePtr& x) { return bool(x->slot); })) s.checkpoint = s.sequence + 1;
   }
   /// Throws if the function has not run an op that the policy names.
   void check_occur(const std::vector<ValuePtr>& saved) const {
@@ -187,7 +189,12 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   return true;
 }
 SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
+  if (value->slot)
+    throw Error("explicit_activation_checkpointing: its function returns a tensor from outside, " +
+                value->slot.node->describe() + "; pass that as an argument, or its gradient would be lost (" +
+                value->device->describe() + ")");
   auto connected = detached(*value);
+  connected->checkpoint = 0;
   Slot slot{parts_->node, parts_->node->outputs++};
   if (is_floating(value->dtype)) connected->slot = std::move(slot);  // integers have no derivative
   return connected;

@@ -235,6 +235,7 @@ SHARDLIB_INLINE bool keeps(const Value& out) {
 SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
   ProgramState& s = program_state(out->device);
   const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
+  out->checkpoint = s.checkpoint;
   if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
   const auto results = [&](const auto& f) {
     f(*out);

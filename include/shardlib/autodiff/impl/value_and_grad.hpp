@@ -36,6 +36,7 @@ SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr
     throw Error(op_.describe() +
                 ": inside explicit_activation_checkpointing or prefetch a gradient is not computed; call it outside (" +
                 device_->describe() + ")");
+  if (outer_ == ProgramState::Pass::none) state_.began = first_;
   state_.twice = false;  // unless begin_forward finds that the gradient is differentiated
   state_.pass = ProgramState::Pass::forward;
   names_.emplace(state_, names_within(state_, op));

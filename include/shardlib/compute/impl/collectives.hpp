@@ -14,7 +14,6 @@
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/pending_collective.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/stopwatch.hpp"
 
@@ -199,8 +198,7 @@ ValuePtr start_async(const OpInfo& op, const ValuePtr& x, const TensorSpec& to, 
     return nullptr;
   }
   async(x, out);
-  // Marks a collective that starts inside a checkpointed function, for Awaited: nothing else reads the slot.
-  if (s.mode == ProgramState::Mode::checkpoint) out->slot = {Handle<Node>::make(), 0};
+  out->checkpoint = s.checkpoint;
   return out;
 }
 
@@ -213,10 +211,6 @@ SHARDLIB_INLINE ValuePtr start_scatter(const OpInfo& op, const ValuePtr& x, cons
 
 SHARDLIB_INLINE Buffer Awaited::operator()(const Value& in, const Value& out) const {
   if (!result) return collective(in, out);
-  if (result->slot && program_state(out.device).mode != ProgramState::Mode::checkpoint)
-    throw Error(
-        "the collective has started inside explicit_activation_checkpointing; wait for it in the same function, or its "
-        "gradient would be lost");
   note_read(in);
   return result->data();
 }

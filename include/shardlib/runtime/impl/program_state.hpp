@@ -21,6 +21,11 @@ SHARDLIB_INLINE void fail_twice(const OpInfo& op, const DevicePtr& device) {
 
 SHARDLIB_INLINE void note_read(const Value& value) {
   ProgramState& s = program_state(value.device);
+  if (value.checkpoint > s.began && value.checkpoint != s.checkpoint && s.pass == ProgramState::Pass::forward &&
+      !value.stopped && is_floating(value.dtype))
+    throw Error("the result of " + value.made_by.describe() +
+                " has left explicit_activation_checkpointing, but not as a result of its function, so its gradient "
+                "would be lost; return it, or take `stop_gradient` of it if no gradient is meant");
   if (s.transposing != nullptr && value.slot &&
       std::ranges::find(s.transposing->differentiable, value.slot) == s.transposing->differentiable.end())
     fail_twice(s.transposing->op, value.device);
