@@ -8,6 +8,7 @@
 
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/spec.hpp"
