@@ -68,8 +68,9 @@ inline run::Data prepare(const std::vector<AxisSize>& mesh, ModelOptions& o, run
   o.config.order = run::sequence_order(mesh, training, "s");
   run::check_rope(o.config.rope, o.d_head);
   if (o.init == "seqax") o.config.score_scale = 1;
-  if (o.init == "seqax" && (o.tied || o.qk_norm))
-    throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
+  if (o.init == "seqax" && (o.tied || o.qk_norm || o.qkv_bias))
+    throw UsageError(
+        "--init seqax has no --tied, --qk-norm or --qkv-bias: leave them out, or choose --init depth-scaled");
   run::Data data = run::open_data(training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::note_padding(mesh, sizes_of(o, mesh),

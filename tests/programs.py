@@ -214,6 +214,7 @@ def training(p):
     seqax = ["--init=seqax", f"--run={p.folder}/seqax", f"--export={p.folder}/seqax-model"]
     p.run("gpt_fsdp", seqax).fails(2, "--init seqax", "--export", "depth-scaled")
     p.gpt("--init=seqax", "--tied").fails(2, "--tied", "depth-scaled")
+    p.gpt("--init=seqax", "--qkv-bias").fails(2, "--qkv-bias", "depth-scaled")
     # The folder knows how its model scales the scores, also where no step is left.
     short = ["--mesh=d=2,t=1", "--steps=2", f"--run={p.folder}/seqax", "--max-tokens=2"]
     p.gpt(*short, "--init=seqax").succeeds()
