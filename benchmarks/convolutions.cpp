@@ -6,14 +6,14 @@
 #include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <ctime>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "times.hpp"
 
 using namespace shardlib;
 
@@ -58,18 +58,8 @@ void print_row(const Row& row, std::int64_t rounds) {
                                  row.stride == 1 ? "" : fmt::format(", stride {}", row.stride), row.channels,
                                  row.filters, row.length, row.batch);
   for (std::size_t i = 0; i < with.size(); ++i) {
-    std::vector<double> mine, before;
-    for (std::int64_t r = -1; r < rounds; ++r)  // the first one does not count
-      for (auto* times : {&before, &mine}) {
-        const double begin = cpu_seconds();
-        (times == &mine ? with : without)[i]();
-        if (r >= 0) times->push_back(cpu_seconds() - begin);
-      }
-    const auto median = [](std::vector<double>& t) {
-      std::nth_element(t.begin(), t.begin() + static_cast<std::ptrdiff_t>(t.size() / 2), t.end());
-      return 1e3 * t[t.size() / 2];
-    };
-    text += fmt::format(" {:.1f} .. {:.1f} |", median(before), median(mine));
+    const auto times = interleaved(static_cast<int>(rounds), {without[i], with[i]}, cpu_seconds);
+    text += fmt::format(" {:.1f} .. {:.1f} |", 1e3 * times[0].median, 1e3 * times[1].median);
   }
   fmt::print("{}\n", text);
 }

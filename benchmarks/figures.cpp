@@ -11,7 +11,6 @@
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -26,39 +25,19 @@
 #include <vector>
 
 #include "../examples/gpt_model.hpp"
+#include "times.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include <mpi.h>
 #endif
 
 using namespace shardlib;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 
 double seconds_of(const std::function<void()>& f) {
-  const auto begin = Clock::now();
+  const double begin = wall_seconds();
   f();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-struct Times {
-  double median = 0, low = 0, high = 0;  ///< seconds; the spread is the middle 80 %
-};
-Times summary(std::vector<double> t) {
-  std::sort(t.begin(), t.end());
-  const auto at = [&](double q) { return t[static_cast<std::size_t>(q * static_cast<double>(t.size() - 1))]; };
-  return {at(0.5), at(0.1), at(0.9)};
-}
-
-// Medians of several functions that take turns, so that all of them see the same noise.
-std::vector<Times> interleaved(int rounds, const std::vector<std::function<void()>>& functions) {
-  std::vector<std::vector<double>> times(functions.size());
-  for (const auto& f : functions) f();
-  for (int r = 0; r < rounds; ++r)
-    for (std::size_t i = 0; i < functions.size(); ++i) times[i].push_back(seconds_of(functions[i]));
-  std::vector<Times> result;
-  for (auto& t : times) result.push_back(summary(std::move(t)));
-  return result;
+  return wall_seconds() - begin;
 }
 
 // The best of several: the machine's clock changes, and what is compared with the peak should not exceed it.
