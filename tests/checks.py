@@ -35,6 +35,16 @@ def arguments(*required, **others):
     return parser.parse_args()
 
 
+def oracle(program, compare, update):
+    """Runs a comparison with numbers in tests/data: --PROGRAM FILE compares, --update makes the numbers."""
+    options = arguments(**{program: None, "update": False})
+    if options.update:
+        update()
+    if file := getattr(options, program):
+        compare(file)
+        finish()
+
+
 def contents(*path):
     """The bytes of a file."""
     with open(os.path.join(*path), "rb") as file:

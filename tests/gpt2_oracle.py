@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 
-from checks import arguments, check, contents, finish, json_of, put, ran, records
+from checks import check, contents, json_of, oracle, put, ran, records
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
 WEIGHTS, LOGITS, GRADIENTS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits", "gradients"))
@@ -198,14 +198,5 @@ def compare(program):
                 check(not os.path.exists(f"{folder}/never"), f"{file.split('=')[0]} {option} writes nothing")
 
 
-def main():
-    options = arguments(gpt2=None, update=False)
-    if options.update:
-        update()
-    if options.gpt2:
-        compare(options.gpt2)
-        finish()
-
-
 if __name__ == "__main__":
-    main()
+    oracle("gpt2", compare, update)

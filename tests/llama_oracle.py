@@ -13,7 +13,7 @@ import random
 import struct
 import tempfile
 
-from checks import arguments, check, finish, json_of, put, ran, records
+from checks import check, json_of, oracle, put, ran, records
 from gpt2_oracle import DATA, floats, read, read_all, write
 
 EXPECTED = os.path.join(DATA, "llama.safetensors")
@@ -535,14 +535,5 @@ def compare(program):
         check(not os.path.exists(f"{scratch}/never-export"), "which makes no folder")
 
 
-def main():
-    options = arguments(gpt=None, update=False)
-    if options.update:
-        update()
-    if options.gpt:
-        compare(options.gpt)
-        finish()
-
-
 if __name__ == "__main__":
-    main()
+    oracle("gpt", compare, update)
