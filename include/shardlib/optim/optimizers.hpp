@@ -244,9 +244,7 @@ template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads
   else
     return {};
 }
-}  // namespace detail
 
-namespace detail {
 /// A compile error that gives the form of an optimizer's update.
 template <OpName Optimizer, class... Args>
 auto wrong_update(const Args&... args) {

@@ -15,7 +15,8 @@ namespace shardlib::detail {
 
 /// A number as messages print it: "0.5".
 SHARDLIB_INLINE std::string show_number(double value);
-/// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it.
+/// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it. A number of a
+/// recomputed function is also noted in its FunctionRun.
 [[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const DevicePtr& device,
                                                 DType dtype, double value);
 

@@ -237,11 +237,12 @@ SHARDLIB_INLINE Buffer conv_of_images(const Convolution<f32>& conv, const Value&
   OpParts lengths = *conv.lengths;
   WindowLoops loops = conv.loops;
   const bool backwards = loops[0].dilation < 0;  // over the cotangent: see ConvOperandVjp
-  if (backwards) std::swap(lengths.in[0], lengths.out);
-  for (WindowLoop& loop : loops) {
-    if (!backwards) break;
-    loop.before = -loop.before;
-    loop.dilation = -loop.dilation;
+  if (backwards) {
+    std::swap(lengths.in[0], lengths.out);
+    for (WindowLoop& loop : loops) {
+      loop.before = -loop.before;
+      loop.dilation = -loop.dilation;
+    }
   }
   const ConvPass pass = backwards || conv.transposed                ? ConvPass::images
                         : out.spec->has(lengths.in[1].dims[0].name) ? ConvPass::weights
