@@ -153,7 +153,7 @@ class Decoder {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, but for rounding
+  o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, except for rounding
   o.training.model_settings = {{"activation", ""}, {"epsilon", ""}, {"lora_alpha", ""}};
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
@@ -245,7 +245,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
     return bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
   };
   const std::int64_t in_c = in_compute(program.weight_bytes);
-  const std::int64_t gathered = o.gather.per_step ? s.mesh.size("d") : 0;  // times as large, beside those at rest
+  const std::int64_t gathered = o.gather.per_step ? s.mesh.size("d") : 0;  // times as large, next to those at rest
   program.copy_bytes = (std::same_as<C, f32> ? 0 : in_c) + gathered * in_c;
   program.gradient_bytes =
       std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_compute(trained_bytes) : trained_bytes);

@@ -67,7 +67,7 @@ struct Model {
   Array<"unembed", Unembed<C, Whole>> unembed;     // none in GPT-2: tied to embed
 };
 
-/// The weights that --lora trains, beside a model that does not change.
+/// The weights that --lora trains, next to a model that does not change.
 template <dtype C>
 struct Adapters {
   Array<"layers", Adapter<C>> layers;

@@ -15,7 +15,7 @@
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.batch_axes = "r d";
-  o.training.may_change = {"recompute", "gather", "collective_matmul"};  // the same numbers, but for rounding
+  o.training.may_change = {"recompute", "gather", "collective_matmul"};  // the same numbers, except for rounding
   o.training.model_settings = {{"init", "depth-scaled"}};                // what checkpoints without --init have
   gpt::declare(options, o, o.training);
   run::declare(options, o.gather);

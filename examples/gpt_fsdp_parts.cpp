@@ -1,4 +1,4 @@
-// gpt_fsdp's training in bf16, compiled beside the rest.
+// gpt_fsdp's training in bf16, compiled separately.
 #include <string>
 
 #include "gpt_fsdp.hpp"

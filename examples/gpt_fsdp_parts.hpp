@@ -1,4 +1,4 @@
-// What CMake compiles beside gpt_fsdp.cpp, at the same time. Without GPT_FSDP_PARTS gpt_fsdp.cpp is the whole program.
+// What CMake compiles at the same time as gpt_fsdp.cpp. Without GPT_FSDP_PARTS gpt_fsdp.cpp is the whole program.
 #pragma once
 
 #include <string>

@@ -49,7 +49,7 @@ inline io::StoredTable stored_table(Kind kind) {
   return io::table_of(std::move(leaves));
 }
 
-// --export: no class of Hugging Face has other experts beside these attention layers.
+// --export: no class of Hugging Face has other experts with these attention layers.
 inline void check_export(const ModelOptions& o) {
   const auto fail = [](const std::string& what) {
     throw UsageError("--export: " + what + "; give these options, or leave out --export");

@@ -84,7 +84,7 @@ local_ranks() {
   done
 }
 
-# Open MPI 4's mpirun may wait for ever after its ranks here have ended: for nodes that it cannot reach, or after a rank
+# Open MPI 4's mpirun may wait forever after its ranks here have ended: for nodes that it cannot reach, or after a rank
 # that died while it connected. Ends it then, after 10 seconds. Elsewhere than here, ranks are not seen.
 mind() {
   local had_ranks=no alone=0 most=30

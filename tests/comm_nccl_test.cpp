@@ -732,7 +732,7 @@ TEST_CASE("a device that does not come to where NCCL connects a group does not l
 }
 
 // For rank_faults.py, which kills a rank of it.
-TEST_CASE("ranks whose NCCL connects for ever", "[.connecting]") {
+TEST_CASE("ranks whose NCCL connects forever", "[.connecting]") {
   // The stand-in does not reach other processes, so none of them sees another one arrive.
   const Temporarily nccl(tuning.nccl, &stand_in::functions);
   on_mesh("d=" + show(world_size()),

@@ -879,7 +879,7 @@ TEST_CASE("launch refuses what cannot be") {
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1, .kind = DeviceKind::simulated}); }) ==
         "launch: threads must be positive, or 0 for a share of the cores");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.watchdog = {.timeout = std::chrono::milliseconds(-1)}}); }) ==
-        "launch: the watchdog's timeout must be positive, or 0 to wait for ever");
+        "launch: the watchdog's timeout must be positive, or 0 to wait forever");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.tuning = {.patience = std::chrono::milliseconds(0)}}); }) ==
         "launch: the tuning's patience must be positive");  // or no wait would ever be too long
   if (under_mpi()) {

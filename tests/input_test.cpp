@@ -30,7 +30,7 @@ TEST_CASE("a pipe or a device is refused before it is read, by every reader", "[
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   const auto refused = [](const std::string& path, const std::string& kind) {
     return "cannot read '" + path + "': it is " + kind +
-           ", and reading that could wait for ever; give the path of a regular file";
+           ", and reading that could wait forever; give the path of a regular file";
   };
   for (const auto& [path, kind] : {std::pair{pipe, "a pipe"}, std::pair{std::string("/dev/zero"), "a device"}}) {
     const std::string wanted = refused(path, kind);

@@ -348,7 +348,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
     expect_same_bits(expected.first, again.first, "loss");
     expect_same_bits(expected.second, again.second, "gradient");
   });
-  // One device alone: the others must not wait for it for ever.
+  // One device alone: the others must not wait for it forever.
   if (under_mpi()) return;
   REQUIRE_THROWS_WITH(on_mesh("d=4,t=1",
                               [](const Grid& mesh) {

@@ -193,10 +193,10 @@ struct PendingOp {
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE bool keeps(const Value& out);
 
 /// Computes the value now, or defers it in a replay, and returns it. A value that a policy keeps is computed once, and
-/// so is what the kernel writes `beside` it for the backward pass.
+/// so are the `extra` values that the kernel writes for the backward pass.
 // `run` is a function of its own, because a deferred value calls it later.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel,
-                                                std::span<const ValuePtr> beside = {});
+                                                std::span<const ValuePtr> extra = {});
 
 /// The result of an op, on the tape but not computed.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device,

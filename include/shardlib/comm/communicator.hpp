@@ -152,7 +152,7 @@ class Communicator {
                           const Operands& operands) {
     return inner.start_collective(call, op, operands);
   }
-  /// How long a communication may take; 0: for ever.
+  /// How long a communication may take; 0: forever.
   [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
   /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.
   void record_wait() const { starting_->waits(); }

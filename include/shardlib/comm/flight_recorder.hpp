@@ -117,7 +117,7 @@ class GroupRecorder {
   [[nodiscard]] FlightRecord receives(const OpInfo& op, std::size_t bytes, int from) const {
     return add(CommunicationKind::recv, from, {.bytes = bytes}, op);
   }
-  /// How long a communication may take; 0: for ever.
+  /// How long a communication may take; 0: forever.
   [[nodiscard]] std::chrono::milliseconds timeout() const {
     return recorder_ ? recorder_->watchdog().timeout : std::chrono::milliseconds(0);
   }

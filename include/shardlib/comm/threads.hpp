@@ -135,7 +135,7 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
     for (const auto& recorder : recorders_) devices.push_back(recorder->record());
     throw Error(detail::wait_table(devices, watchdog_) + detail::write_recordings(devices, watchdog_));
   }
-  /// Whether some device has waited too long. The others may then wait for ever.
+  /// Whether some device has waited too long. The others may then wait forever.
   [[nodiscard]] bool timed_out() const { return timed_out_; }
 
   /// Wakes every waiting device. It throws Aborted, and so does every later communication.

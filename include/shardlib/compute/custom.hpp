@@ -57,7 +57,7 @@ struct OwnVjp {
 [[gnu::cold]] SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> operands,
                                                 std::span<const ValuePtr* const> differentiated);
 /// Whether a copy of the function refers to nothing that may be gone, as far as its type shows: one that is not
-/// trivially copyable may hold a reference beside what it owns.
+/// trivially copyable may hold a reference in addition to what it owns.
 template <OpName Name, bool IsKernel, class F>
 inline constexpr bool own_function =
     checked<rules::own_function, Name, IsKernel, self_contained<F> || !std::is_trivially_copyable_v<F>>::ok;
@@ -171,7 +171,7 @@ auto vjp_of_result(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> 
 /// the gradient would miss the op. A result of integers has no derivative. A name of a dim has one size in all
 /// operands; `sizes` gives the sizes of dims that only the result has. The padding of operands is zero, and the padding
 /// of the result is set to zero after the kernel. Kernel and VJPs capture by value, because copies of them run later: a
-/// capture by reference does not compile, except beside a captured object that owns memory, such as a vector. The
+/// capture by reference does not compile, except with a captured object that owns memory, such as a vector. The
 /// kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at the same time.
 /// `record<"ewma", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>

@@ -10,7 +10,8 @@
 namespace shardlib {
 
 namespace detail {
-/// The memory that a team shares beside its scratch: a tile for the kernel, and a board of 64 numbers for reductions.
+/// The memory that a team shares in addition to its scratch: a tile for the kernel, and a board of 64 numbers for
+/// reductions.
 inline constexpr std::size_t team_tile_bytes = 4096, team_board_bytes = 64 * 8;
 
 /// The size of a kernel's tile. A kernel with `static constexpr std::size_t tile_bytes` says itself, up to 48 KB with

@@ -51,9 +51,9 @@ constexpr void require_direction() {
 }  // namespace detail
 
 /// The product of the loss's Hessian at the weights with a direction, which has the types and sizes of the weights. The
-/// result has the types of the gradient. It is exact but for rounding: the gradient's backward pass is differentiated,
-/// by the VJP of the direction. Throws Error that names the op if f runs one whose VJP has no derivative. f runs
-/// once. `hessian_vector_product(mesh, loss, weights, direction, batch)`
+/// result has the types of the gradient. It is exact except for rounding: the gradient's backward pass is
+/// differentiated, by the VJP of the direction. Throws Error that names the op if f runs one whose VJP has no
+/// derivative. f runs once. `hessian_vector_product(mesh, loss, weights, direction, batch)`
 template <Spec A, class F, class W, class V, class... Args>
 requires(!std::is_arithmetic_v<F>)
     [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const V& direction,

@@ -82,7 +82,7 @@ class Region {
   virtual void synchronize() {}
   /// What kernels of the device find wrong. Null for host memory.
   [[nodiscard]] virtual detail::Faults* faults() { return nullptr; }
-  /// A stream of the device beside its own. Null for host memory.
+  /// A second stream of the device. Null for host memory.
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
   /// The hardware of device memory.
   [[nodiscard]] virtual detail::HardwareName hardware() const { return {}; }

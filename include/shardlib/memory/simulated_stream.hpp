@@ -1,4 +1,4 @@
-// A stream of the simulated device beside that of its kernels. Its work runs late, and in order.
+// A second stream of the simulated device, next to that of its kernels. Its work runs late, and in order.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A stream beside a device's own: what is put into it runs in its order, while the device computes.
+// A second stream of a device: what is put into it runs in its order, while the device computes.
 #pragma once
 
 #include <memory>

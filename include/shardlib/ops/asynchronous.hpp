@@ -1,5 +1,5 @@
-// Asynchronous collectives: they start at one line of a program and end at another, and the ops between the two run
-// beside them.
+// Asynchronous collectives: they start at one line of a program and end at another. The ops between the two run
+// meanwhile.
 #pragma once
 
 #include <utility>
@@ -85,7 +85,7 @@ inline constexpr auto scatter_wait_vjp = [](const auto& ct) {
 
 }  // namespace detail
 
-/// Starts an all_gather. The ops up to `wait` run beside it. Backward: a reduce_scatter that starts where the backward
+/// Starts an all_gather. The ops up to `wait` run meanwhile. Backward: a reduce_scatter that starts where the backward
 /// pass reaches `wait`, and that the first op that reads the cotangent waits for.
 /// `auto coming = all_gather_start<"L/t B M -> L B M">(x);`
 template <OpSpec O, class Sum = void, dtype D, Spec S>

@@ -145,7 +145,7 @@ struct ShiftVjp {
 };
 }  // namespace detail
 
-/// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. The transfer runs beside the
+/// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. The transfer runs during the
 /// ops that follow, and the first one that reads the result waits for it. If the axis shards a dim, that dim may not be
 /// padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
 template <OpSpec O, AxisName Axis, dtype D, Spec S>

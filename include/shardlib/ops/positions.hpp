@@ -156,7 +156,7 @@ void require_diagonal(const OpInfo& op, const ValuePtr& x, int kept, int dropped
 }  // namespace detail
 
 /// The elements at equal positions along two dims, of which the first stays and may be sharded; the second must be
-/// unsharded and at least as long. Backward: zeros beside the diagonal. `diagonal<"X", "Y">(x)` of "B/d X/t Y" is "B/d
+/// unsharded and at least as long. Backward: zeros off the diagonal. `diagonal<"X", "Y">(x)` of "B/d X/t Y" is "B/d
 /// X/t"
 template <DimName Kept, DimName Dropped, dtype D, Spec S>
 auto diagonal(const Tensor<D, S>& x, Site site = Site::current())

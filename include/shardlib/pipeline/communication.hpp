@@ -53,7 +53,7 @@ using Operations = std::vector<Operation>;
 /// The operations of each rank. A task's receive comes before it, its send right after it. Between two ranks messages
 /// are received in the order in which they are sent, so they need no tags; where a rank needs them in another order, it
 /// receives the earlier ones ahead of their use. With `receive_ahead` n all receives stand n tasks earlier, to be
-/// posted without waiting: a transfer then runs beside n tasks, and takes n buffers more. The lists must be valid
+/// posted without waiting: a transfer then runs during n tasks, and takes n buffers more. The lists must be valid
 /// (`validate`), as those of Schedule::tasks are. `communication_plan(schedule.tasks(8))`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& lists, int receive_ahead = 0);
 

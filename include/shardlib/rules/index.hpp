@@ -42,7 +42,7 @@ constexpr Text check_indices(const OpParts& op, const Operands& indices) {
              ", and a summand is not an index; " + reduce_first(spec);
   return {};
 }
-/// What errors call a dim in brackets and the operands beside it, and what would happen where one axis shards both.
+/// What errors call a dim in brackets and the other operands, and what would happen where one axis shards both.
 struct BracketWords {
   std::string_view dim, operand, is, harm;
 };

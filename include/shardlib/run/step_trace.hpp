@@ -126,7 +126,7 @@ class StepTrace {
     return message;
   }
   /// Receives the parts of all devices as files beside `path`, joins them and removes them. An error is kept until all
-  /// devices have reported, because the others would otherwise wait for ever.
+  /// devices have reported, because the others would otherwise wait forever.
   std::exception_ptr collect(const std::string& mine) {
     std::exception_ptr error;
     const auto attempt = [&](const auto& f) {

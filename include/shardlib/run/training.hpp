@@ -69,7 +69,7 @@ struct Training {
   std::int64_t spike_window = 100;
   double spike_deviations = 6;
   std::int64_t check_replicas = 0;               ///< steps between comparisons of replicated values; 0 for none
-  double collective_timeout = 600;               ///< seconds that a device waits for others; 0: for ever
+  double collective_timeout = 600;               ///< seconds that a device waits for others; 0: forever
   std::string device = "cpu";                    ///< what runs the kernels
   std::string sums = "tree";                     ///< who adds up the sums of GPUs, `tree` or `nccl`
   bool find_nan = false;                         ///< end the run at the first op whose result has a NaN

@@ -9,7 +9,7 @@
 
 namespace shardlib::detail {
 
-/// Throws UsageError for a pipe, a socket or a device: reading one may block for ever. `status` describes `path`.
+/// Throws UsageError for a pipe, a socket or a device: reading one may block forever. `status` describes `path`.
 inline void require_regular_file(const std::string& path, const struct stat& status) {
   const char* const kind = S_ISFIFO(status.st_mode)                             ? "a pipe"
                            : S_ISSOCK(status.st_mode)                           ? "a socket"
@@ -17,7 +17,7 @@ inline void require_regular_file(const std::string& path, const struct stat& sta
                                                                                 : nullptr;
   if (kind != nullptr)
     throw UsageError("cannot read '" + path + "': it is " + kind +
-                     ", and reading that could wait for ever; give the path of a regular file");
+                     ", and reading that could wait forever; give the path of a regular file");
 }
 /// As above, with the path's current status. A path that does not exist passes, because opening it fails.
 inline void require_regular_file(const std::string& path) {

@@ -232,14 +232,14 @@ SHARDLIB_INLINE bool keeps(const Value& out) {
   return s.kept && std::ranges::find(s.kept->ops, std::string_view(out.made_by.name)) != s.kept->ops.end();
 }
 
-SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
+SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> extra) {
   ProgramState& s = program_state(out->device);
   const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
   out->checkpoint = s.checkpoint;
   if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
   const auto results = [&](const auto& f) {
     f(*out);
-    for (const ValuePtr& one : beside) f(*one);
+    for (const ValuePtr& one : extra) f(*one);
   };
   if (replay && kept) {
     results([&](const Value& known) { known.storage->buffer = next_saved(s, known).storage->buffer; });

@@ -195,7 +195,7 @@ class NcclCommunicator final : public Communicator {
       return;
     }
     use_.stream->follow_device();  // NCCL takes the thread's GPU
-    // Unless it returns at once, a member that dies meanwhile would leave the others in it for ever.
+    // Unless it returns at once, a member that dies meanwhile would leave the others in it forever.
     Config config;
     check(doing, "ncclCommInitRank",
           nccl().CommInitRankConfig == nullptr ? nccl().CommInitRank(&comm_, size(), all[0].id, rank())

@@ -40,7 +40,7 @@ class MpiWorld final : public Backend {
     const auto log =
         std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members, .tuning = tuning_});
     // Groups that form at the same time need distinct tags, also from those that a failed launch has left behind: a
-    // receive that waits there for ever would take the message of a later group.
+    // receive that waits there forever would take the message of a later group.
     const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % tags());
     meet(log, rank, tag);
     MPI_Group world = MPI_GROUP_NULL;
@@ -80,7 +80,7 @@ class MpiWorld final : public Backend {
     detail::mpi::check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &found), "group", 0);
     return static_cast<std::uint64_t>((found != 0 ? *most : 32767) - detail::mpi::Watch::first_free_tag);
   }
-  /// Waits until all members have arrived, because MPI_Comm_create_group blocks for ever if one has left. After step k
+  /// Waits until all members have arrived, because MPI_Comm_create_group blocks forever if one has left. After step k
   /// each member knows of 2^k members, through the one 2^k places before it.
   void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {
     const auto& members = log->members;

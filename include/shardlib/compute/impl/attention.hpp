@@ -287,9 +287,9 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
                               });
     });
   }
-  const ValuePtr beside = sums;
+  const ValuePtr extra = sums;
   evaluate(
-      out, [plain, sums](const Value& shape) { return attend(plain, shape, sums); }, std::span(&beside, sums ? 1 : 0));
+      out, [plain, sums](const Value& shape) { return attend(plain, shape, sums); }, std::span(&extra, sums ? 1 : 0));
   return out;
 }
 

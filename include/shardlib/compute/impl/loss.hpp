@@ -357,7 +357,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
                               });
     });
   }
-  const std::array<ValuePtr, 2> beside{sums.highest, sums.total};
+  const std::array<ValuePtr, 2> extra{sums.highest, sums.total};
   evaluate(
       out,
       [plain, sums](const Value& shape) {
@@ -366,7 +366,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
           return linear_cross_entropy_kernel<T, A>(multiplied, shape, sums);
         });
       },
-      std::span(beside).first(sums.highest ? 2 : 0));
+      std::span(extra).first(sums.highest ? 2 : 0));
   return out;
 }
 

@@ -275,7 +275,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   // The thread that runs a kernel opens the memory for itself.
   if (options.kind != DeviceKind::cpu) options.threads = 1;
   if (options.watchdog.timeout.count() < 0)
-    throw UsageError("launch: the watchdog's timeout must be positive, or 0 to wait for ever");
+    throw UsageError("launch: the watchdog's timeout must be positive, or 0 to wait forever");
   if (options.tuning.patience.count() <= 0) throw UsageError("launch: the tuning's patience must be positive");
   constexpr std::chrono::seconds longest{1'000'000'000};  // a clock counts nanoseconds, in 64 bits
   options.watchdog.timeout = std::min<std::chrono::milliseconds>(options.watchdog.timeout, longest);

@@ -202,7 +202,7 @@ class CudaEvent final : public StreamMark {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A stream of a GPU beside that of its kernels.
+/// A second stream of a GPU, next to that of its kernels.
 class GpuStream final : public Stream {
  public:
   explicit GpuStream(const Gpu& gpu) : gpu_((gpu.use(), gpu)) {

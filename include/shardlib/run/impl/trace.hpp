@@ -153,7 +153,7 @@ SHARDLIB_INLINE void Trace::write(const std::string& path) const {
 }
 
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path) {
-  // Traces are large: some events in memory at a time, into a file beside, so that a damaged part leaves no half
+  // Traces are large: some events in memory at a time, into a file of their own, so that a damaged part leaves no half
   // result.
   constexpr std::size_t most_text = std::size_t{1} << 20;
   io::OutputFile file(path);
