@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <ctime>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 

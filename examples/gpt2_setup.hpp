@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 

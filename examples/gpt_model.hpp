@@ -12,7 +12,6 @@
 
 #include <shardlib/shapes.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <tuple>

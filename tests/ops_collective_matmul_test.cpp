@@ -1,13 +1,10 @@
 // Einsums whose operand is still gathering, or whose result is still scattering: values, cotangents and adjoint law, in
 // whole and in parts, and what they communicate and hold.
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "op_case.hpp"

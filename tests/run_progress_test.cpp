@@ -4,7 +4,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <regex>
 #include <shardlib/run/peak.hpp>
 #include <shardlib/run/progress.hpp>
 #include <sstream>

@@ -1,6 +1,5 @@
 // safetensors: what is written reads back, wrong headers are refused, trees load from files of another layout on every
 // mesh, and a checkpoint's export has that layout again.
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "scratch.hpp"

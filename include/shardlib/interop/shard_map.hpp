@@ -2,7 +2,6 @@
 // signature.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>

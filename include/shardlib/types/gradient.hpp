@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "shardlib/types/tree.hpp"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/on_host.hpp"

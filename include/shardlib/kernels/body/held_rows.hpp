@@ -2,7 +2,6 @@
 // reads them once. Sums have the order of reduction.hpp, so the bits equal those of RowKernel.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>

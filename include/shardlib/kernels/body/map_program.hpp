@@ -1,7 +1,6 @@
 // The kernel of a map whose function is instructions (ops/map_program.hpp).
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>

@@ -3,7 +3,6 @@
 
 #include "shardlib/memory/simulated_stream.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
