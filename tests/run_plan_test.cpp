@@ -198,8 +198,8 @@ void expect_planned(const run::Plan& plan, const run::Plan& measured) {
                        m.op + " " + m.spec + " had " + show(m.bytes) + " in " + show(m.calls));
   }
   expect(plan.flops == measured.flops, "FLOPs: " + show(plan.flops) + " planned, " + show(measured.flops));
-  expect(plan.activations == measured.activations,
-         "activations: " + show(plan.activations) + " planned, " + show(measured.activations));
+  expect(plan.residuals == measured.residuals,
+         "residuals: " + show(plan.residuals) + " planned, " + show(measured.residuals));
   expect(std::abs(plan.peak - measured.peak) * 100 <= measured.peak,
          "peak: " + show(plan.peak) + " planned, " + show(measured.peak) + " measured");
 }
@@ -253,7 +253,7 @@ TEST_CASE("a plan's memory falls with the parts of a sharded length, and is that
       peak = std::max(peak, one.peak);
       sent += one.sent();
       flops += one.flops;
-      REQUIRE(one.activations == plan.activations);
+      REQUIRE(one.residuals == plan.residuals);
       for (const auto& c : plan.collectives)
         if (!c.op.starts_with("causal_attention"))
           REQUIRE(std::ranges::find(one.collectives, c) != one.collectives.end());
@@ -337,7 +337,7 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
   REQUIRE(plan.flops > products);
 
   const std::string table = run::to_string(plan);
-  for (const char* part : {"4096 devices, mesh d=512,s=1,t=8", "M/d/s K/t D -> M K/t D", "saved activations"})
+  for (const char* part : {"4096 devices, mesh d=512,s=1,t=8", "M/d/s K/t D -> M K/t D", "saved residuals"})
     REQUIRE(table.find(part) != std::string::npos);
 }
 

@@ -21,12 +21,12 @@ struct Plan {
   std::vector<AxisSize> mesh;                              ///< the mesh of the step
   std::int64_t parameters = 0;                             ///< parameters of the whole model
   std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
-  std::int64_t copies = 0;       ///< bytes of the weights' copies in the dtype of computation, if that is another
-  std::int64_t activations = 0;  ///< bytes of saved residuals, without weights
-  std::int64_t peak = 0;         ///< peak of the pool from the program's start to the end of the step
-  std::int64_t peak_node = 0;    ///< the peak for MPI ranks of one node, which view each other's weights
-  std::int64_t peak_mpi = 0;     ///< the peak for MPI ranks without shared memory, whose reductions need scratch memory
-  std::int64_t peak_gpus = 0;    ///< the peak for GPUs that communicate by NCCL, whose reductions need more of it
+  std::int64_t copies = 0;     ///< bytes of the weights' copies in the dtype of computation, if that is another
+  std::int64_t residuals = 0;  ///< bytes of saved residuals, without weights
+  std::int64_t peak = 0;       ///< peak of the pool from the program's start to the end of the step
+  std::int64_t peak_node = 0;  ///< the peak for MPI ranks of one node, which view each other's weights
+  std::int64_t peak_mpi = 0;   ///< the peak for MPI ranks without shared memory, whose reductions need scratch memory
+  std::int64_t peak_gpus = 0;  ///< the peak for GPUs that communicate by NCCL, whose reductions need more of it
   /// All calls of a collective on the same specs.
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
@@ -66,7 +66,7 @@ struct Plan {
 /// The plan of the first index as a table to print, and the memory and FLOPs of all.
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans);
 
-/// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.
+/// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, residuals and the pool's peak.
 /// `count_step(device, [&] { step(); })`
 [[nodiscard]] SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<void()>& step);
 

@@ -127,7 +127,7 @@ inline std::string policies_text(const std::vector<AxisSize>& mesh, const Device
     policy.name = name;
     try {
       const Plan one = name == chosen ? planned : plan(mesh, body);
-      text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.activations), short_bytes(one.*peak),
+      text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.residuals), short_bytes(one.*peak),
                           name == chosen ? "   this plan" : "");
     } catch (const Error&) {
       text += fmt::format("  {:<38}{:>12}{:>14}\n", name, "-", "not this model");
@@ -244,11 +244,11 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
 }
 
 SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
-  options.add(
-      "--recompute", policy.name,
-      "what the backward pass computes again: none, all but matrix products (dots), all but what the model marks "
-      "(seqax), all but attention (attention), everything, or all but the results of these ops: OP,OP",
-      value_name("POLICY"));
+  options.add("--recompute", policy.name,
+              "values that the backward pass computes again: none, all but matrix products (dots), all but what the "
+              "model marks (seqax), all but attention (attention), everything, or all but the results of these ops: "
+              "OP,OP",
+              value_name("POLICY"));
 }
 
 SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,

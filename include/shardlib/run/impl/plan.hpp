@@ -75,7 +75,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   if (p.copies > 0) line("their copies for computation", detail::short_bytes(p.copies));
   line("gradients", detail::short_bytes(p.gradients));
   line("optimizer", detail::short_bytes(p.optimizer));
-  line("saved activations", detail::short_bytes(p.activations));
+  line("saved residuals", detail::short_bytes(p.residuals));
   line("most at once, with buffers", detail::short_bytes(p.peak), fmt::format("{} bytes", p.peak));
   line("  the same under MPI, no shared memory", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
   line("  the same under MPI, in one node", detail::short_bytes(p.peak_node), fmt::format("{} bytes", p.peak_node));
@@ -149,7 +149,7 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
   std::ranges::sort(plan.collectives, [](const auto& a, const auto& b) {
     return std::tie(b.bytes, a.op, a.spec, a.axes) < std::tie(a.bytes, b.op, b.spec, b.axes);
   });
-  plan.activations = static_cast<std::int64_t>(state.residual_bytes);
+  plan.residuals = static_cast<std::int64_t>(state.residual_bytes);
   plan.peak = static_cast<std::int64_t>(device->pool()->stats().peak);
   return plan;
 }
@@ -202,11 +202,11 @@ SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<P
   const std::string name(axis);
   text += fmt::format("\nabove: a device of {} = 0; memory and arithmetic of a device of each {}\n", name, name);
   const auto row = [&](const auto&... cells) { ((text += fmt::format("{:>12}", cells)), ...), text += '\n'; };
-  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "(one node)", "(NCCL)", "step");
+  row(name, "weights", "gradients", "optimizer", "residuals", "most", "most (MPI)", "(one node)", "(NCCL)", "step");
   for (std::size_t place = 0; place < plans.size(); ++place) {
     const Plan& p = plans[place];
     row(place, detail::short_bytes(p.weights), detail::short_bytes(p.gradients), detail::short_bytes(p.optimizer),
-        detail::short_bytes(p.activations), detail::short_bytes(p.peak), detail::short_bytes(p.peak_mpi),
+        detail::short_bytes(p.residuals), detail::short_bytes(p.peak), detail::short_bytes(p.peak_mpi),
         detail::short_bytes(p.peak_node), detail::short_bytes(p.peak_gpus), detail::short_number(p.flops) + "FLOP");
   }
   return text;
