@@ -448,9 +448,10 @@ def public_names(root):
             key = "::".join(namespace[1:]), declaration.name
             names.setdefault(key, Name(key[1], key[0], [])).declarations.append(declaration)
 
-    macros = {}  # of all headers so far: symbol.hpp uses those of map_program.hpp
-    for path in headers(root):
-        Reader(path.read_text(), path, report, macros).scope(())
+    macros = {}
+    for reported in (lambda *_: None, report):  # first for the macros alone: norms.hpp uses one of result.hpp
+        for path in headers(root):
+            Reader(path.read_text(), path, reported, macros).scope(())
     return sorted(names.values(), key=lambda n: (n.name.lower(), n.namespace, n.name))
 
 

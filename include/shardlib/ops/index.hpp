@@ -235,10 +235,6 @@ auto take_along(const Tensor<D, S>& x, const Tensor<I, T>& indices, Site site = 
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::pick<"take_along", Out>(detail::Calling{"take_along", Dim, site}, x, indices, dim);
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto take_along(const Args&... args) {
-  return detail::needs_dim<"take_along">(args...);
-}
+SHARDLIB_NEEDS_DIM(take_along)
 
 }  // namespace shardlib

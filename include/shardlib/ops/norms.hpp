@@ -48,11 +48,7 @@ auto softmax(const Tensor<D, S>& x, Site site = Site::current())
       op, x, detail::sizes_of(x.value()), detail::Softmax<D>{dim},
       detail::vjp_of_result(x, detail::save(), detail::SoftmaxVjp{op, dim}));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto softmax(const Args&... args) {
-  return detail::needs_dim<"softmax">(args...);
-}
+SHARDLIB_NEEDS_DIM(softmax)
 
 namespace detail {
 enum class Norm { rms, layer };
@@ -99,11 +95,7 @@ template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
 auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
   return detail::wrong_call<"rms_norm", "rms_norm<\"M\">(x) * scale">(x, scale, more...);
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto rms_norm(const Args&... args) {
-  return detail::needs_dim<"rms_norm">(args...);
-}
+SHARDLIB_NEEDS_DIM(rms_norm)
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
@@ -121,11 +113,7 @@ template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
 auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
   return detail::wrong_call<"layer_norm", "layer_norm<\"M\">(x) * scale + bias">(x, scale, more...);
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto layer_norm(const Args&... args) {
-  return detail::needs_dim<"layer_norm">(args...);
-}
+SHARDLIB_NEEDS_DIM(layer_norm)
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
 /// stretches them to longer texts, in one of three ways. With a `context` of 0, each angle is divided by it (Chen et

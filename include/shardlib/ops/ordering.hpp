@@ -28,11 +28,7 @@ auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::c
   return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
                                                          detail::Argsort<D>{dim, descending});
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto argsort(const Args&... args) {
-  return detail::needs_dim<"argsort">(args...);
-}
+SHARDLIB_NEEDS_DIM(argsort)
 
 /// The elements along an unsharded dim in ascending or descending order. Backward: each cotangent goes to its
 /// element. `sort<"V">(x)`
@@ -44,11 +40,7 @@ auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::curr
   return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
                                             dim);
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto sort(const Args&... args) {
-  return detail::needs_dim<"sort">(args...);
-}
+SHARDLIB_NEEDS_DIM(sort)
 
 /// The values and indices of the k largest elements. `const auto [values, indices] = top_k<"V", "K">(x, 4)`
 template <dtype D, Spec S>

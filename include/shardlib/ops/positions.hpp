@@ -32,11 +32,7 @@ auto flip(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
                                                     detail::vjp(x, detail::flip_vjp<Dim>));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto flip(const Args&... args) {
-  return detail::needs_dim<"flip">(args...);
-}
+SHARDLIB_NEEDS_DIM(flip)
 
 namespace detail {
 struct Roll {
@@ -64,11 +60,7 @@ auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
   return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
                                                     detail::vjp(x, detail::RollVjp<Dim>{by}));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto roll(const Args&... args) {
-  return detail::needs_dim<"roll">(args...);
-}
+SHARDLIB_NEEDS_DIM(roll)
 
 namespace detail {
 template <class D>

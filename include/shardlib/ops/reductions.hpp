@@ -88,10 +88,7 @@ auto mean(const Tensor<D, S>& x, Site site = Site::current())
   const auto n = static_cast<double>(detail::count_removed(x.value(), detail::parsed<Out::spec>));
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
 }
-template <dtype D, Spec S>
-auto mean(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"mean", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(mean)
 
 namespace detail {
 /// A `ct` that is null stands for a cotangent of ones.
@@ -136,10 +133,7 @@ template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
   return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
 }
-template <dtype D, Spec S>
-auto max(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"max", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(max)
 
 /// The minimum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
 /// minimum. `min<"B/d V -> B/d">(x)`
@@ -147,10 +141,7 @@ template <OpSpec O, dtype D, Spec S>
 auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
   return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
 }
-template <dtype D, Spec S>
-auto min(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"min", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(min)
 
 namespace detail {
 template <class D>
@@ -178,10 +169,7 @@ auto prod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_r
                                            detail::reduce_kernel<kernels::detail::ProdOp, D>,
                                            detail::vjp(x, detail::save(x), detail::ProdVjp<Out>{op}));
 }
-template <dtype D, Spec S>
-auto prod(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"prod", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(prod)
 
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -192,10 +180,7 @@ auto argmax(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                              detail::argmax_kernel<D>);
 }
-template <dtype D, Spec S>
-auto argmax(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"argmax", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(argmax)
 
 /// Repeats the value along new dims of the given sizes. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <OpSpec O, dtype D, Spec S>

@@ -160,6 +160,18 @@ inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 /// A compile error for an op along a dim that is called without its name. `More` is what follows the name.
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
 auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
+// What a public op has below it for a call without the name of its dim, or with a number in place of its op spec.
+#define SHARDLIB_NEEDS_DIM(op)              \
+  template <class... Args>                  \
+  requires detail::tensor_first<Args...>    \
+  auto op(const Args&... args) {            \
+    return detail::needs_dim<#op>(args...); \
+  }
+#define SHARDLIB_NEEDS_OP_SPEC(op)                       \
+  template <dtype D, Spec S>                             \
+  auto op(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) { \
+    return detail::needs_op_spec<#op, D, S>();           \
+  }
 
 /// The base of InFlight and Gathering, which are not tensors yet. An op of one is the compile error of its conversion
 /// to a tensor.

@@ -38,11 +38,7 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
                                                       detail::Cumulate<kernels::detail::SumOp, D>{dim, reverse},
                                                       detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto cumsum(const Args&... args) {
-  return detail::needs_dim<"cumsum">(args...);
-}
+SHARDLIB_NEEDS_DIM(cumsum)
 
 namespace detail {
 template <class D>
@@ -88,11 +84,7 @@ auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scan
       op, x, detail::sizes_of(x.value()), detail::Cumulate<kernels::detail::ProdOp, D>{dim},
       detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto cumprod(const Args&... args) {
-  return detail::needs_dim<"cumprod">(args...);
-}
+SHARDLIB_NEEDS_DIM(cumprod)
 
 /// Running maxima along an unsharded dim. Backward: each cotangent goes to the first of the elements that equal the
 /// maximum. `cummax<"L">(x)`
@@ -104,11 +96,7 @@ auto cummax(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scann
                                                       detail::Cumulate<kernels::detail::MaxOp, D>{dim},
                                                       detail::vjp(x, detail::save(x), detail::CummaxVjp{op, dim}));
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto cummax(const Args&... args) {
-  return detail::needs_dim<"cummax">(args...);
-}
+SHARDLIB_NEEDS_DIM(cummax)
 
 namespace detail {
 template <class D>
@@ -184,10 +172,6 @@ template <DimName Dim, class A, class B>
 requires(!tensor<A> || !tensor<B>) auto linear_scan(const A& a, const B& b) {
   return detail::wrong_call<"linear_scan", "linear_scan<\"L\">(decay, x)` with a tensor `decay">(a, b);
 }
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto linear_scan(const Args&... args) {
-  return detail::needs_dim<"linear_scan">(args...);
-}
+SHARDLIB_NEEDS_DIM(linear_scan)
 
 }  // namespace shardlib

@@ -100,10 +100,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
         detail::vjp(x, detail::save(x, most, total), detail::LogsumexpVjp<X>{op}));
   }
 }
-template <dtype D, Spec S>
-auto logsumexp(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"logsumexp", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(logsumexp)
 
 /// The mean square of the differences from the mean, over unsharded dims. `var<"B/d M -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -120,10 +117,7 @@ auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statisti
     return mean<O>(square(differences, site), site);
   }
 }
-template <dtype D, Spec S>
-auto var(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"var", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(var)
 
 /// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative. The
 /// squares may overflow.
@@ -140,10 +134,7 @@ auto vector_norm(const Tensor<D, S>& x, Site site = Site::current()) -> detail::
     return detail::with_slope<"vector_norm", detail::NormSlope>(op, x, root);
   }
 }
-template <dtype D, Spec S>
-auto vector_norm(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"vector_norm", D, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(vector_norm)
 
 namespace detail {
 template <OpName Name, OpSpec O, class B, Spec S>
@@ -154,18 +145,12 @@ template <OpSpec O, dtype B, Spec S>
 auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"any", O, B, S> {
   return greater(max<O>(cast<i32>(x, site), site), 0.0, site);
 }
-template <dtype B, Spec S>
-auto any(const Tensor<B, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"any", B, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(any)
 /// True where every element over unsharded dims is true. `all<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto all(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"all", O, B, S> {
   return greater(min<O>(cast<i32>(x, site), site), 0.0, site);
 }
-template <dtype B, Spec S>
-auto all(const Tensor<B, S>& /*x*/, int /*axis*/ = 0) {
-  return detail::needs_op_spec<"all", B, S>();
-}
+SHARDLIB_NEEDS_OP_SPEC(all)
 
 }  // namespace shardlib
