@@ -96,8 +96,7 @@ template <OpSpec O, class Sum = void, dtype D, Spec S>
   const detail::Calling op{"all_gather", detail::full_op<"all_gather", O, S>, site};
   return {x, detail::start_gather(op, x.value(), detail::parsed<to>)};
 }
-template <dtype D, Spec S>
-auto all_gather_start(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_gather_start", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(all_gather_start)
 
 /// Starts a reduce_scatter, as all_gather_start starts an all_gather.
 /// `auto coming = reduce_scatter_start<"L B M +t -> L/t B M">(y);`
@@ -109,8 +108,7 @@ template <OpSpec O, class Sum = void, dtype D, Spec S>
   const detail::Calling op{"reduce_scatter", detail::full_op<"reduce_scatter", O, S>, site};
   return {x, detail::start_scatter(op, x.value(), detail::parsed<to>)};
 }
-template <dtype D, Spec S>
-auto reduce_scatter_start(const Tensor<D, S>& x) -> detail::needs_op_spec<"reduce_scatter_start", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(reduce_scatter_start)
 
 /// The result of a collective that has started, once it is complete. Move the InFlight into it, as that keeps the
 /// operand and the result. `const auto whole = wait(std::move(coming));`

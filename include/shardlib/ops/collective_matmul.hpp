@@ -46,8 +46,7 @@ template <OpSpec O, dtype D, Spec S>
 auto gathering(const Tensor<D, S>& x) -> Gathering<D, S, detail::result_for<D, rules::gathering, O, S>> {
   return Gathering<D, S, detail::result_for<D, rules::gathering, O, S>>(x);
 }
-template <dtype D, Spec S>
-auto gathering(const Tensor<D, S>& x) -> detail::needs_op_spec<"gathering", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(gathering)
 
 namespace detail {
 

@@ -38,8 +38,7 @@ auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
   detail::gather_ahead(x.value(), out.value());
   return out;
 }
-template <dtype D, Spec S>
-auto all_gather(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_gather", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(all_gather)
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
@@ -63,8 +62,7 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
   detail::scatter_ahead(x.value(), out.value());
   return out;
 }
-template <dtype D, Spec S>
-auto reduce_scatter(const Tensor<D, S>& x) -> detail::needs_op_spec<"reduce_scatter", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(reduce_scatter)
 
 namespace detail {
 /// Sums over the axes that are partial in `in` and no longer in `out`.
@@ -84,8 +82,7 @@ auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"all_reduce", Out>(op, x, detail::sizes_of(x.value()), detail::sum_pending,
                                                  detail::vjp(x, detail::all_reduce_vjp<Out, Tensor<D, S>>));
 }
-template <dtype D, Spec S>
-auto all_reduce(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_reduce", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(all_reduce)
 
 namespace detail {
 /// The maximum over the dims that `out` lacks: first of this device's shard, then over devices.
@@ -105,8 +102,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"all_reduce_max", Out>(
       op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, {&x.value()}), detail::max_over_devices<D>);
 }
-template <dtype D, Spec S>
-auto all_reduce_max(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_reduce_max", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(all_reduce_max)
 
 namespace detail {
 Buffer exchange(const Value& in, const Value& out);
@@ -123,8 +119,7 @@ auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"all_to_all", Out>(op, x, detail::sizes_of(x.value()), detail::exchange,
                                                  detail::vjp(x, detail::all_to_all_vjp<Out, Tensor<D, S>>));
 }
-template <dtype D, Spec S>
-auto all_to_all(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_to_all", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(all_to_all)
 
 namespace detail {
 /// Sends the shard to the device `by` places further along the ring of an axis.
@@ -190,8 +185,7 @@ auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
   return detail::record_unary<"shard", Out>(op, x, detail::sizes_of(x.value()), detail::cut_shard,
                                             detail::vjp(x, detail::shard_vjp<Out, Tensor<D, S>>));
 }
-template <dtype D, Spec S>
-auto shard(const Tensor<D, S>& x) -> detail::needs_op_spec<"shard", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(shard)
 
 namespace detail {
 /// The value on the first device of the axes that become partial, and zeros on the others.
@@ -210,7 +204,6 @@ auto to_partial(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"to_partial", Out>(op, x, detail::sizes_of(x.value()), detail::keep_on_first,
                                                  detail::vjp(x, detail::to_partial_vjp<Out, Tensor<D, S>>));
 }
-template <dtype D, Spec S>
-auto to_partial(const Tensor<D, S>& x) -> detail::needs_op_spec<"to_partial", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(to_partial)
 
 }  // namespace shardlib

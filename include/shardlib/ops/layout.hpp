@@ -58,8 +58,7 @@ auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
                                                 detail::permute,
                                                 detail::vjp(x, detail::rearrange_vjp<Out, Tensor<D, S>>));
 }
-template <dtype D, Spec S>
-auto rearrange(const Tensor<D, S>& x) -> detail::needs_op_spec<"rearrange", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(rearrange)
 
 /// Reverses the order of the dims, like numpy's .T, as a local copy. `transpose(x)` of "A B/t" is "B/t A"
 template <dtype D, Spec S>
@@ -90,8 +89,7 @@ auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
   const detail::Calling op{"merge", O, site};
   return detail::relabel<"merge", Out>(op, x, detail::merged_sizes(op, parts, detail::parsed<Out::spec>, x.value()));
 }
-template <dtype D, Spec S>
-auto merge(const Tensor<D, S>& x) -> detail::needs_op_spec<"merge", D, S>;
+SHARDLIB_NEEDS_OP_SPEC(merge)
 
 /// Splits one dim into several, without a copy. Give all but one of the new sizes. The padding goes to the first new
 /// dim and must be a whole number of its elements. `split<"E/t -> H/t D">(x, {{"H", 8}})`

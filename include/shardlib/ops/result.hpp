@@ -160,7 +160,7 @@ inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 /// A compile error for an op along a dim that is called without its name. `More` is what follows the name.
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
 auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
-// What a public op has below it for a call without the name of its dim, or with a number in place of its op spec.
+// What a public op has below it for a call without the name of its dim, or without its op spec.
 #define SHARDLIB_NEEDS_DIM(op)              \
   template <class... Args>                  \
   requires detail::tensor_first<Args...>    \
