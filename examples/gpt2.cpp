@@ -181,10 +181,10 @@ void declare(run::Options& options, Options& o) {
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
-  options.in_vain({"--lora-alpha"}, [&o](const run::Options&) {
+  options.without_effect({"--lora-alpha"}, [&o](const run::Options&) {
     return o.lora > 0 ? "" : "without --lora R: give that too, or leave it out";
   });
-  options.in_vain({"--weight-decay"}, [&o](const run::Options&) {
+  options.without_effect({"--weight-decay"}, [&o](const run::Options&) {
     const bool none = o.lora > 0 && o.optimizer.groups.decay_mult.empty();
     return none ? "with --lora, as adapters do not decay: leave it out, or give --decay-mult too" : "";
   });

@@ -371,16 +371,16 @@ void declare(run::Options& options, Options& o) {
   // Where and when the layers run and what is computed again, not what they compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // what checkpoints without --init have
-  options.in_vain({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
+  options.without_effect({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
     return "in gpt_pipeline: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp with the settings of the "
            "run";
   });
-  options.in_vain(
+  options.without_effect(
       {"--sample-every", "--prompt", "--sample-begin", "--top-k", "--top-p", "--stop", "--samples", "--temperature"},
       [&o](const run::Options&) {
         return o.model == "gpt" ? "" : "with --model jaxpp-tutorial, which has no text: leave it out";
       });
-  options.in_vain({"--max-tokens"}, [&o](const run::Options&) {  // 0 is what it does
+  options.without_effect({"--max-tokens"}, [&o](const run::Options&) {  // 0 is what it does
     return o.model == "gpt" || o.training.sample.max_tokens == 0
                ? ""
                : "with --model jaxpp-tutorial, which has no text: leave it out";
@@ -401,7 +401,7 @@ void declare(run::Options& options, Options& o) {
       "--fuse-steady-state", o.fuse_steady_state,
       "with --show-schedule: interleaved-1f1b or kimi-k2 with each pair of a forward and a backward task fused",
       run::command_line_only());
-  options.in_vain({"--fuse-steady-state"}, [&o](const run::Options&) -> std::string {
+  options.without_effect({"--fuse-steady-state"}, [&o](const run::Options&) -> std::string {
     if (!o.show_schedule) return "without --show-schedule: a training step is the same, so leave it out";
     return o.schedule == "interleaved-1f1b" || o.schedule == "kimi-k2"
                ? ""
@@ -413,7 +413,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::ends_in(".svg") | run::command_line_only());
-  options.in_vain({"--timeline"}, [&o](const run::Options&) {
+  options.without_effect({"--timeline"}, [&o](const run::Options&) {
     return o.show_schedule || o.show_placement || o.training.plan || !o.training.graph.empty()
                ? "in a call that does not train: leave it out"
                : "";

@@ -37,7 +37,7 @@ inline void declare(run::Options& options, ModelOptions& o, const run::Training&
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--collective-matmul", o.config.collective_matmul,
                "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
-  options.in_vain({"--collective-matmul"}, [&training](const run::Options&) {
+  options.without_effect({"--collective-matmul"}, [&training](const run::Options&) {
     const auto mesh = naming_option("--mesh", [&] { return parse_mesh(training.mesh); });
     return axis_size(mesh, "t") > 1
                ? ""

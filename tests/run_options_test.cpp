@@ -107,7 +107,7 @@ TEST_CASE("options: one that has no effect is refused on the command line, but n
   Settings s;
   const auto with = [&s](const std::vector<const char*>& words) {
     Options o = declared(s);
-    o.in_vain({"--decay", "--resume"}, [&s](const Options& all) {
+    o.without_effect({"--decay", "--resume"}, [&s](const Options& all) {
       return s.optimizer == "sgd" && !all.given("--seed") ? "with --optimizer sgd: leave it out" : "";
     });
     return parse(o, words);
@@ -128,7 +128,7 @@ TEST_CASE("options: one that has no effect is refused on the command line, but n
   CHECK(with({file.option().c_str(), "--optimizer=sgd"}));
   CHECK(s.decay == 0.3);
   Options o = declared(s);
-  expect_error([&] { o.in_vain({"--nothing"}, [](const Options&) { return ""; }); },
+  expect_error([&] { o.without_effect({"--nothing"}, [](const Options&) { return ""; }); },
                "Options: --nothing is not declared");
 }
 

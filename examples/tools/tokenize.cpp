@@ -266,7 +266,7 @@ int tool(int argc, char** argv) {
   options.add("--jobs", o.jobs, "number of threads that encode", run::between(1, 1024));
   options.add("--commit-seconds", o.commit_seconds, "flat-tokens: an interruption costs at most this much work",
               run::at_least(0));
-  options.in_vain({"--end-of-text", "--commit-seconds"}, [&o](const run::Options&) {
+  options.without_effect({"--end-of-text", "--commit-seconds"}, [&o](const run::Options&) {
     return o.to == "llmc" ? "with --to llmc: leave it out, or choose --to flat-tokens" : "";
   });
   if (!options.parse(argc, argv)) {

@@ -52,8 +52,8 @@ class Options {
   /// Says when options of these names have no effect: then `why` gives the rest of the sentence "--keep has no effect
   /// ...", and otherwise nothing. `parse` refuses such an option on the command line. A file may have it, because a
   /// stored configuration has all settings.
-  [[gnu::cold]] Options& in_vain(const std::vector<std::string>& names,
-                                 const std::function<std::string(const Options&)>& why);
+  [[gnu::cold]] Options& without_effect(const std::vector<std::string>& names,
+                                        const std::function<std::string(const Options&)>& why);
 
   /// Says which programs have options of these names, for the error about one that this program does not have.
   /// `options.known_by({"gpt2"}, {"--lora"})`
@@ -97,7 +97,7 @@ class Options {
     std::string place, origin, remedy;
     std::vector<std::string> texts;
   };
-  struct Vain {
+  struct NoEffect {
     std::size_t option = 0;
     std::function<std::string(const Options&)> why;
   };
@@ -108,7 +108,7 @@ class Options {
   [[nodiscard]] std::vector<Setting> read_config(const std::string& file, Request& request) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
   void apply(const Setting& setting);
-  void refuse_vain(const Request& request) const;
+  void refuse_without_effect(const Request& request) const;
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
   [[nodiscard]] std::vector<std::string> groups() const;
   /// "gpt2 knows it, gpt_fsdp does not", for an option that this program does not have; empty if none is known to have
@@ -121,7 +121,7 @@ class Options {
   std::string program_, purpose_, group_;
   std::vector<Option> options_;
   std::vector<Preset> presets_;
-  std::vector<Vain> vain_;
+  std::vector<NoEffect> no_effects_;
   std::vector<std::pair<std::string, std::vector<std::string>>>
       elsewhere_;       ///< each option, and the programs that have it
   std::string preset_;  ///< the chosen one

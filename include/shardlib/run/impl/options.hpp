@@ -63,11 +63,11 @@ SHARDLIB_INLINE Options& Options::preset(std::string name, std::vector<std::pair
   return *this;
 }
 
-SHARDLIB_INLINE Options& Options::in_vain(const std::vector<std::string>& names,
-                                          const std::function<std::string(const Options&)>& why) {
+SHARDLIB_INLINE Options& Options::without_effect(const std::vector<std::string>& names,
+                                                 const std::function<std::string(const Options&)>& why) {
   for (const std::string& name : names) {
     if (find(name, false) == none) throw Error("Options: " + name + " is not declared");
-    vain_.push_back({find(name, false), why});
+    no_effects_.push_back({find(name, false), why});
   }
   return *this;
 }

@@ -277,11 +277,11 @@ SHARDLIB_INLINE bool Options::given(const std::string& name) const {
   return index != none && !options_[index].origin.empty();
 }
 
-SHARDLIB_INLINE void Options::refuse_vain(const Request& request) const {
+SHARDLIB_INLINE void Options::refuse_without_effect(const Request& request) const {
   for (const Setting& setting : request.settings)
-    for (const Vain& vain : std::views::reverse(vain_))  // a program's own reasons say more than the library's
-      if (vain.option == setting.option)
-        if (const std::string why = vain.why(*this); !why.empty())
+    for (const NoEffect& one : std::views::reverse(no_effects_))  // a program's own reasons say more than the library's
+      if (one.option == setting.option)
+        if (const std::string why = one.why(*this); !why.empty())
           throw UsageError(fmt::format("{} has no effect {}", setting.place, why));
 }
 
@@ -299,7 +299,7 @@ SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   for (const Option& option : options_) {
     if (option.validator.required && option.origin.empty()) detail::bad_option(option.name + " is required");
   }
-  refuse_vain(request);
+  refuse_without_effect(request);
   const std::vector<std::string>& given = request.arguments;
   const std::size_t singles = single_arguments_.size();
   if (given.size() < singles) detail::bad_option(single_arguments_[given.size()].name + " is required");

@@ -26,16 +26,16 @@ SHARDLIB_INLINE void declare(Options& options, RopeAngles& rope) {
   options.add("--rope-amplitude", rope.amplitude, "for YaRN: factor of rotated pairs (0: 0.1 log(--rope-factor) + 1)",
               at_least(0));
   // A loaded model gives its --rope-context after the command line is read.
-  options.in_vain({"--rope-low", "--rope-high", "--rope-yarn"}, [&rope](const Options& o) {
+  options.without_effect({"--rope-low", "--rope-high", "--rope-yarn"}, [&rope](const Options& o) {
     return rope.context > 0 || o.given("--load") ? "" : "without --rope-context N: give that too, or leave it out";
   });
-  options.in_vain({"--rope-low", "--rope-high"}, [&rope](const Options&) {
+  options.without_effect({"--rope-low", "--rope-high"}, [&rope](const Options&) {
     return rope.yarn ? "with --rope-yarn, which has --rope-beta-slow and --rope-beta-fast: leave it out" : "";
   });
-  options.in_vain({"--rope-beta-fast", "--rope-beta-slow", "--rope-truncate", "--rope-amplitude"},
-                  [&rope](const Options& o) {
-                    return rope.yarn || o.given("--load") ? "" : "without --rope-yarn: give that too, or leave it out";
-                  });
+  options.without_effect(
+      {"--rope-beta-fast", "--rope-beta-slow", "--rope-truncate", "--rope-amplitude"}, [&rope](const Options& o) {
+        return rope.yarn || o.given("--load") ? "" : "without --rope-yarn: give that too, or leave it out";
+      });
 }
 
 SHARDLIB_INLINE void check_rope(const RopeAngles& rope, std::int64_t d_head) {

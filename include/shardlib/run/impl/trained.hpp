@@ -15,7 +15,7 @@ SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o) {
               "layers, and adafactor keeps rows and columns of moments",
               one_of({"adamw", "adafactor", "lion", "muon", "sgd"}));
   const auto unused = [&](const char* option, const std::vector<std::string>& by) {
-    options.in_vain({option}, [&o, by](const Options&) {
+    options.without_effect({option}, [&o, by](const Options&) {
       return std::ranges::find(by, o.name) == by.end()
                  ? ""
                  : fmt::format("with --optimizer {}: leave it out, or choose another optimizer", o.name);

@@ -172,7 +172,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--evaluate", t.evaluate,
         "at the end: print the accuracy on a file of multiple-choice questions in HellaSwag's format",
         value_name("FILE.jsonl") | command_line_only());
-  detail::declare_vain(o, t);
+  detail::declare_without_effect(o, t);
 }
 
 SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {

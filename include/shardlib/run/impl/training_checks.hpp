@@ -29,37 +29,39 @@ namespace shardlib::run {
 namespace detail {
 
 /// Says which options of a training have no effect beside which others.
-inline void declare_vain(Options& o, const Training& t) {
-  o.in_vain({"--steps"}, [&t](const Options&) {
+inline void declare_without_effect(Options& o, const Training& t) {
+  o.without_effect({"--steps"}, [&t](const Options&) {
     return t.epochs > 0 ? fmt::format("beside --epochs {}, which sets the number of steps: give one of them", t.epochs)
                         : "";
   });
   const auto needs = [&o](const std::vector<std::string>& names, const char* option, const auto& there) {
-    o.in_vain(names, [option, there](const Options&) {
+    o.without_effect(names, [option, there](const Options&) {
       return there() ? "" : fmt::format("without {}: give that too, or leave it out", option);
     });
   };
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
-  o.in_vain({"--decay-steps", "--final-learning-rate"}, [&t](const Options&) {
+  o.without_effect({"--decay-steps", "--final-learning-rate"}, [&t](const Options&) {
     return t.lr_schedule == "constant" ? "with --lr-schedule constant, which does not decay: leave it out" : "";
   });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
   needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
-  o.in_vain({"--step-graph", "--find-nan"}, [&t](const Options&) {
+  o.without_effect({"--step-graph", "--find-nan"}, [&t](const Options&) {
     return t.plan || t.sample_only || !t.graph.empty() ? "in a call that does not train: leave it out" : "";
   });
-  o.in_vain({"--sample-every", "--top-k", "--top-p", "--stop", "--samples", "--temperature"}, [&t](const Options&) {
-    return t.sample.max_tokens == 0 ? "with --max-tokens 0, which draws no samples: choose more tokens, or leave it out"
-                                    : "";
-  });
-  o.in_vain({"--samples"}, [&t](const Options&) {
+  o.without_effect({"--sample-every", "--top-k", "--top-p", "--stop", "--samples", "--temperature"},
+                   [&t](const Options&) {
+                     return t.sample.max_tokens == 0
+                                ? "with --max-tokens 0, which draws no samples: choose more tokens, or leave it out"
+                                : "";
+                   });
+  o.without_effect({"--samples"}, [&t](const Options&) {
     return t.chat ? "with --chat, which answers each message once: leave it out" : "";
   });
-  o.in_vain({"--prompt"}, [&t](const Options&) {
+  o.without_effect({"--prompt"}, [&t](const Options&) {
     return t.chat && t.prompt != "-" ? "with --chat, which reads its messages from the standard input: leave it out"
                                      : "";
   });
-  o.in_vain({"--top-k", "--top-p"}, [&t](const Options&) {
+  o.without_effect({"--top-k", "--top-p"}, [&t](const Options&) {
     return t.sample.temperature == 0 ? "with --temperature 0, which takes the likeliest token: leave it out" : "";
   });
   needs({"--turns"}, "--chat", [&t] { return t.chat; });
