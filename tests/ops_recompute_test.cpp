@@ -279,6 +279,12 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
 
 // What a function must not do: read a variable that has changed when the backward pass runs it again.
 thread_local int runs = 0;  // of this device
+int negative(int v) {
+  return -v;
+}
+int squared(int v) {
+  return v * v;
+}
 
 template <class F>
 std::string error_of_second_run(const Grid& mesh, const F& f) {
@@ -301,17 +307,45 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
     };
     const auto again = [] { return runs++ > 0; };
     constexpr std::uint64_t seed = 5;
-    expect_why(error_of_second_run(mesh,
-                                   [](const X& x) {
-                                     return dropout(x, 0.1, {seed, static_cast<std::uint64_t>(runs++)});
-                                   }),
-               "dropout at ", "the key of random numbers is another one");
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) * 2.0 : exp(x); }),
                "operator* at ", "the number of ops is 1 in the forward pass and 2 now");
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : tanh(x); }), "exp at ",
                "other ops have run, or ops of other sizes");
-    expect_why(error_of_second_run(mesh, [again](const X& x) { return x * (again() ? 2.0 : 3.0); }), "operator* at ",
-               "other ops have run, or ops of other sizes or numbers");
+    const auto expect_number = [&](const std::string& op, const auto& f) {
+      expect_why(error_of_second_run(mesh, [again, f](const X& x) { return f(x, again() ? 2 : 1); }), op,
+                 "other ops have run, or ops of other sizes, numbers or random keys");
+    };
+    expect_number("operator* at ", [](const X& x, int k) { return x * k; });
+    expect_number("operator/ at ", [](const X& x, int k) { return k / x; });
+    expect_number("map at ", [](const X& x, int k) {
+      return map([flag = true, k](auto v) { return flag ? v * double(k) : v; }, x);
+    });
+    expect_number("masked at ", [](const X& x, int k) {
+      return masked(greater(map(k == 1 ? &negative : &squared, cast<i32>(stop_gradient(x))), 0.0), x);
+    });
+    expect_number("where at ", [](const X& x, int k) { return where(greater(x, 0.0), x, k); });
+    expect_number("dropout at ", [](const X& x, int k) { return dropout(x, 0.1 * k, {seed, 1}); });
+    expect_number("dropout at ", [](const X& x, int k) { return dropout(x, 0.1, {seed, std::uint64_t(k)}); });
+    expect_number("shift<`B/d M/t`> at ", [](const X& x, int k) { return shift<over<"t">>(x, k); });
+    expect_number("twice", [](const X& x, int k) {
+      return custom::record<"twice", X>(
+          {}, [k](custom::Shard<f32> y, custom::Shard<const f32> in) { y.data[0] = float(k) * in.data[0]; },
+          custom::operands(x), custom::vjp(x, [](const auto& ct) { return ct; }));
+    });
+    const auto expect_along = [&](const auto& f) {
+      expect_number("sum<`B/d M/t ", [f](const X& x, int k) -> X {
+        return f(broadcast<"B/d M/t -> B/d M/t K">(x, {{"K", 4}}), k);
+      });
+    };
+    static constexpr OpSpec sum_k = "B/d M/t K -> B/d M/t", sum_n = "B/d M/t N -> B/d M/t";
+    expect_along([](const auto& x, int k) { return sum<sum_k>(roll<"K">(x, k)); });
+    expect_along([](const auto& x, int k) { return sum<sum_n>(narrow<"K -> N">(x, k, 2)); });
+    expect_along([](const auto& x, int k) { return sum<sum_n>(pad<"K -> N">(x, k, 2 - k)); });
+    expect_along([](const auto& x, int k) {
+      return sum<"B/d M/t N W -> B/d M/t">(windows<"K, W -> N">(x, {{"W", 1}}, {.before = k, .after = 2 - k}));
+    });
+    expect_along([](const auto& x, int k) { return sum<sum_k>(rms_norm<"K">(x, k)); });
+    expect_along([](const auto& x, int k) { return sum<sum_k>(linear_scan<"K">(x, x, k == 1)); });
     // What was saved does not fit: there are too few values, too many, or another one is due.
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? save_for_backward(exp(x)) : exp(x); }),
                "exp at ", "the forward pass has saved 0 values, and now there are more");
@@ -324,8 +358,13 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
                                      return exp(x);
                                    }),
                "exp at ", "the forward pass has saved the result of save_for_backward at ");
-    // What stays the same may be read.
+    // What stays the same may be read, and padding is no number.
     expect(error_of_second_run(mesh, [](const X& x) { return dropout(x, 0.1, {seed, 1}); }) == "no error");
+    expect(error_of_second_run(mesh, [](const X& x) {
+             return map([flag = true, k = 2.0](auto v) { return flag ? v * k : v; }, x);
+           }) == "no error");
+    const auto padded = [flag = true, k = 2.0](auto v) { return flag ? v * k : v; };
+    expect(std::ranges::count(detail::numbers_in(padded).counts, true) == sizeof(bool) + sizeof(double));
   });
 }
 

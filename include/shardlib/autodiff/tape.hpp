@@ -21,6 +21,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/owned.hpp"
 
 namespace shardlib::detail {
 
@@ -187,16 +188,18 @@ struct PendingOp {
 /// the result. The op counts at its start. Its errors are as those of `run`, and the observer receives it, with what it
 /// has read at its start, when it completes. In a dry run the observer receives it at its start, so that plans show
 /// also what nothing reads.
-[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start);
+[[gnu::cold]] SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start,
+                                             NumbersIn numbers = {});
 
 /// Whether the checkpointed function that runs now keeps the result of this op (RecomputePolicy).
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE bool keeps(const Value& out);
 
 /// Computes the value now, or defers it in a replay, and returns it. A value that a policy keeps is computed once, and
-/// so are the `extra` values that the kernel writes for the backward pass.
+/// so are the `extra` values that the kernel writes for the backward pass. The kernel's `numbers` must be the same in a
+/// replay.
 // `run` is a function of its own, because a deferred value calls it later.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel,
-                                                std::span<const ValuePtr> extra = {});
+                                                std::span<const ValuePtr> extra = {}, NumbersIn numbers = {});
 
 /// The result of an op, on the tape but not computed.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& device,
@@ -209,7 +212,7 @@ template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
   return Out(evaluate(make_recorded(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, sources),
-                      kernel));
+                      kernel, {}, numbers_in(kernel)));
 }
 
 /// The spec of the cotangent of a value, on the axes of its spec and of the op's `other` tensors. It lasts.
@@ -239,6 +242,10 @@ struct OfOperand {
   K kernel;
   Buffer operator()(const Value& out) const { return kernel(*in, out); }
 };
+template <class K>
+NumbersIn numbers_in(const OfOperand<K>& kernel) {
+  return numbers_in(kernel.kernel);
+}
 template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   return record<Name, Out>(op, x.device(), global, OfOperand<std::decay_t<K>>{x.value(), kernel}, vjps...);

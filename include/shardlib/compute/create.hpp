@@ -37,7 +37,6 @@ void with_global_index(const Value& out, F fill) {
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
                        RandomKey key, Distribution distribution) {
-  note_key(device, key);
   const Kernel fill = [key, distribution](const Value& out) {
     Buffer result = allocate(out);
     with_global_index(out, [&](auto local, auto strides, auto offsets) {
@@ -49,7 +48,8 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
     });
     return result;
   };
-  return evaluate(make_recorded(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes), {}), fill);
+  return evaluate(make_recorded(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes), {}), fill, {},
+                  numbers_in(key));
 }
 
 template <class D>

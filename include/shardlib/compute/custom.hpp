@@ -62,6 +62,18 @@ template <OpName Name, bool IsKernel, class F>
 inline constexpr bool own_function =
     checked<rules::own_function, Name, IsKernel, self_contained<F> || !std::is_trivially_copyable_v<F>>::ok;
 
+/// Calls run(the result's value, the program's kernel).
+template <class K, class F>
+struct OwnKernel {
+  K kernel;
+  F run;
+  Buffer operator()(const Value& out) const { return run(out, kernel); }
+};
+template <class K, class F>
+NumbersIn numbers_in(const OwnKernel<K, F>& own) {
+  return numbers_in(own.kernel);
+}
+
 }  // namespace shardlib::detail
 
 namespace shardlib::custom {
@@ -193,7 +205,7 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
   for (const NamedSize& size : sizes) names.bind(size);
   if constexpr (floating<typename Out::value_type>)
     detail::require_vjps(op, values, std::array<const detail::ValuePtr*, sizeof...(V)>{vjps.x...});
-  const auto run = [kernel, values](const detail::Value& out) {
+  const auto run = [values](const detail::Value& out, const Kernel& kernel) {
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
     // The kernel is host code. A device's shards are copied to it, and the result back.
@@ -211,8 +223,8 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
     });
     return result;
   };
-  return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>), run,
-                                   vjps...);
+  return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>),
+                                   detail::OwnKernel<Kernel, decltype(run)>{kernel, run}, vjps...);
 }
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> operands, const V&... vjps) {

@@ -48,6 +48,10 @@ struct Convolution {
   bool transposed;
   Buffer operator()(const Value& out) const;
 };
+template <class D>
+NumbersIn numbers_in(const Convolution<D>& kernel) {
+  return numbers_in(kernel.loops);
+}
 
 template <OpSpec Lengths, bool Transposed, class Out, class X, class Y, class... V>
 Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& global, const WindowLoops& loops,
@@ -97,6 +101,9 @@ struct TakeWindows {
   WindowLoops loops;
   Buffer operator()(const Value& in, const Value& out) const;
 };
+inline NumbersIn numbers_in(const TakeWindows& kernel) {
+  return numbers_in(kernel.loops);
+}
 /// Its transpose: each element of the result is the sum of its cotangents under all windows.
 struct SumWindows {
   const OpParts* lengths;

@@ -80,8 +80,6 @@ struct RandomKey {
 };
 
 namespace detail {
-/// Notes which random numbers a function takes, as one that runs again must take the same.
-void note_key(const DevicePtr& device, const RandomKey& key);
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
                        RandomKey key, Distribution distribution);

@@ -37,7 +37,6 @@ auto dropout(const Tensor<D, S>& x, double rate, RandomKey key, Site site = Site
     -> Tensor<detail::after_t<detail::is_float<"dropout", D>, D>, detail::result_of<rules::cast, true, true, S>> {
   const detail::Calling op{"dropout", {}, site};
   detail::require_probability(op, rate);
-  detail::note_key(x.device(), key);
   return detail::record_unary<"dropout", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),
                                                        detail::Dropout<D>{static_cast<float>(rate), key},
                                                        detail::vjp(x, detail::DropoutVjp{rate, key}));

@@ -233,6 +233,10 @@ struct WhereElseNumber {
   Buffer operator()(const Value& out) const;
 };
 template <class D>
+NumbersIn numbers_in(const WhereElseNumber<D>& kernel) {
+  return numbers_in(kernel.number);
+}
+template <class D>
 struct Where {
   ValuePtr c, a, b;
   Buffer operator()(const Value& out) const;

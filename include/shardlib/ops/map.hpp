@@ -19,6 +19,7 @@
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/loop.hpp"
+#include "shardlib/types/owned.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
 #include "shardlib/ops/symbol.hpp"
 #include "shardlib/support/error.hpp"
@@ -51,6 +52,7 @@ struct MapFunction : Counted {
   };
   const void* f = nullptr;
   std::size_t f_bytes = 0;  ///< the size of a function whose bytes are a copy of it
+  NumbersIn numbers;        ///< that it captures
   std::size_t operands = 0;
   DType result{};
   Loop forward;  ///< operands..., result
@@ -120,6 +122,7 @@ struct MapLoops : MapFunction {
   explicit MapLoops(const F& g) : function(g) {
     f = &function;
     if (std::is_trivially_copyable_v<F>) f_bytes = sizeof(F);
+    numbers = numbers_in(function);
     operands = N;
     result = dtype_v<R>;
 #if defined(SHARDLIB_TYPED_KERNELS)
@@ -284,6 +287,10 @@ struct OnNumbers {
     return y;
   }
 };
+template <class F>
+NumbersIn numbers_in(const OnNumbers<F>& function) {
+  return numbers_in(function.f);
+}
 
 #if defined(SHARDLIB_TYPED_KERNELS)
 template <class F, std::size_t... I>

@@ -106,6 +106,10 @@ struct LinearScan {
   bool reverse;
   Buffer operator()(const Value& out) const;
 };
+template <class D>
+NumbersIn numbers_in(const LinearScan<D>& kernel) {
+  return numbers_in(kernel.reverse);
+}
 /// Computes the cotangent of `a` if `result` is given, else the cotangent of `b`.
 template <class D>
 struct LinearScanBackward {

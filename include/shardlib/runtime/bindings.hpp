@@ -17,7 +17,7 @@ namespace shardlib::detail {
 SHARDLIB_INLINE std::string show_number(double value);
 /// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it. A number of a
 /// recomputed function is also noted in its FunctionRun.
-[[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const DevicePtr& device,
+[[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device,
                                                 DType dtype, double value);
 
 /// The sizes of named dims, within one op call and within the open scopes.

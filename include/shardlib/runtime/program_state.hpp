@@ -16,6 +16,7 @@
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/stopwatch.hpp"
+#include "shardlib/types/owned.hpp"
 
 namespace shardlib::detail {
 
@@ -39,11 +40,10 @@ struct ModelPart : Counted {
 };
 
 /// What a checkpointed function has run, to tell whether it did the same when it ran again: the number of its ops, and
-/// hashes of their names, specs, sizes and numbers, and of the keys of their random numbers.
+/// a hash of their names, specs, sizes and numbers.
 struct FunctionRun {
   std::size_t ops = 0;
   std::size_t calls = 0;
-  std::size_t keys = 0;
   friend bool operator==(const FunctionRun&, const FunctionRun&) = default;
 };
 
@@ -99,9 +99,8 @@ struct ProgramState {
 
 [[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device);
 
-[[gnu::cold]] SHARDLIB_INLINE void mix(std::size_t& hash, std::size_t value);
 /// Adds an op to the run of the function that is checkpointed or replayed.
-[[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out);
+[[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers = {});
 /// The next of the values that a checkpointed function has saved, for its replay, which needs it in the place of `due`.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due);
 /// The error of a checkpointed function that is not the same when it runs again: `op` is where that shows.

@@ -1,9 +1,12 @@
 // Checks the captures of functions that run again in the backward pass. By then, objects that such a function refers
-// to may be gone.
+// to may be gone. And the numbers of an object, by which a function shows that it does the same when it runs again.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <span>
 #include <type_traits>
+#include <utility>
 
 namespace shardlib {
 namespace detail {
@@ -42,4 +45,41 @@ constexpr bool is_self_contained() {
 template <class T>
 inline constexpr bool self_contained = detail::is_self_contained<T>();
 
+namespace detail {
+
+// Padding has no value, so a constant expression cannot read it.
+template <class T, std::size_t I,
+          bool = __builtin_bit_cast(zero_bytes<sizeof(T)>, __builtin_bit_cast(T, zero_bytes<sizeof(T)>{})).bytes[I] ==
+                 0>
+constexpr bool holds_number(int) {
+  return true;
+}
+template <class T, std::size_t I>
+constexpr bool holds_number(...) {
+  return std::is_pointer_v<T>;
+}
+template <class T, std::size_t... I>
+constexpr std::array<bool, sizeof(T)> bytes_of_numbers(std::index_sequence<I...> /*bytes*/) {
+  return {holds_number<T, I>(0)...};
+}
+
+/// The numbers of an object: those of its bytes that are not padding.
+struct NumbersIn {
+  const void* object = nullptr;
+  std::span<const bool> counts = {};  ///< for each byte
+};
+template <class T>
+inline constexpr auto counted_bytes = bytes_of_numbers<T>(std::make_index_sequence<sizeof(T)>{});
+/// The numbers that a kernel has besides its operands. A kernel that holds operands has an overload of its own.
+template <class T>
+NumbersIn numbers_in(const T& kernel) {
+  // g++ takes the padding of a long double for a part of the number.
+  if constexpr (self_contained<T> && std::is_trivially_copyable_v<T> && !std::is_empty_v<T> &&
+                alignof(T) < alignof(long double))
+    return {&kernel, counted_bytes<T>};
+  else
+    return {};
+}
+
+}  // namespace detail
 }  // namespace shardlib

@@ -41,8 +41,7 @@ inline void check_same(const CheckpointedForward& forward, const ProgramState& s
   };
   fail_replay(result.made_by,
               then.ops != now.ops       ? numbers("the number of ops is", then.ops, now.ops)
-              : then.calls != now.calls ? "other ops have run, or ops of other sizes or numbers"
-              : then.keys != now.keys   ? "the key of random numbers is another one"
+              : then.calls != now.calls ? "other ops have run, or ops of other sizes, numbers or random keys"
                                         : numbers("the number of saved values is", forward.saved.size(), s.next_saved),
               result.device);
 }

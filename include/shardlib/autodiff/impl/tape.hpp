@@ -201,11 +201,11 @@ inline Handle<Value> shape_of(const Value& out) {
   return shape;
 }
 
-SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start) {
+SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingOp()>& start, NumbersIn numbers) {
   ProgramState& s = program_state(out->device);
   make_progress(s);
   count(*out);
-  if (s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
+  if (s.mode == ProgramState::Mode::checkpoint) note_op(s, *out, numbers);
   OwnWork own(s);
   Kernel finish;
   const bool dry = out->device->is_dry();
@@ -232,11 +232,12 @@ SHARDLIB_INLINE bool keeps(const Value& out) {
   return s.kept && std::ranges::find(s.kept->ops, std::string_view(out.made_by.name)) != s.kept->ops.end();
 }
 
-SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> extra) {
+SHARDLIB_INLINE ValuePtr evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> extra,
+                                  NumbersIn numbers) {
   ProgramState& s = program_state(out->device);
   const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
   out->checkpoint = s.checkpoint;
-  if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out);
+  if (replay || s.mode == ProgramState::Mode::checkpoint) note_op(s, *out, numbers);
   const auto results = [&](const auto& f) {
     f(*out);
     for (const ValuePtr& one : extra) f(*one);

@@ -288,8 +288,10 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
     });
   }
   const ValuePtr extra = sums;
+  const std::array numbers{a.scale, static_cast<double>(a.order)};
   evaluate(
-      out, [plain, sums](const Value& shape) { return attend(plain, shape, sums); }, std::span(&extra, sums ? 1 : 0));
+      out, [plain, sums](const Value& shape) { return attend(plain, shape, sums); }, std::span(&extra, sums ? 1 : 0),
+      numbers_in(numbers));
   return out;
 }
 

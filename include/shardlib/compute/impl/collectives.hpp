@@ -342,13 +342,17 @@ SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x
   const ProgramState::Mode mode = program_state(x->device).mode;
   const bool computes = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
   if (computes && places(shift, *x->device) != 0 && !keeps(*out)) {
-    run_async(out, [&] {
-      add_traffic(*out, x->bytes(), {shift.axis});
-      const Buffer received = allocate(*out), sent = x->data();
-      return begin_async(x, out, sent, received, [&] { return start_shift(shift, *x->device, sent, received); });
-    });
+    run_async(
+        out,
+        [&] {
+          add_traffic(*out, x->bytes(), {shift.axis});
+          const Buffer received = allocate(*out), sent = x->data();
+          return begin_async(x, out, sent, received, [&] { return start_shift(shift, *x->device, sent, received); });
+        },
+        numbers_in(shift.by));
   } else {
-    evaluate(out, [x, shift](const Value& shape) { return shifted(shift, *x, shape); });
+    evaluate(
+        out, [x, shift](const Value& shape) { return shifted(shift, *x, shape); }, {}, numbers_in(shift.by));
   }
   return out;
 }

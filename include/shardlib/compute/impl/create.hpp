@@ -24,22 +24,18 @@ SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
   return shard_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
 }
 
-SHARDLIB_INLINE void note_key(const DevicePtr& device, const RandomKey& key) {
-  ProgramState& s = program_state(device);
-  if (s.mode != ProgramState::Mode::checkpoint && s.mode != ProgramState::Mode::replay) return;
-  for (const std::uint64_t part : {key.seed, key.stream}) mix(s.ran.keys, part);
-}
-
 /// Records an array. `fill(shard, value)` writes its shard.
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
                 F fill) {
-  return evaluate(make_recorded(op, device, dtype, spec, given_sizes(op, device, spec, sizes), {}),
-                  [fill](const Value& out) {
-                    Buffer result = allocate(out);
-                    fill(result, out);
-                    return result;
-                  });
+  return evaluate(
+      make_recorded(op, device, dtype, spec, given_sizes(op, device, spec, sizes), {}),
+      [fill](const Value& out) {
+        Buffer result = allocate(out);
+        fill(result, out);
+        return result;
+      },
+      {}, numbers_in(fill));
 }
 
 SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {
@@ -51,7 +47,7 @@ SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double
 }
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                                          const Sizes& sizes, double value) {
-  check_number(op, spec, device, dtype, value);
+  check_number(op, spec, *device, dtype, value);
   return create(op, device, dtype, spec, sizes,
                 [value](const Buffer& shard, const Value& out) { fill_constant(shard, out, value); });
 }

@@ -198,7 +198,7 @@ SHARDLIB_INLINE DimSize size_inside(const OpInfo& op, const ValuePtr& x, int at,
     Bindings(op, x->device)
         .fail("it would add " + std::to_string(before) + " elements before and " + std::to_string(after) +
               " after; take `narrow` to drop elements");
-  check_number(op, *x->spec, x->device, x->dtype, value);
+  check_number(op, *x->spec, *x->device, x->dtype, value);
   return x->global[at];
 }
 

@@ -327,7 +327,9 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
       };
     attach(out, std::move(edges), std::move(fused_vjp), twice);
   }
-  evaluate(out, [function, x = std::move(x)](const Value& shape) { return map_forward(*function, x, shape); });
+  evaluate(
+      out, [function, x = std::move(x)](const Value& shape) { return map_forward(*function, x, shape); }, {},
+      function->numbers);
   return out;
 }
 

@@ -3,7 +3,6 @@
 
 #include "shardlib/runtime/bindings.hpp"
 
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -21,11 +20,8 @@ SHARDLIB_INLINE std::string show_number(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const DevicePtr& device, DType dtype,
+SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device, DType dtype,
                                   double value) {
-  ProgramState& s = program_state(device);
-  if (s.mode == ProgramState::Mode::checkpoint || s.mode == ProgramState::Mode::replay)
-    mix(s.ran.calls, std::bit_cast<std::uint64_t>(value));
   if (is_floating(dtype)) return;
   const double least = dtype == DType::i32 ? -2147483648.0 : 0.0;
   const double most = dtype == DType::i32   ? 2147483647.0
@@ -37,7 +33,7 @@ SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, cons
   throw Error(op.label() + of + op.at() + ": the number " + show_number(value) +
               (dtype == DType::i32 ? " is not an " : " is not a ") + std::string(name(dtype)) +
               ", and is not rounded silently; write a whole number from " + show_number(least) + " to " +
-              show_number(most) + ", or `cast<f32>` the tensor first (" + device->describe() + ")");
+              show_number(most) + ", or `cast<f32>` the tensor first (" + device.describe() + ")");
 }
 
 SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
@@ -136,7 +132,7 @@ SHARDLIB_INLINE void require_no_gradient(const OpInfo& op, const ValuePtr& x, co
                 ")");
 }
 SHARDLIB_INLINE void check_number(const OpInfo& op, const ValuePtr& x, double value) {
-  check_number(op, *x->spec, x->device, x->dtype, value);
+  check_number(op, *x->spec, *x->device, x->dtype, value);
 }
 SHARDLIB_INLINE void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor) {
   if (divisor == 0)

@@ -44,19 +44,20 @@ SHARDLIB_INLINE void note_overwritten(const Value& value) {
     if (read.shard == value.storage->buffer.data()) read.overwritten = true;
 }
 
-SHARDLIB_INLINE void mix(std::size_t& hash, std::size_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
-  hash ^= hash >> 32U;
-}
-
-SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out) {
+SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers) {
   FunctionRun& ran = state.ran;
   ++ran.ops;
-  mix(ran.calls, std::hash<std::string_view>()(out.made_by.name));
-  mix(ran.calls, std::hash<std::string_view>()(out.made_by.spec));
-  mix(ran.calls, static_cast<std::size_t>(out.dtype));
-  mix(ran.calls, std::hash<const void*>()(out.spec));  // each spec is one object
-  for (const std::int64_t size : out.global.logical) mix(ran.calls, static_cast<std::size_t>(size));
+  const auto mix = [&hash = ran.calls](std::size_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32U;
+  };
+  mix(std::hash<std::string_view>()(out.made_by.name));
+  mix(std::hash<std::string_view>()(out.made_by.spec));
+  mix(static_cast<std::size_t>(out.dtype));
+  mix(std::hash<const void*>()(out.spec));  // each spec is one object
+  for (const std::int64_t size : out.global.logical) mix(static_cast<std::size_t>(size));
+  for (std::size_t i = 0; i < numbers.counts.size(); ++i)
+    if (numbers.counts[i]) mix(static_cast<const unsigned char*>(numbers.object)[i]);
 }
 
 SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {
