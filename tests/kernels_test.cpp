@@ -539,7 +539,6 @@ TEST_CASE("kernels: argmax takes the first of equals, and a NaN") {
   i32 out = 0;
   k::argmax(fx.exec, DType::f32, x, 1, 4, 1, &out);
   CHECK(out == 1);
-  CHECK_THROWS_AS(k::argmax(fx.exec, DType::f32, x, 1, 0, 1, &out), Error);
 }
 
 namespace {

@@ -332,8 +332,13 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         wait_for(index_unreduced<"[V] M, B -> B M">(
             zeros<f32, "V M">(mesh, {{"V", 5, 6}, {"M", 2}}),
             place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}}))));
-    ERROR_IS("argmax<`V -> `>: the dim has size 0; it needs at least one element" + here,
-             argmax<"V -> ">(zeros<f32, "V">(mesh, {{"V", 0, 6}})));
+    const auto none = zeros<f32, "A V">(mesh, {{"A", 4}, {"V", 0, 6}});
+    const std::string no_elements = ": dim `V` has size 0; it needs at least one element" + here;
+    ERROR_IS("argmax<`A V -> A`>" + no_elements, argmax<"A V -> A">(none));
+    ERROR_IS("max<`A V -> A`>" + no_elements, max<"A V -> A">(none));
+    ERROR_IS("min<`A V -> `>" + no_elements, min<"A V -> ">(none));
+    ERROR_IS("all_reduce_max<`A V -> A`>" + no_elements, all_reduce_max<"A V -> A">(none));
+    expect(max<"V A -> V">(rearrange<"A V -> V A">(none)).size("V") == 0, "neither has the result elements");
   });
 }
 

@@ -25,7 +25,7 @@ template <class T>
 void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t<T>* out);
 
 /// The index of the first maximum (or of the first NaN) along the middle dim of (outer, n, inner). The last `padding`
-/// elements of that dim do not count.
+/// elements of that dim do not count; there is one that does.
 template <class AnyDType>
 void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
             i32* out, std::int64_t padding = 0);

@@ -100,7 +100,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
   const detail::Calling op{"all_reduce_max", detail::full_op<"all_reduce_max", O, S>, site};
   detail::require_no_gradient(op, x.value(), "a maximum over devices has no derivative");
   return detail::record_unary<"all_reduce_max", Out>(
-      op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, {&x.value()}), detail::max_over_devices<D>);
+      op, x, detail::chosen_sizes(op, x.value(), detail::parsed<Out::spec>), detail::max_over_devices<D>);
 }
 SHARDLIB_NEEDS_OP_SPEC(all_reduce_max)
 

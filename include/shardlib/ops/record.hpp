@@ -86,6 +86,8 @@ const GlobalSizes& sizes_of(const ValuePtr& x);
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, std::initializer_list<const ValuePtr*> operands);
 /// As above of one operand, with `given` for the names that the operand lacks.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const Sizes& given);
+/// The sizes of the dims that `out` keeps. Throws if the op, which chooses among the elements of the others, has none.
+GlobalSizes chosen_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out);
 
 /// The same value without a gradient, where the program asks for that.
 ValuePtr without_gradient(const ValuePtr& x);

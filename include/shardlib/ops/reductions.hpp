@@ -121,22 +121,22 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
     -> local_reduction_t<Name, O, D, S> {
   using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
-  const GlobalSizes sizes = kept_sizes(x.value(), parsed<Out::spec>);
+  const GlobalSizes sizes = chosen_sizes(op, x.value(), parsed<Out::spec>);
   const ExtremumVjp<Name, Tensor<D, S>> backward{op, differentiated_twice(x.value())};
   return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), backward));
 }
 }  // namespace detail
 
-/// The maximum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
-/// maximum. `max<"B/d V -> B/d">(x)`
+/// The maximum over unsharded dims. Throws if there is no element. Backward: the cotangent goes to the first of the
+/// elements that are equal to the maximum. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
   return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(max)
 
-/// The minimum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
-/// minimum. `min<"B/d V -> B/d">(x)`
+/// The minimum over unsharded dims. Throws if there is no element. Backward: the cotangent goes to the first of the
+/// elements that are equal to the minimum. `min<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
   return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
@@ -177,7 +177,7 @@ auto argmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>> {
   using Out = Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>>;
   const detail::Calling op{"argmax", detail::full_op<"argmax", O, S>, site};
-  return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
+  return detail::record_unary<"argmax", Out>(op, x, detail::chosen_sizes(op, x.value(), detail::parsed<Out::spec>),
                                              detail::argmax_kernel<D>);
 }
 SHARDLIB_NEEDS_OP_SPEC(argmax)

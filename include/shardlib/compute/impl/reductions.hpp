@@ -3,8 +3,11 @@
 
 #include "shardlib/compute/reductions.hpp"
 
+#include <string>
+
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
@@ -24,6 +27,15 @@ SHARDLIB_INLINE GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out)
   GlobalSizes sizes;
   for (int i = 0; i < x->global.size(); ++i)
     if (!removed[i]) sizes.push_back(x->global[i]);
+  return sizes;
+}
+
+SHARDLIB_INLINE GlobalSizes chosen_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpec& out) {
+  const GlobalSizes sizes = kept_sizes(x, out);
+  const int empty = x->global.logical.find(0);
+  if (empty >= 0 && !sizes.logical.contains(0))
+    throw Error(op.describe() + ": dim `" + std::string(x->spec->dims[empty].name) +
+                "` has size 0; it needs at least one element (" + x->device->describe() + ")");
   return sizes;
 }
 
