@@ -105,6 +105,20 @@ TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
   check_steps(AdamW{.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1}, adamw_step);
 }
 
+TEST_CASE("AdamW clips gradients of which f32 holds no square", "[optim]") {
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
+    const auto after = [&](double size) {
+      Weights w = random_weights(mesh, 1);
+      const Weights g = random_weights(mesh, 2);
+      auto moments = AdamW::init(w);
+      AdamW().update(w, moments, Weights{g.gain * size, g.w * size}, rate, 1 / size, 0,
+                     [](std::string_view) { return true; });
+      return w;
+    };
+    expect(std::ranges::equal(after(0x1p100).w.span(), after(1).w.span()), "the scale undoes the size");
+  });
+}
+
 TEST_CASE("SGD with momentum, and Nesterov's, against f64 on whole arrays", "[optim]") {
   for (const bool nesterov : {false, true})
     check_steps(SGD{.momentum = 0.8, .weight_decay = 0.2, .nesterov = nesterov}, [&](Leaf& x) {

@@ -15,9 +15,9 @@ struct AdamWNumbers {
 
   template <class G, class... Copy>
   SHARDLIB_FUNCTION void operator()(f32& w, f32& m0, f32& v0, const G& grad, Copy&... copies) const {
-    const f32 g = static_cast<f32>(grad);
-    m0 = beta1 * m0 + (1 - beta1) * clip * g;
-    v0 = beta2 * v0 + (1 - beta2) * clip * clip * g * g;
+    const f32 g = clip * static_cast<f32>(grad);
+    m0 = beta1 * m0 + (1 - beta1) * g;
+    v0 = beta2 * v0 + (1 - beta2) * g * g;
     w -= rate * (m0 * correct1 / (std::sqrt(v0 * correct2) + epsilon) + decay * w);
     ((copies = Copy(w)), ...);
   }
