@@ -77,7 +77,7 @@ TEST_CASE("messages in sequence of a collective", "[prediction]") {
                                                       {"all_reduce_max", 5, 6},
                                                       {"all_to_all", 8, 7},
                                                       {"causal_attention", 8, 7},
-                                                      {"causal_attention_backward", 4, 3},
+                                                      {"causal_attention_backward", 4, 9},
                                                       {"einsum_unreduced", 8, 7},
                                                       {"einsum_scatter", 4, 3},
                                                       {"shift", 8, 1}}) {

@@ -37,6 +37,8 @@ SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices) {
   // A scan over an axis gathers the last states. `wait` runs the gather or the scatter of a recomputed function.
   if (op == "all_gather" || op == "reduce_scatter" || op == "wait" || op.starts_with("linear_scan")) return rounds;
   if (op.starts_with("all_reduce")) return 2 * rounds;
+  // Keys arrive, their cotangents return, and the receiver answers that it has read them.
+  if (op.starts_with("causal_attention_backward")) return 3 * (devices - 1);
   const bool in_turn = op.starts_with("causal_attention") || op.starts_with("einsum");  // shards, one after the other
   return in_turn || op.ends_with("all_to_all") ? devices - 1 : 1;
 }
