@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 namespace shardlib {
 namespace detail {
@@ -47,36 +46,50 @@ inline constexpr bool self_contained = detail::is_self_contained<T>();
 
 namespace detail {
 
-// Padding has no value, so a constant expression cannot read it.
-template <class T, std::size_t I,
-          bool = __builtin_bit_cast(zero_bytes<sizeof(T)>, __builtin_bit_cast(T, zero_bytes<sizeof(T)>{})).bytes[I] ==
-                 0>
-constexpr bool holds_number(int) {
+/// Whether bytes [begin, end) of a T are those of numbers. Padding has no value, so no constant expression reads it.
+template <class T>
+constexpr bool reads(std::size_t begin, std::size_t end) {
+  const auto all = __builtin_bit_cast(zero_bytes<sizeof(T)>, __builtin_bit_cast(T, zero_bytes<sizeof(T)>{}));
+  while (begin < end && all.bytes[begin] == 0) ++begin;
   return true;
 }
-template <class T, std::size_t I>
-constexpr bool holds_number(...) {
+template <class T, std::size_t Begin, std::size_t End, bool = reads<T>(Begin, End)>
+constexpr bool hold_numbers(int) {
+  return true;
+}
+template <class T, std::size_t Begin, std::size_t End>
+constexpr bool hold_numbers(...) {
   return std::is_pointer_v<T>;
 }
-template <class T, std::size_t... I>
-constexpr std::array<bool, sizeof(T)> bytes_of_numbers(std::index_sequence<I...> /*bytes*/) {
-  return {holds_number<T, I>(0)...};
+template <class T, std::size_t Begin, std::size_t End>
+constexpr void mark_padding(std::array<bool, sizeof(T)>& padding) {
+  constexpr std::size_t middle = (Begin + End) / 2;
+  if constexpr (middle == Begin) {
+    padding[Begin] = !hold_numbers<T, Begin, End>(0);
+  } else if constexpr (!hold_numbers<T, Begin, End>(0)) {
+    mark_padding<T, Begin, middle>(padding);
+    mark_padding<T, middle, End>(padding);
+  }
 }
+template <class T>
+inline constexpr auto padding_of = [] {
+  std::array<bool, sizeof(T)> padding{};
+  mark_padding<T, 0, sizeof(T)>(padding);
+  return padding;
+}();
 
 /// The numbers of an object: those of its bytes that are not padding.
 struct NumbersIn {
   const void* object = nullptr;
-  std::span<const bool> counts = {};  ///< for each byte
+  std::span<const bool> padding = {};  ///< for each byte whether it is padding
 };
-template <class T>
-inline constexpr auto counted_bytes = bytes_of_numbers<T>(std::make_index_sequence<sizeof(T)>{});
 /// The numbers that a kernel has besides its operands. A kernel that holds operands has an overload of its own.
 template <class T>
 NumbersIn numbers_in(const T& kernel) {
   // g++ takes the padding of a long double for a part of the number.
   if constexpr (self_contained<T> && std::is_trivially_copyable_v<T> && !std::is_empty_v<T> &&
                 alignof(T) < alignof(long double))
-    return {&kernel, counted_bytes<T>};
+    return {&kernel, padding_of<T>};
   else
     return {};
 }

@@ -56,8 +56,8 @@ SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn nu
   mix(static_cast<std::size_t>(out.dtype));
   mix(std::hash<const void*>()(out.spec));  // each spec is one object
   for (const std::int64_t size : out.global.logical) mix(static_cast<std::size_t>(size));
-  for (std::size_t i = 0; i < numbers.counts.size(); ++i)
-    if (numbers.counts[i]) mix(static_cast<const unsigned char*>(numbers.object)[i]);
+  for (std::size_t i = 0; i < numbers.padding.size(); ++i)
+    if (!numbers.padding[i]) mix(static_cast<const unsigned char*>(numbers.object)[i]);
 }
 
 SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {
