@@ -22,10 +22,7 @@
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
-
-/// The number of threads that oneDNN's loops take. Weak, as in launch.hpp.
-extern "C" void shardlib_omp_set_num_threads(int) __asm__("omp_set_num_threads") __attribute__((weak));
-extern "C" int shardlib_omp_get_max_threads() __asm__("omp_get_max_threads") __attribute__((weak));
+#include "shardlib/support/openmp.hpp"
 
 namespace shardlib::kernels {
 

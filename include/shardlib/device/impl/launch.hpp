@@ -33,6 +33,7 @@
 #include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
+#include "shardlib/support/openmp.hpp"
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/device/impl/ending.hpp"
 #endif
@@ -46,10 +47,6 @@
 #include "shardlib/comm/mpi/watch.hpp"
 #include "shardlib/comm/shm/node.hpp"
 #endif
-
-/// OpenMP's thread count is per thread. Weak, and under a name of our own: there may be no OpenMP in the program, and
-/// <omp.h> declares it differently.
-extern "C" void shardlib_omp_set_num_threads(int) __asm__("omp_set_num_threads") __attribute__((weak));
 
 namespace shardlib {
 
