@@ -1472,7 +1472,8 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
           "relu: its VJP returns a cotangent of bf16 where f32 is due; take `cast<f32>` of it");
   legal(rules::own_function("ewma", true, true), "");
   illegal(rules::own_function("ewma", true, false),
-          "ewma: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers "
+          "ewma: its kernel captures by reference, or holds a pointer or a union, and it runs after the call, when "
+          "what it refers "
           "to may be gone; capture numbers by value: `[k]`, and pass tensors to `custom::operands`");
   legal(rules::own_vjp("A/d", 2, true, true), "");
   illegal(rules::own_vjp("A/d", 2, true, false),
@@ -1819,7 +1820,8 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
 
   CHECK(rules::owned_function("map", true, true).ok());
   illegal(rules::owned_function("map", false, true),
-          "map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when "
+          "map: the function captures by reference, or holds a pointer or a union, and it runs again in the backward "
+          "pass, when "
           "what it refers to may be gone; capture nothing, or numbers by value: `[k]`");
   illegal(rules::owned_function("explicit_activation_checkpointing", false, false),
           "explicit_activation_checkpointing: the function holds more than numbers (a tensor, a container, a "

@@ -59,14 +59,14 @@ X affine(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, custom::save(x), [](const auto& ct, const auto& y) { return ct + y; }));
 }
 
-// expect: twice: its kernel captures by reference, or holds a pointer, and it runs after the call, when what it refers to
+// expect: twice: its kernel captures by reference, or holds a pointer or a union, and it runs after the call, when what it refers to
 // expect: pass tensors to `custom::operands`
 X kernel_by_reference(const X& x, const float& k) {
   const auto kernel = [&k](custom::Shard<f32> y, custom::Shard<const f32> z) { y.data[0] = k * z.data[0]; };
   return op(x, kernel, custom::vjp(x, [](const auto& ct) { return ct; }));
 }
 
-// expect: twice: its VJP captures by reference, or holds a pointer
+// expect: twice: its VJP captures by reference, or holds a pointer or a union
 // expect: pass tensors to `custom::save`
 X vjp_by_reference(const X& x) {
   return op(x, twice_kernel, custom::vjp(x, [&x](const auto& ct) { return ct * x; }));

@@ -44,13 +44,13 @@ auto gated(const X& gate, const X& up, float k) {
 }
 
 // A configuration by reference: when the backward pass runs the layer again, it may be gone.
-// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer, and it runs again in
+// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer or a union, and it runs again in
 // expect: the backward pass, when what it refers to may be gone; pass tensors and configurations as arguments
 auto config_by_reference(const X& x, const Layer& w, const Config& config) {
   return explicit_activation_checkpointing([&](const X& y, const Layer& v) { return layer(y, v, config); })(x, w);
 }
 
-// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer
+// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer or a union
 struct Block {
   Config config;
   auto operator()(const X& x, const Layer& w) const {
@@ -96,7 +96,7 @@ auto list_of_tensors(const X& x) {
   return explicit_activation_checkpointing([](const std::vector<X>& all) { return all.at(0); })(std::vector<X>{x, x});
 }
 
-// expect: prefetch: the function captures by reference, or holds a pointer, and it runs again in the backward pass
+// expect: prefetch: the function captures by reference, or holds a pointer or a union, and it runs again in the backward pass
 auto gathers_by_reference(const X& x, const Array<"layers", Layer>& layers, const Config& config) {
   const auto gathers = [&](const Layer& w) { return all_gather<"M/d N -> M N">(config.square ? w.up : w.down); };
   return prefetch(x, gathers, layers, 0);
@@ -161,7 +161,7 @@ auto outputs_first(const Data& mesh, const Layer& w, const X& x) {
       mesh, [](const Layer& v, const X& y) { return std::pair(layer(y, v, {}), sum(y)); }, w, x);
 }
 
-// expect: map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what
+// expect: map: the function captures by reference, or holds a pointer or a union, and it runs again in the backward pass, when what
 // expect: it refers to may be gone; capture nothing, or numbers by value: `\[k\]`
 auto scaled_by_reference(const X& x, const Config& config) {
   return map([&](auto v) { return v * static_cast<float>(config.scale); }, x);

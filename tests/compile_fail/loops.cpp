@@ -163,7 +163,7 @@ auto without_index(const X& x) {
   return fori(4, [](const X& y) { return y + y; }, x);
 }
 
-// expect: fori: the function captures by reference, or holds a pointer, and it runs again in the backward pass
+// expect: fori: the function captures by reference, or holds a pointer or a union, and it runs again in the backward pass
 // expect: pass tensors and configurations as arguments, and capture numbers by value: `\[k\]`
 auto captured(const X& x, const X& y) {
   return fori(4, [&](std::int64_t, const X& z) { return z + y; }, x, {.recompute = {"dots"}});
@@ -201,7 +201,7 @@ auto sharded_parts(const Tensor<f32, "L/d M">& x) {
   return unstack<"L">(x);
 }
 
-// expect: with_prefetch: the function captures by reference, or holds a pointer
+// expect: with_prefetch: the function captures by reference, or holds a pointer or a union
 auto captured_gather(const X& x, const Layers& w) {
   const auto gather = [&](const Layer& v) { return w.empty() ? v : w[0]; };
   return scan_layers(with_prefetch(gather, layer), w, x);

@@ -175,7 +175,7 @@ constexpr Verdict plain_number(bool is_plain) {
 constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
   if (is_plain) return {};
   const Text why =
-      Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
+      Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer or a union"
                              : ": the function holds more than numbers (a tensor, a container, a std::function)");
   const Text when = is_trivial
                         ? ", and it runs again in the backward pass, when what it refers to may be gone; "
@@ -372,7 +372,8 @@ constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owne
   if (is_owned) return {};
   return {{},
           Text(op) + (is_kernel ? ": its kernel" : ": its VJP") +
-              " captures by reference, or holds a pointer, and it runs after the call, when what it refers to may be "
+              " captures by reference, or holds a pointer or a union, and it runs after the call, when what it refers "
+              "to may be "
               "gone; capture numbers by value: `[k]`, and pass tensors to " +
               (is_kernel ? "`custom::operands`" : "`custom::save`")};
 }
