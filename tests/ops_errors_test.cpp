@@ -537,6 +537,10 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
     ERROR_IS("shard<`A -> A/t`>: " + message, shard<"A -> A/t">(x));
     ERROR_IS("einsum_unreduced<`A, A -> `>: " + message, einsum_unreduced<"A, A -> ">(x, x));
     ERROR_IS("fetch: " + message, fetch(x));
+    ERROR_IS(
+        "value_and_grad: a tensor `f32[+d +t]`" + remedy,
+        value_and_grad(
+            mesh, [](const Tensor<f32, "A">&) { return Tensor<f32, "+d +t">(); }, zeros<f32, "A">(mesh, {{"A", 2}})));
     ERROR_IS(message, x.size("A"));
     ERROR_IS(message, x.padded_size("A"));
     ERROR_IS(message, x.span());

@@ -233,9 +233,10 @@ template <Spec A, class F, class W, class... Args>
   call.begin();
   const auto [loss, auxiliary] = detail::loss_and_auxiliary(call, f(tracked, args...));
   Result result{};
-  std::get<0>(result) = std::tuple_element_t<0, Result>(call.returned(loss.value()));
+  const detail::ValuePtr& total = (detail::Calling("value_and_grad", {}, {}), loss.value());  // an error if it is empty
+  std::get<0>(result) = std::tuple_element_t<0, Result>(call.returned(total));
   call.end();
-  const auto cotangents = call.backward(loss.value(), detail::is_allow_unused<std::remove_cvref_t<F>>);
+  const auto cotangents = call.backward(total, detail::is_allow_unused<std::remove_cvref_t<F>>);
   if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
   std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
   return result;
