@@ -100,6 +100,13 @@ class Ours:
             return [json.loads(line) for line in lines]
 
 
+def cpu_has(*words):
+    """Whether /proc/cpuinfo has them; kernels::has_bf16_gemm is true with AuthenticAMD and avx512_bf16."""
+    with open("/proc/cpuinfo") as info:
+        text = info.read()
+    return all(word in text for word in words)
+
+
 class Torch:
     """A script of benchmarks/ under one installation of PyTorch."""
 
@@ -109,9 +116,8 @@ class Torch:
     def run(self, threads, scratch, arguments, script="torch_gpt2.py"):
         """`arguments` speak of the scratch folder as {}."""
         environment = [f"OMP_NUM_THREADS={threads}"]
-        with open("/proc/cpuinfo") as info:
-            if "avx512f" in info.read():
-                environment.append("OPENBLAS_CORETYPE=SKYLAKEX")  # of newer CPUs it may know none, and be five times slower
+        if cpu_has("avx512f"):
+            environment.append("OPENBLAS_CORETYPE=SKYLAKEX")  # of newer CPUs it may know none, and be five times slower
         inside, sources, enter = scratch, ROOT, []
         if self.root:
             inside, sources, enter = "/scratch", "/shardlib", [os.path.join(ROOT, "scripts/torch-root.sh"), self.root, scratch]
@@ -267,7 +273,7 @@ def measure(options, torches, batch, length):
                 shares[name].append(flops / statistics.median(steps) / (peak * 1e9))
                 losses[name] = [record["loss"] for record in records]
     print(f"B={batch} T={length}: {flops / 1e9:.1f} GFLOP a step; {os.cpu_count()} cores: FMA peak {of_turns(peaks)} GFLOP/s, "
-          f"copies {of_turns(copies)} GB/s read and written")
+          f"copies {of_turns(copies)} GB/s read and written{', fast bf16' * cpu_has('AuthenticAMD', 'avx512_bf16')}")
     print(f"{'':<34} {'ms a step':>9}  {'(middle 80 %)':<17} {'tokens/s':>8} {'of the peak':>11}  over ours")
     times = {name: sorted(steps) for name, steps in seconds.items() if steps}
     medians = {name: statistics.median(steps) for name, steps in times.items()}

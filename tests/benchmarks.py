@@ -4,6 +4,7 @@ import contextlib
 import glob
 import io
 import os
+import re
 import sys
 import tempfile
 
@@ -62,7 +63,14 @@ def main():
             check("cannot read '/nowhere': make it by scripts/text.sh" in said, f"{script} --data=/nowhere", said)
     gpu_script()
     table = ran(0, os.path.join(BENCHMARKS, "ratios.py")).stdout
-    check(table in text_of(BENCHMARKS, "results.md"), "results.md has the table that ratios.py makes of it", table)
+    results = text_of(BENCHMARKS, "results.md")
+    check(table in results, "results.md has the table that ratios.py makes of it", table)
+    with tempfile.TemporaryDirectory() as folder:
+        for fast in ("", ", fast bf16"):
+            put(f"{folder}/results.md", re.sub("(GB/s read and written)(, fast bf16)?", rf"\1{fast}", results))
+            table = ran(0, os.path.join(BENCHMARKS, "ratios.py"), f"{folder}/results.md").stdout
+            met = re.search(r"CPU with fast bf16 .* \| (.*) \|\n", table)[1]
+            check(("not applicable" in met) != bool(fast), f"the step in bf16 on a CPU{fast or ' without'} is judged '{met}'")
 
     gpt2 = [os.path.join(examples, "gpt2"), "--vocabulary=512", "--d-model=64", "--heads=2", "--layers=2", "--batch=2",
             "--seq=16", "--mesh=d=2,t=1", "--max-tokens=0"]  # fmt: skip
