@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,6 +140,8 @@ class Hosts:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit(f"{os.path.basename(sys.argv[0])}: another benchmark has the links")
+        # SIGTERM alone would end Python without a call of __exit__.
+        self.on_sigterm = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             delete_namespaces()
             return self.make()
@@ -199,6 +202,7 @@ class Hosts:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.lock.close()
+        signal.signal(signal.SIGTERM, self.on_sigterm)
 
 
 def named(host):

@@ -127,6 +127,19 @@ def node_is_lost(trainer, mpirun, undisturbed):
     print(f"{name}: {len(curve)} steps within {apart:.1e}, {time.monotonic() - began:.1f} s after the cut", flush=True)
 
 
+def a_signal_leaves_nothing():
+    """The namespaces go with a benchmark that SIGTERM or SIGINT ends."""
+    code = "import time; from common import Hosts\nwith Hosts():\n print('there', flush=True)\n time.sleep(60)"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=os.path.join(HERE, "..", "benchmarks"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        check(process.stdout.readline() == "there\n", "the links are there")
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        check(process.returncode != 0 and "shardlib" not in left, f"{signal.Signals(number).name} leaves no namespace", left)
+
+
 def main():
     args = arguments("trainer")
     with tempfile.TemporaryDirectory() as folder, Hosts() as command:
@@ -152,6 +165,7 @@ def main():
         same_bits(trainer, mpirun, "cut_for_a_while", undisturbed, ["--collective-timeout=30"], flap)
         cut_for_good(trainer, mpirun)
         node_is_lost(trainer, mpirun, undisturbed)
+    a_signal_leaves_nothing()
     finish()
 
 
