@@ -860,6 +860,8 @@ def sampling_from_a_run(p):
     p.gpt("--sample-only", "--chat", "--prompt=-", f"--run={folder}").fails(2, "--prompt -", "--chat")
     p.run("shardlib-sample", [folder, "--chat", "--turns=User:"]).fails(2, "--turns 'User:'", "write it once")
     p.run("shardlib-sample", [folder, "--d-model=32"]).fails(2, "checkpoint")
+    for vain in (["--data", "x"], ["--steps=3"], ["--no-resume"]):
+        p.run("shardlib-sample", [folder, *vain]).fails(2, f"{vain[0].split('=')[0]} has no effect on samples of a run")
     p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")
     p.gpt("--sample-only", "--max-tokens=5", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
 

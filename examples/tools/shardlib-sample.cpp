@@ -26,6 +26,14 @@
 using namespace shardlib;
 namespace fs = std::filesystem;
 
+// Options of the trainers that only training reads.
+constexpr std::string_view of_training =
+    " --data --validation-data --stream --shuffle --steps --epochs --learning-rate --lr-schedule --warmup "
+    "--warmup-from --decay-steps --decay-fraction --final-learning-rate --weight-decay --beta1 --beta2 "
+    "--adam-epsilon --clip --resume --no-resume --save-every --keep --keep-every --keep-best --validate-every "
+    "--validation-batches --metrics --on-spike --check-replicas --trace --tensorboard --histogram-every "
+    "--sample-every ";
+
 // The last command that has trained the run, and the folder in which it was given: it is in run.json.
 struct Command {
   std::vector<std::string> words;
@@ -141,6 +149,10 @@ int program(int argc, char** argv) {
       return word == option || (word.starts_with(option) && word.substr(option.size()).starts_with('='));
     });
   };
+  for (const std::string& word : given)
+    if (const std::string name = word.substr(0, word.find('='));
+        of_training.find(" " + name + " ") != std::string::npos)
+      throw UsageError(name + " has no effect on samples of a run: leave it out");
   if (gives("--chat") && gives("--prompt"))
     throw UsageError("--chat reads its messages from the standard input: leave --prompt out, or leave --chat out");
   const Command command = command_of(run);
