@@ -239,6 +239,7 @@ def tokenizers(folder):
     check(flat_tokens(out)[0] == [(*cases["as_text"][i], 2) for i in picked], "a tokenizer.json's ids, and its end of text")
     attributes = json_of(out + "/.zattrs")
     check(attributes["tokenizer"].startswith("bpe-") and attributes["tokenizer"] in printed, "its name is recorded")
+    check(", 1 file, " in printed, "one file is not '1 files'", printed)
     check(attributes["tokenizer"][4:] == attributes["tokenizer_fingerprint"][:12], "and its fingerprint")
     succeeds(folder + "/t.txt", "--out", out + "b", "--to", "llmc", "--tokenizer", style, "--validation-fraction", 0)
     note = json_of(out + "b/tokens.json")

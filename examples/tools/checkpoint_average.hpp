@@ -168,7 +168,7 @@ inline int average(const AverageRequest& request) {
     io::save_arrays(request.target, meta, arrays);
   }
   fmt::print(
-      "wrote {}: the mean of {} leaves of {} checkpoints{}\n", made, count, checkpoints.size(),
+      "wrote {}: the mean of {} leaves of {}{}\n", made, count, counted(checkpoints.size(), "checkpoint"),
       file ? "" : fmt::format("; {} others are those of {}", std::ssize(newest.arrays()) - count, newest.path()));
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <shardlib/io/checkpoint/folder.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/support/error.hpp>
+#include <shardlib/support/text.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 using namespace shardlib;
+using shardlib::detail::counted;
 
 inline std::string show_bytes(std::uint64_t bytes) {
   constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

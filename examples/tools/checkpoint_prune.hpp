@@ -97,7 +97,7 @@ inline int prune(const PruneRequest& request) {
     announce(path, "");
     if (!request.dry_run) io::detail::remove_checkpoint(path);
   }
-  fmt::print("{} {} of {} checkpoints and {}; a run resumes from {}\n", request.dry_run ? "would remove" : "removed",
-             old.size(), paths.size(), show_bytes(total), io::checkpoint_name(*newest));
+  fmt::print("{} {} of {} and {}; a run resumes from {}\n", request.dry_run ? "would remove" : "removed", old.size(),
+             counted(paths.size(), "checkpoint"), show_bytes(total), io::checkpoint_name(*newest));
   return 0;
 }

@@ -196,7 +196,7 @@ inline int to_seqax(const std::string& path, const std::string& directory, std::
   io::rename_path(temporary.folder, made);
   temporary.folder.clear();
   io::sync_path(directory);
-  fmt::print("wrote {} ({} arrays)\n", made, all.size());
+  fmt::print("wrote {} ({})\n", made, counted(all.size(), "array"));
   print_model(sizes, layers);
   if (const auto base = checkpoint.meta().user.find("setting.rope_base"); base != checkpoint.meta().user.end())
     fmt::print("rope_max_timescale is {}: give it in seqax's configuration, because its checkpoints do not hold it\n",
@@ -285,7 +285,7 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
   meta.step = *step;
   meta.user["setting.init"] = "\"seqax\"";  // as TOML, like the settings of runs
   io::save_arrays(directory, meta, arrays);
-  fmt::print("wrote {} ({} arrays)\n", made, arrays.size());
+  fmt::print("wrote {} ({})\n", made, counted(arrays.size(), "array"));
   print_model(sizes, layers);
   fmt::print(
       "give gpt_fsdp these sizes, --init seqax, and rope_max_timescale of seqax's configuration as --rope-base\n");

@@ -81,7 +81,8 @@ void print_tree(const io::Checkpoint& checkpoint) {
     fmt::print("{:<32} {:<5} {:<24} {:<16} {:>10}\n", name, shardlib::name(array.dtype),
                shape.empty() ? "scalar" : shape, dims, show_bytes(array.bytes()));
   }
-  fmt::print("{} arrays, {} elements, {}\n", checkpoint.arrays().size(), elements, show_bytes(array_bytes(checkpoint)));
+  fmt::print("{}, {}, {}\n", counted(checkpoint.arrays().size(), "array"), counted(elements, "element"),
+             show_bytes(array_bytes(checkpoint)));
 }
 
 int inspect(const std::string& path) {
@@ -107,11 +108,12 @@ int verify(const std::string& path) {
                       "but its training had diverged; go back to an older one",
                       path, leaves.size(), checkpoint.arrays().size()));
     }
-    fmt::print("{} is whole: {} files, {}, all checksums agree\n", path, checkpoint.files().size(), show_bytes(bytes));
+    fmt::print("{} is whole: {}, {}, all checksums agree\n", path, counted(checkpoint.files().size(), "file"),
+               show_bytes(bytes));
     return 0;
   }
-  throw Error(
-      fmt::format("checkpoint '{}' is damaged: {} of {} files", path, damages.size(), checkpoint.files().size()));
+  throw Error(fmt::format("checkpoint '{}' is damaged: {} of {}", path, damages.size(),
+                          counted(checkpoint.files().size(), "file")));
 }
 
 int to_safetensors(const std::string& path, const std::string& file, const std::string& prefix) {
@@ -122,7 +124,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
   io::export_safetensors(checkpoint, file, [&](const std::string& name) {
     return chosen(name) ? io::StoredLeaf{without_prefix(name, prefix)} : io::StoredLeaf{};
   });
-  fmt::print("wrote {} ({} tensors)\n", file, count);
+  fmt::print("wrote {} ({})\n", file, counted(count, "tensor"));
   return 0;
 }
 
@@ -133,7 +135,7 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
   require_new(made);
   if (io::file_exists(directory + "/../config.toml")) require_latest(directory, step);  // the folder of a run
   io::import_safetensors(file, directory, step);
-  fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
+  fmt::print("wrote {} ({})\n", made, counted(file.entries().size(), "array"));
   for (const std::string& leaf : io::Checkpoint::open(made).not_finite())
     fmt::print(stderr, "warning: {} in '{}'\n", leaf, path);
   return 0;

@@ -31,6 +31,7 @@
 #include "text_reader.hpp"
 
 using namespace shardlib;
+using shardlib::detail::counted;
 using shardlib::detail::steady_seconds;
 using tokenize::Batch;
 using tokenize::TextFile;
@@ -181,7 +182,7 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
   const auto progress = [&](io::Split split) -> const io::FlatTokensProgress& { return writer.progress(split); };
   const std::int64_t written = progress(io::Split::train).documents + progress(io::Split::validation).documents;
   const TextPlace begin = resume_place(written, writer.note(), same, o.out);
-  if (!writer.note().empty()) fmt::print("going on after {} documents\n", written);
+  if (!writer.note().empty()) fmt::print("going on after {}\n", counted(written, "document"));
   Totals totals;
   double committed = steady_seconds();
   for_each_batch(files, tokenizer, o, begin, [&](const std::vector<Document>& documents, const Batch& batch) {
@@ -283,10 +284,11 @@ int tool(int argc, char** argv) {
   const Totals totals = o.to == "llmc" ? write_llmc(files, *tokenizer, o) : write_flat_tokens(files, *tokenizer, o);
   std::uint64_t bytes = 0;
   for (const TextFile& file : files) bytes += file.size;
-  fmt::print("{}: train {} documents, {} tokens; validation {} documents, {} tokens\n", o.out, totals.documents[0],
-             totals.tokens[0], totals.documents[1], totals.tokens[1]);
-  fmt::print("tokenizer {} ({} ids), {} files, {:.1f} MB in {:.1f} s\n", tokenizer->name(),
-             tokenizer->vocabulary_size(), files.size(), static_cast<double>(bytes) / 1e6, steady_seconds() - start);
+  fmt::print("{}: train {}, {}; validation {}, {}\n", o.out, counted(totals.documents[0], "document"),
+             counted(totals.tokens[0], "token"), counted(totals.documents[1], "document"),
+             counted(totals.tokens[1], "token"));
+  fmt::print("tokenizer {} ({} ids), {}, {:.1f} MB in {:.1f} s\n", tokenizer->name(), tokenizer->vocabulary_size(),
+             counted(files.size(), "file"), static_cast<double>(bytes) / 1e6, steady_seconds() - start);
   if (totals.documents[1] == 0 && o.validation_fraction > 0)
     fmt::print("no document is in the validation split: raise --validation-fraction, or give more documents\n");
   return 0;

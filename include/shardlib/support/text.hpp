@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <concepts>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -63,6 +64,11 @@ inline std::string excerpt(std::string_view text, std::size_t most = 80) {
   for (char& c : out)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   return size < text.size() ? out + "..." : out;
+}
+
+/// "1 file", "2 files".
+inline std::string counted(std::integral auto count, std::string_view what) {
+  return (std::to_string(count) + " ").append(what) + (count == 1 ? "" : "s");
 }
 
 /// Escapes the text for HTML and SVG, in elements and in quoted attributes.

@@ -27,6 +27,7 @@
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
 
@@ -55,7 +56,7 @@ class Answers {
     const auto stop = [&] { return stopped = stopping(device_); };
     options.seed += static_cast<std::uint64_t>(drawn);
     for (std::int64_t i = drawn; i < training_.samples && !stopped; ++i, ++options.seed) {
-      say(fmt::format("\nA sample after {} step{} (temperature {}):\n", step + 1, step == 0 ? "" : "s",
+      say(fmt::format("\nA sample after {} (temperature {}):\n", shardlib::detail::counted(step + 1, "step"),
                       options.temperature));
       const auto text =
           generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
@@ -79,8 +80,9 @@ class Answers {
     const auto share = [&](std::int64_t right) {
       return static_cast<double>(right) / static_cast<double>(result.questions);
     };
-    say(fmt::format("evaluated {} questions of {}: acc {:.4f}, acc_norm {:.4f} (chance {:.4f})", result.questions,
-                    training_.evaluate, share(result.right), share(result.right_normalized), result.chance));
+    say(fmt::format("evaluated {} of {}: acc {:.4f}, acc_norm {:.4f} (chance {:.4f})",
+                    shardlib::detail::counted(result.questions, "question"), training_.evaluate, share(result.right),
+                    share(result.right_normalized), result.chance));
   }
 
  private:

@@ -20,6 +20,7 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 
@@ -64,8 +65,9 @@ SHARDLIB_INLINE std::int64_t Plan::sent() const {
 
 SHARDLIB_INLINE std::string to_string(const Plan& p) {
   const int devices = device_count(p.mesh);
-  std::string text = fmt::format("plan for {} device{}{}{}: one step, counted in a dry run\n\n", devices,
-                                 devices == 1 ? "" : "s", p.mesh.empty() ? "" : ", mesh ", to_string(p.mesh));
+  std::string text =
+      fmt::format("plan for {}{}{}: one step, counted in a dry run\n\n", shardlib::detail::counted(devices, "device"),
+                  p.mesh.empty() ? "" : ", mesh ", to_string(p.mesh));
   const auto line = [&](const char* what, const std::string& value, const std::string& note = "") {
     text += fmt::format("  {:<38}{:>12}{}\n", what, value, note.empty() ? "" : "   " + note);
   };

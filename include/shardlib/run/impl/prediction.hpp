@@ -15,6 +15,7 @@
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/unit.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 
@@ -133,9 +134,9 @@ SHARDLIB_INLINE std::string to_string(const Prediction& p) {
   line("products", p.products);
   line("other ops and the optimizer", p.rest);
   for (const Prediction::Communication& c : p.communication)
-    line(
-        fmt::format("communication over {}", c.axes), c.latency + c.bandwidth,
-        fmt::format("{} devices, {} calls, {} of it latency", c.devices, c.calls, unit_text(Unit::seconds, c.latency)));
+    line(fmt::format("communication over {}", c.axes), c.latency + c.bandwidth,
+         fmt::format("{} devices, {}, {} of it latency", c.devices, shardlib::detail::counted(c.calls, "call"),
+                     unit_text(Unit::seconds, c.latency)));
   const auto step = [&](const char* what, double seconds) {
     line(what, seconds, fmt::format("MFU {}", unit_text(Unit::percent, p.peak_seconds / seconds)));
   };

@@ -177,10 +177,10 @@ inline std::string samples_section(const std::vector<RunData>& runs) {
       const bool begins = sample.text.starts_with(sample.prompt);
       std::string rest = begins ? sample.text.substr(sample.prompt.size()) : sample.text;
       if (rest.size() > longest) rest = as_utf8(rest.substr(0, longest)) + " …";
-      out += fmt::format(
-          "<details id=\"sample-{}-{}\"{}><summary>after {} step{}</summary><pre><b>{}</b>{}</pre></details>",
-          run.number, i, i + 1 == run.samples.size() ? " open" : "", sample.step + 1, sample.step == 0 ? "" : "s",
-          begins ? detail::markup_escape(sample.prompt) : "", detail::markup_escape(rest));
+      out += fmt::format("<details id=\"sample-{}-{}\"{}><summary>after {}</summary><pre><b>{}</b>{}</pre></details>",
+                         run.number, i, i + 1 == run.samples.size() ? " open" : "",
+                         shardlib::detail::counted(sample.step + 1, "step"),
+                         begins ? detail::markup_escape(sample.prompt) : "", detail::markup_escape(rest));
     }
     out += "</div>\n";
   }

@@ -24,6 +24,7 @@
 #include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/text.hpp"
 #include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
@@ -121,8 +122,8 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   };
   if (torn) note_torn("metrics.jsonl");
   if (removed > 0 && !from_start)
-    notes.push_back(fmt::format("{} record{} after the checkpoint removed from metrics.jsonl: going on from step {}",
-                                removed, removed == 1 ? "" : "s", step));
+    notes.push_back(fmt::format("{} after the checkpoint removed from metrics.jsonl: going on from step {}",
+                                shardlib::detail::counted(removed, "record"), step));
   if (from_start && fs::exists(samples())) keep_aside(samples());
   samples_ = JsonLines(samples(), JsonLines::Mode::append);
   if (samples_.cut(step).torn) note_torn("samples.jsonl");

@@ -23,6 +23,7 @@
 #include "shardlib/run/sampling.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
 
@@ -83,9 +84,9 @@ inline void note_threads(const Training& t) {
   const int devices = device_count(parse_mesh(t.mesh)), cores = shardlib::detail::threads_per_device(1);
   if (under_mpi() || devices <= 4 * cores) return;
   print_console(
-      fmt::format("note: the {} devices of mesh {} are threads, which take turns on {} {}: a step takes long; --plan "
+      fmt::format("note: the {} devices of mesh {} are threads, which take turns on {}: a step takes long; --plan "
                   "describes it without running it\n",
-                  devices, t.mesh, cores, cores == 1 ? "core" : "cores"));
+                  devices, t.mesh, shardlib::detail::counted(cores, "core")));
 }
 
 inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {

@@ -228,7 +228,7 @@ class TrainingLoop {
     else if (first > training_.steps)
       say(fmt::format("the checkpoint of step {} is used: --steps {} leaves nothing to train", first, training_.steps));
     else
-      say(fmt::format("all {} steps are done", training_.steps));
+      say(training_.steps == 1 ? "the one step is done" : fmt::format("all {} steps are done", training_.steps));
     answers_.sample(first - 1, 0, samples_of(*device_, directory_, first - 1, training_.prompt));
   }
 
