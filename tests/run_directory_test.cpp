@@ -209,6 +209,9 @@ TEST_CASE("records: torn and damaged files", "[run]") {
   CHECK(run::read_records(path).size() == 2);
 
   const std::string text = ": this is not a record of a run", remedy = "; remove the line or choose another run";
+  put(path, two + "hello");
+  expect_error([&] { static_cast<void>(run::read_records(path)); },
+               path + ":3" + text + " (it does not begin with {\"step\":): hello" + remedy);
   const std::string torn = "{\"step\": 2, \"lo" + third;
   for (const auto& [bad, shown, why] : {std::array<std::string, 3>{"{\"step\": 2, \"lo", "{\"step\": 2, \"lo", ""},
                                         {"", "", ""},

@@ -106,7 +106,10 @@ inline void read_object(const nlohmann::ordered_json& object, Sample& sample) {
 template <class T>
 std::vector<T> read_objects(const std::string& path) {
   std::vector<T> objects;
-  for_each_line(whole_file(path), [&](const std::string& line, std::size_t, std::int64_t number) {
+  const std::string text = whole_file(path);
+  std::int64_t lines = 0;
+  for_each_line(text, [&](const std::string& line, std::size_t, std::int64_t number) {
+    lines = number;
     try {
       T object;
       read_object(io::detail::parse_json<nlohmann::ordered_json>(line), object);
@@ -117,6 +120,10 @@ std::vector<T> read_objects(const std::string& path) {
       fail_record(path, number, line);
     }
   });
+  // A crash leaves the beginning of a line, or zeros.
+  const std::string rest = text.substr(text.rfind('\n') + 1);
+  if (!rest.empty() && rest[0] != '\0' && !rest.starts_with(record_begin.substr(0, rest.size())))
+    fail_record(path, lines + 1, rest, "it does not begin with {\"step\":");
   return objects;
 }
 
