@@ -80,7 +80,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   Trained<C> trained;
   trained.state.weights = gpt::initial_weights(mesh, o, o.training.seed);
   run::check_groups(o.optimizer.groups, leaf_names(trained.state.weights));
-  gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, trained.state.weights);
+  gpt::load_weights(mesh, o.files, o.training, gpt::stored_table(o.tied), o.tied, trained.state.weights);
   run::begin(trained, o.optimizer);
   run::Program program = run::program_of(mesh, trained, o.training);  // what run::train calls: run/training.hpp
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };

@@ -488,7 +488,7 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
            const std::string& toml) {
   if (!device->is_dry())
     io::together(*device, "", [&] {  // one rank draws, and the others' machines may not have the folder
-      if (device->rank() == 0 && !o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
+      if (device->rank() == 0 && !o.timeline.empty()) run::require_output(o.training, o.timeline, "--timeline");
     });
   const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);

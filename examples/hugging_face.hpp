@@ -211,12 +211,13 @@ inline void check_files(const HuggingFace& files, const run::Training& training,
 
 // Before the first step: tries the outputs, and loads the weights.
 template <Spec A, class Model>
-void load_weights(const Mesh<A>& mesh, const HuggingFace& files, const io::StoredTable& table, bool tied, Model& w) {
+void load_weights(const Mesh<A>& mesh, const HuggingFace& files, const run::Training& training,
+                  const io::StoredTable& table, bool tied, Model& w) {
   if (mesh.device()->is_dry()) return;
   io::together(*mesh.device(), "", [&] {
     if (mesh.rank() != 0) return;
     if (!files.save.empty()) run::require_writable_folder(files.save, "--export");
-    if (!files.logits.empty()) io::require_writable(files.logits, "--logits");
+    if (!files.logits.empty()) run::require_output(training, files.logits, "--logits");
     if (!files.load.empty() && tied)
       run::require_tied(io::SafetensorsFiles(files.load), "lm_head.weight", "model.embed_tokens.weight");
   });

@@ -94,7 +94,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   moe::Model& weights = trained.state.weights;
   weights = moe::initial_weights(mesh, o, o.training.seed);
   run::check_groups(o.optimizer.groups, leaf_names(weights));
-  gpt::load_weights(mesh, o.files, moe::stored_table(moe::kind_of(o)), false, weights);
+  gpt::load_weights(mesh, o.files, o.training, moe::stored_table(moe::kind_of(o)), false, weights);
   run::begin(trained, o.optimizer);
   run::Program program = run::program_of(mesh, trained, o.training);
   program.gradient_bytes = program.weight_bytes;  // their sums are f32, those of one microbatch too

@@ -289,8 +289,8 @@ def pictures(p):
     drawn = run(p, "--mesh=p=2", "--show-placement", f"--graph={p.folder}/shown.svg").succeeded()
     drawn.check("rank 1: stage 1" in drawn.out and "plan for" not in drawn.out and os.path.exists(p.folder + "/shown.svg"),
                 "--show-placement and --graph together do both, without a plan")
-    path = os.path.join(p.folder, "timeline.svg")
-    run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--timeline={path}").succeeds()
+    path = os.path.join(p.folder, "new", "drawn.svg")  # in the folder of a new run
+    run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--run={p.folder}/new", f"--timeline={path}").succeeds()
     svg = text_of(path)
     xml.fromstring(svg)
     check("planned: " in svg and "measured: " in svg, "--timeline draws planned and measured")

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/data/token_files.hpp"
@@ -236,6 +238,12 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.sample_only) return;
   print_console(
       fmt::format("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe()));
+}
+
+SHARDLIB_INLINE void require_output(const Training& t, const std::string& path, const std::string& option) {
+  std::error_code ignored;  // the run says so itself
+  std::filesystem::create_directories(t.directory, ignored);
+  io::require_writable(path, option);
 }
 
 SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
