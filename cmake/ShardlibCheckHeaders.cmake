@@ -27,6 +27,7 @@ if(sources)
   target_compile_definitions(check_headers PRIVATE SHARDLIB_COMPILED)
   target_compile_options(check_headers PRIVATE -fsyntax-only)
   file(GLOB examples CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/*.cpp" "${PROJECT_SOURCE_DIR}/examples/tools/*.cpp")
+  list(FILTER examples EXCLUDE REGEX "/gpt_fsdp_(parts|per_step)\\.cpp$")  # gpt_fsdp.cpp alone is the whole program
   file(GLOB benchmarks CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/benchmarks/*.cpp")
   set_source_files_properties(${benchmarks} PROPERTIES COMPILE_OPTIONS -Wno-unused-result)  # as in their own folder
   add_library(check_programs OBJECT EXCLUDE_FROM_ALL ${examples} ${benchmarks})
