@@ -76,7 +76,8 @@ def precompiled(command, includes, folder):
         file.write(includes)
     clang = "clang" in os.path.basename(command[0])
     output = header + (".pch" if clang else ".gch")
-    subprocess.run([*(word for word in command if word != "-fsyntax-only"), "-x", "c++-header", header, "-o", output], check=True)
+    once = ["-fpch-instantiate-templates"] if clang else []  # what the includes instantiate, not again with each program
+    subprocess.run([*(word for word in command if word != "-fsyntax-only"), *once, "-x", "c++-header", header, "-o", output], check=True)
     return ["-include-pch", output] if clang else ["-include", header]
 
 
