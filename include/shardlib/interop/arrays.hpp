@@ -2,19 +2,18 @@
 // eigen.hpp has Eigen::Map.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 
-#include "shardlib/compute/create.hpp"
-#include "shardlib/kernels/strided.hpp"
-#include "shardlib/runtime/padding.hpp"
+#include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
-#include "shardlib/support/error.hpp"
+#include "shardlib/support/function_ref.hpp"
+#include "shardlib/support/inline.hpp"
 #include "shardlib/support/kokkos.hpp"
+#include "shardlib/types/tensor.hpp"
 
 namespace shardlib {
 
@@ -48,29 +47,11 @@ auto as_kokkos(const Tensor<D, S>& x) {
 #endif
 
 namespace detail {
-template <dtype D>
-[[gnu::noinline, gnu::cold]] ValuePtr value_over_memory(const OpInfo& op, const DevicePtr& device,
-                                                        const TensorSpec& spec, const Sizes& sizes,
-                                                        std::span<const D> shard, std::shared_ptr<void> owner) {
-  auto value = make_value(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes));
-  if (value->count() != static_cast<std::int64_t>(shard.size()))
-    throw Error(op.describe() + ": the shard of this device has " + std::to_string(value->count()) +
-                " elements, the memory " + std::to_string(shard.size()) + " (" + device->describe() + ")");
-  for_each_padding(*value, [&](auto shape, std::int64_t offset, auto strides) {
-    kernels::Nest<1> nest;
-    // The array by name, as nvcc 13 drops bare braces here.
-    for (std::size_t i = 0; i < shape.size(); ++i) nest.push(shape[i], std::array<std::int64_t, 1>{strides[i]});
-    kernels::Walk<1> walk(nest, 0);
-    for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
-      if (const auto at = offset + walk.offsets[0]; !(shard[static_cast<std::size_t>(at)] == D{}))
-        throw Error(op.describe() + ": element " + std::to_string(at) +
-                    " of the memory is padding, but not zero; clear the padding first (" + device->describe() + ")");
-  });
-  // A slice, because the memory is the caller's: no op may write a slice in place.
-  const Buffer memory(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner));
-  value->storage->buffer = device->to_device(memory.slice(0, shard.size_bytes()));
-  return value;
-}
+/// A value over the caller's memory. `is_zero(i)` reads its element number i.
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr value_over_memory(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                                         const TensorSpec& spec, const Sizes& sizes,
+                                                         std::span<const std::byte> shard, std::shared_ptr<void> owner,
+                                                         FunctionRef<bool(std::int64_t)> is_zero);
 }  // namespace detail
 
 /// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
@@ -81,8 +62,13 @@ template <dtype D, Spec S, Spec A>
 Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::span<const D> shard,
                          std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
   static_assert(detail::checked<rules::on_mesh, A, S>::ok);
-  return Tensor<D, S>(detail::value_over_memory<D>({"from_memory", S, site}, mesh.device(), detail::parsed<S>, sizes,
-                                                   shard, std::move(owner)));
+  return Tensor<D, S>(detail::value_over_memory(
+      {"from_memory", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, std::as_bytes(shard),
+      std::move(owner), [&](std::int64_t i) { return shard[static_cast<std::size_t>(i)] == D{}; }));
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/interop/impl/arrays.hpp"
+#endif

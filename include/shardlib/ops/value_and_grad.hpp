@@ -109,14 +109,7 @@ using value_and_grad_t = typename differentiated<checked_tree<"value_and_grad", 
 /// Copies an argument and replaces each leaf with f(leaf, name). An argument that is not a tree is copied unchanged.
 /// An empty leaf stays empty; where `weights_of` names an op, it is an error of that op. Elsewhere names are empty.
 using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const std::string&)>;
-[[gnu::noinline]] inline void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of) {
-  for (const auto& leaf : list.leaves)
-    if (*leaf.pointer != nullptr)
-      *leaf.pointer = f(*leaf.pointer, leaf.name);
-    else if (weights_of != nullptr)
-      fail_empty(leaf.dtype, leaf.text,
-                 std::string(weights_of) + ": the weight" + (leaf.name.empty() ? "" : " `" + leaf.name + "`") + ", ");
-}
+void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of);
 template <class T>
 [[gnu::noinline, gnu::cold]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
   T copy = x;
@@ -202,13 +195,8 @@ std::pair<L, A> loss_and_auxiliary(const GradientCall& call, const std::pair<L, 
   return {result.first, auxiliary_parts(call, result.second)};
 }
 
-inline void set_gradients(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& grads,
-                          const std::vector<ValuePtr>& cotangents) {
-  for (std::size_t i = 0; i < cotangents.size(); ++i) {
-    const ValuePtr& ct = cotangents[i];
-    *grads.leaves[i].pointer = with_spec(ct ? ct : zeros_in_shape(weights.leaves[i].value()), *grads.leaves[i].spec);
-  }
-}
+void set_gradients(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& grads,
+                   const std::vector<ValuePtr>& cotangents);
 /// The gradient of `weights` from the leaves' cotangents. A leaf without a cotangent gets zeros.
 template <class G, class W>
 G collect(const W& weights, const std::vector<ValuePtr>& cotangents) {

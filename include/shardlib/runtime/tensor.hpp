@@ -11,28 +11,27 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib {
 
 namespace detail {
-/// The place of a dim in a spec. Throws if the spec has none of this name.
-template <Spec S>
-int dim_of(const OpInfo& call, std::string_view dim) {
-  const int at = parsed<S>.find(dim);
-  if (at < 0)
-    throw Error(call.describe() + ": `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
-  return at;
-}
+/// The place of a dim in a spec, which `text` spells. Throws if the spec has none of this name.
+[[nodiscard]] SHARDLIB_INLINE int dim_of(const TensorSpec& spec, std::string_view text, const OpInfo& call,
+                                         std::string_view dim);
+/// Makes a device known to have the axes of a mesh's type. Throws if its own are not those, in their order.
+SHARDLIB_INLINE void match_axes(const DevicePtr& device, std::string_view axes);
+[[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_without_device(std::string_view axes);
 }  // namespace detail
 
 template <class D, Spec S>
 std::int64_t Tensor<D, S>::size(std::string_view dim, Site site) const {
-  return value()->global.logical[detail::dim_of<S>({"size", {}, site}, dim)];
+  return value()->global.logical[detail::dim_of(detail::parsed<S>, S, {"size", {}, site}, dim)];
 }
 template <class D, Spec S>
 std::int64_t Tensor<D, S>::padded_size(std::string_view dim, Site site) const {
-  return value()->global.padded[detail::dim_of<S>({"padded_size", {}, site}, dim)];
+  return value()->global.padded[detail::dim_of(detail::parsed<S>, S, {"padded_size", {}, site}, dim)];
 }
 template <class D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::local_shape() const {
@@ -55,30 +54,11 @@ const DevicePtr& Tensor<D, S>::device() const {
 
 template <Spec Axes>
 Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
-  if (!device_)
-    throw Error("a mesh `" + std::string(std::string_view(Axes)) +
-                "` needs a device; take the one that `launch` gives to its function");
-  Device& device = *device_;
-  auto next = device.axes().begin();
-  detail::Small<std::string_view, max_axes> absent;
-  for (const std::string_view name : rules::mesh_axes(Axes)) {
-    if (next != device.axes().end() && next->name == name)
-      ++next;
-    else
-      absent.push_back(name);
-  }
-  if (next == device.axes().end())
-    for (const std::string_view name : absent) device.know_absent(name);
-  else
-    throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
-                     "`, in this order, but was given `" + to_string(device.axes()) +
-                     "`; give `launch` the axes of the program");
+  detail::match_axes(device_, Axes);
 }
 template <Spec Axes>
 const DevicePtr& Mesh<Axes>::device() const {
-  if (!device_)
-    throw Error("a mesh `" + std::string(std::string_view(Axes)) +
-                "` was never given its device; make it of the one that `launch` gives to its function");
+  if (!device_) detail::fail_without_device(Axes);
   return device_;
 }
 template <Spec Axes>
@@ -99,3 +79,7 @@ int Mesh<Axes>::rank() const {
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/runtime/impl/tensor.hpp"
+#endif

@@ -17,11 +17,28 @@ SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t 
               x->device->describe() + ")");
 }
 
+SHARDLIB_INLINE void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of) {
+  for (const auto& leaf : list.leaves)
+    if (*leaf.pointer != nullptr)
+      *leaf.pointer = f(*leaf.pointer, leaf.name);
+    else if (weights_of != nullptr)
+      fail_empty(leaf.dtype, leaf.text,
+                 std::string(weights_of) + ": the weight" + (leaf.name.empty() ? "" : " `" + leaf.name + "`") + ", ");
+}
+
 SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   auto zero = detached(*like);
   zero->storage = Handle<Storage>::make(allocate(*zero));
   zero->device->exec().zero(zero->data().data(), zero->bytes());
   return zero;
+}
+
+SHARDLIB_INLINE void set_gradients(const UntypedLeaves<const ValuePtr>& weights, const UntypedLeaves<ValuePtr>& grads,
+                                   const std::vector<ValuePtr>& cotangents) {
+  for (std::size_t i = 0; i < cotangents.size(); ++i) {
+    const ValuePtr& ct = cotangents[i];
+    *grads.leaves[i].pointer = with_spec(ct ? ct : zeros_in_shape(weights.leaves[i].value()), *grads.leaves[i].spec);
+  }
 }
 
 SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr& device, bool nested)

@@ -24,6 +24,10 @@ SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
   return shard_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
 }
 
+SHARDLIB_INLINE void copy_first(const Value& x, void* element) {
+  x.device->exec().copy(element, x.data().data(), size_of(x.dtype));
+}
+
 /// Records an array. `fill(shard, value)` writes its shard.
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
