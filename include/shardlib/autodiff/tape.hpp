@@ -99,24 +99,22 @@ struct ErasedVjp {
   static constexpr bool with_sizes =
       std::is_invocable_v<const F&, const Cotangent&, const Saved&..., const GlobalSizes&>;
 
-  [[gnu::cold]] static ValuePtr vjp(const F& f, const ValuePtr& ct, const Residuals& saved) {
-    return vjp(f, ct, saved, std::index_sequence_for<Saved...>{});
-  }
   template <std::size_t... I>
-  [[gnu::cold]] static ValuePtr vjp(const F& f, const ValuePtr& ct, const Residuals& saved,
-                                    std::index_sequence<I...> /*saved*/) {
-    const auto call = [&] {
-      if constexpr (with_sizes)
-        return f(typed<Cotangent>(ct), Saved(saved.values[I])..., saved.sizes);
-      else
-        return f(typed<Cotangent>(ct), Saved(saved.values[I])...);
-    };
-    using Returned = decltype(call());
+  [[gnu::cold]] static auto call(const F& f, const ValuePtr& ct, const Residuals& saved,
+                                 std::index_sequence<I...> /*saved*/) {
+    if constexpr (with_sizes)
+      return f(typed<Cotangent>(ct), Saved(saved.values[I])..., saved.sizes);
+    else
+      return f(typed<Cotangent>(ct), Saved(saved.values[I])...);
+  }
+  [[gnu::cold]] static ValuePtr vjp(const F& f, const ValuePtr& ct, const Residuals& saved) {
+    constexpr std::index_sequence_for<Saved...> all;
+    using Returned = decltype(call(f, ct, saved, all));
     static_assert(checked<rules::cotangent, Name, Returned::spec, Due::spec>::ok);
     if constexpr (!std::is_same_v<typename Returned::value_type, typename X::value_type>)
       static_assert(checked<rules::cotangent_dtype, Name, dtype_v<typename Returned::value_type>,
                             dtype_v<typename X::value_type>>::ok);
-    return call().value();
+    return call(f, ct, saved, all).value();
   }
   [[gnu::cold]] static VjpFunction make(F f) {
     // All functions without state share one type.

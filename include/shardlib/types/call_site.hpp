@@ -20,15 +20,15 @@ struct OpInfo {
   Site site;
 
   /// "all_gather<`A/d -> A`>", for traces and counters.
-  [[nodiscard]] std::string label() const {
+  [[nodiscard, gnu::cold]] std::string label() const {
     return spec.empty() ? std::string(name) : std::string(name) + "<`" + std::string(spec) + "`>";
   }
   /// The line of the call, " at trainer.cpp:12", or nothing if it is unknown.
-  [[nodiscard]] std::string at() const {
+  [[nodiscard, gnu::cold]] std::string at() const {
     return site.line() == 0 ? "" : std::string(" at ") + site.file_name() + ":" + std::to_string(site.line());
   }
   /// "exp at trainer.cpp:12", and for an operator "operator* at trainer.cpp:12".
-  [[nodiscard]] std::string describe() const {
+  [[nodiscard, gnu::cold]] std::string describe() const {
     const bool is_operator = *name != 0 && std::string_view("+-*/").find(*name) != std::string_view::npos;
     return (is_operator ? "operator" : "") + label() + at();
   }

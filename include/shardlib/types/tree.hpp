@@ -40,7 +40,7 @@ struct Path {
   std::string_view field;
   std::size_t index = 0;
 
-  [[nodiscard, gnu::noinline]] std::string text() const {
+  [[nodiscard, gnu::noinline, gnu::cold]] std::string text() const {
     if (above == nullptr) return {};
     const std::string before = above->text(), last = field.empty() ? std::to_string(index) : std::string(field);
     return before.empty() ? last : before + "/" + last;
@@ -48,8 +48,8 @@ struct Path {
   [[nodiscard]] std::string_view function() const { return above == nullptr ? field : above->function(); }
 };
 
-[[noreturn, gnu::noinline]] inline void fail_structure(std::string_view function, const std::string& array,
-                                                       std::size_t size, std::size_t other) {
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_structure(std::string_view function, const std::string& array,
+                                                                  std::size_t size, std::size_t other) {
   throw Error(std::string(function) + ": trees of different structure: the Array `" + array + "` has " +
               std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
               std::to_string(other) + " in another; build them from one configuration");
