@@ -116,12 +116,12 @@ struct ErasedVjp {
                             dtype_v<typename X::value_type>>::ok);
     return call(f, ct, saved, all).value();
   }
-  [[gnu::cold]] static VjpFunction make(F f) {
+  [[gnu::cold]] static VjpFunction make(const void* f) {
     // All functions without state share one type.
     if constexpr (std::is_empty_v<F> && std::is_default_constructible_v<F>)
       return +[](const ValuePtr& ct, const Residuals& saved) { return vjp(F{}, ct, saved); };
     else
-      return [f = std::move(f)](const ValuePtr& ct, const Residuals& saved) { return vjp(f, ct, saved); };
+      return [f = *static_cast<const F*>(f)](const ValuePtr& ct, const Residuals& saved) { return vjp(f, ct, saved); };
   }
 };
 
@@ -132,22 +132,33 @@ struct EdgeSource {
   VjpFunction vjp = nullptr;
   bool of_result = false;
 };
+/// An EdgeSource that refers to the Vjp. Because it owns nothing, it costs little code in each `record`.
+struct VjpRef {
+  const ValuePtr* x;
+  std::array<const ValuePtr*, 4> saved = {};
+  const void* f = nullptr;
+  VjpFunction (*make)(const void* f) = nullptr;  ///< null of integers
+  bool of_result = false;
+
+  /// Without a function if the tape does not track the operand.
+  [[nodiscard, gnu::cold]] SHARDLIB_INLINE EdgeSource source() const;
+};
 template <OpName Name, class Out, class X, class F, class... Saved>
-EdgeSource erased(const Vjp<X, F, Saved...>& v) {
+VjpRef erased(const Vjp<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
-  EdgeSource source{v.x};
+  VjpRef ref{.x = v.x, .f = &v.f};
   // Integers have no derivative. The op that computes their cotangent may not exist, so do not instantiate it.
-  if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
-  std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
-  return source;
+  if constexpr (floating<typename X::value_type>) ref.make = ErasedVjp<Name, Out, X, F, Saved...>::make;
+  std::copy(v.saved.begin(), v.saved.end(), ref.saved.begin());
+  return ref;
 }
 template <OpName Name, class Out, class X, class F, class... Saved>
-EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
+VjpRef erased(const VjpOfResult<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
-  EdgeSource source{.x = v.x, .of_result = true};
-  if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved..., Out>::make(v.f);
-  std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
-  return source;
+  VjpRef ref{.x = v.x, .f = &v.f, .of_result = true};
+  if constexpr (floating<typename X::value_type>) ref.make = ErasedVjp<Name, Out, X, F, Saved..., Out>::make;
+  std::copy(v.saved.begin(), v.saved.end(), ref.saved.begin());
+  return ref;
 }
 
 /// Counts one execution of an op on this device.
@@ -205,12 +216,20 @@ struct PendingOp {
                                                                      const GlobalSizes& global,
                                                                      std::span<EdgeSource> sources);
 
-/// Records an op and computes its result. The functions that it calls are the same for all types.
+/// Records an op and computes its result. `copy(kernel)` is the kernel, which holds `numbers`.
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                                     const TensorSpec& spec, const GlobalSizes& global,
+                                                     std::span<const VjpRef> vjps, const void* kernel,
+                                                     Kernel (*copy)(const void* kernel), NumbersIn numbers);
+template <class K>
+[[gnu::cold]] Kernel copy_of_kernel(const void* kernel) {
+  return *static_cast<const K*>(kernel);
+}
 template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
-  std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
-  return Out(evaluate(make_recorded(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, sources),
-                      kernel, {}, numbers_in(kernel)));
+  const std::array<VjpRef, sizeof...(V)> refs{erased<Name, Out>(vjps)...};
+  return Out(record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, refs, &kernel,
+                           copy_of_kernel<K>, numbers_in(kernel)));
 }
 
 /// The spec of the cotangent of a value, on the axes of its spec and of the op's `other` tensors. It lasts.

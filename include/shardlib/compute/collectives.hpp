@@ -48,7 +48,7 @@ Buffer max_over_devices(const Value& in, const Value& out) {
 /// Records a `shift` of x, whose vjp is `vjp`.
 template <class Out, class X, class V>
 Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp) {
-  return Out(record_shift_erased(op, x.value(), shift, erased<"shift", Out>(vjp)));
+  return Out(record_shift_erased(op, x.value(), shift, erased<"shift", Out>(vjp).source()));
 }
 
 }  // namespace detail

@@ -138,8 +138,8 @@ std::tuple<const X&...> operands(const X&... x) {
 }
 /// The residuals of a VJP, in the order in which it receives them after the cotangent. `save(x, w)`
 template <class... X>
-std::tuple<const X&...> save(const X&... x) {
-  return {x...};
+auto save(const X&... x) {
+  return detail::save(x...);
 }
 /// The VJP of operand x: f(cotangent, saved...), a function of tensors. The type of its result is checked against the
 /// dual of x. f is linear in the cotangent, as all derivatives are. So the type of the cotangent may say that a sum is
@@ -150,7 +150,7 @@ auto vjp(const X& x, const F& f) {
   return detail::vjp(x, detail::OwnVjp<1, detail::sum_over_unnamed, F>{f});
 }
 template <class X, class... Saved, class F>
-auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+auto vjp(const X& x, const detail::SavedTensors<Saved...>& saved, const F& f) {
   return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), detail::sum_over_unnamed, F>{f});
 }
 /// The same on a mesh, whose axes the type of the cotangent names, `B/d M +t`: f may reduce it, and then be a function
@@ -162,18 +162,18 @@ auto vjp(const Mesh<A>& mesh, const X& x, const F& f) {
   return detail::vjp(x, detail::OwnVjp<1, detail::sum_over_mesh<A>, F>{f});
 }
 template <Spec A, class X, class... Saved, class F>
-auto vjp(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> saved, const F& f) {
+auto vjp(const Mesh<A>& mesh, const X& x, const detail::SavedTensors<Saved...>& saved, const F& f) {
   detail::require_mesh_of(mesh.device(), x.value());
   return detail::vjp(x, saved, detail::OwnVjp<1 + sizeof...(Saved), detail::sum_over_mesh<A>, F>{f});
 }
 /// A VJP that needs the op's result, which is the last argument of f. With a mesh before x, the type of the cotangent
 /// names its axes. For exp: `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
 template <class X, class... Saved, class F>
-auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+auto vjp_of_result(const X& x, const detail::SavedTensors<Saved...>& saved, const F& f) {
   return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), detail::sum_over_unnamed, F>{f});
 }
 template <Spec A, class X, class... Saved, class F>
-auto vjp_of_result(const Mesh<A>& mesh, const X& x, std::tuple<const Saved&...> saved, const F& f) {
+auto vjp_of_result(const Mesh<A>& mesh, const X& x, const detail::SavedTensors<Saved...>& saved, const F& f) {
   detail::require_mesh_of(mesh.device(), x.value());
   return detail::vjp_of_result(x, saved, detail::OwnVjp<2 + sizeof...(Saved), detail::sum_over_mesh<A>, F>{f});
 }

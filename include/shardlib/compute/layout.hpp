@@ -25,7 +25,7 @@ Out record_stack(const OpInfo& op, const std::vector<X>& parts, DimSize size) {
   std::vector<ValuePtr> values;
   for (const X& part : parts) {
     const auto number = static_cast<std::int64_t>(sources.size());
-    sources.push_back(erased<"stack", Out>(vjp(part, StackVjp<Dual<X, axes_of<Out::spec>()>>{number})));
+    sources.push_back(erased<"stack", Out>(vjp(part, StackVjp<Dual<X, axes_of<Out::spec>()>>{number})).source());
     values.push_back(part.value());
   }
   return Out(record_stack_erased(op, values, size, parsed<Out::spec>, sources));

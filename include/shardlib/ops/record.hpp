@@ -7,7 +7,6 @@
 
 #include <array>
 #include <initializer_list>
-#include <tuple>
 
 #include "shardlib/ops/result.hpp"
 #include "shardlib/types/call_site.hpp"
@@ -43,13 +42,18 @@ struct Vjp {
   std::array<const ValuePtr*, sizeof...(Saved)> saved;
   F f;
 };
+/// Tensors of types T that a VJP needs. As an argument of `record`, like a Vjp.
 template <class... T>
-std::tuple<const T&...> save(const T&... t) {
-  return {t...};
+struct SavedTensors {
+  std::array<const ValuePtr*, sizeof...(T)> values;
+};
+template <class... T>
+SavedTensors<T...> save(const T&... t) {
+  return {{&t.value()...}};
 }
 template <class X, class... Saved, class F>
-auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  return std::apply([&](const auto&... s) { return Vjp<X, F, Saved...>{&x.value(), {&s.value()...}, f}; }, saved);
+auto vjp(const X& x, const SavedTensors<Saved...>& saved, const F& f) {
+  return Vjp<X, F, Saved...>{&x.value(), saved.values, f};
 }
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
@@ -64,12 +68,8 @@ struct VjpOfResult {
   F f;
 };
 template <class X, class... Saved, class F>
-auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  return std::apply(
-      [&](const auto&... s) {
-        return VjpOfResult<X, F, Saved...>{&x.value(), {&s.value()...}, f};
-      },
-      saved);
+auto vjp_of_result(const X& x, const SavedTensors<Saved...>& saved, const F& f) {
+  return VjpOfResult<X, F, Saved...>{&x.value(), saved.values, f};
 }
 
 /// The op spec of the transpose, which maps the result's cotangent to the operand's.

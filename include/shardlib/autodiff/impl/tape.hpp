@@ -272,6 +272,19 @@ SHARDLIB_INLINE Handle<Value> make_recorded(const OpInfo& op, const DevicePtr& d
   return out;
 }
 
+SHARDLIB_INLINE EdgeSource VjpRef::source() const {
+  return {x, saved, make != nullptr && (*x)->slot ? make(f) : nullptr, of_result};
+}
+
+SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
+                                       const GlobalSizes& global, std::span<const VjpRef> vjps, const void* kernel,
+                                       Kernel (*copy)(const void* kernel), NumbersIn numbers) {
+  std::vector<EdgeSource> sources;
+  sources.reserve(vjps.size());
+  for (const VjpRef& vjp : vjps) sources.push_back(vjp.source());
+  return evaluate(make_recorded(op, device, dtype, spec, global, sources), copy(kernel), {}, numbers);
+}
+
 SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
                                                std::initializer_list<const TensorSpec*> others) {
   Axes axes;
