@@ -221,3 +221,19 @@ auto sum_of_two_in_flight(const Tensor<f32, "L/t M">& x) {
 auto product_of_two_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M/t K">& w) {
   return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), all_gather_start<"M/t K -> M K">(w));
 }
+
+// expect: all_gather: it does not take these arguments; write `all_gather<..?M/d F -> M F..?>\(x\)`, or by the axis
+// expect: `all_gather<over<..?d..?>>\(x\)`
+auto gather_by_an_argument(const Tensor<f32, "M/d F">& x) {
+  return all_gather(x, "d");
+}
+
+// expect: shift: it does not take these arguments; write `shift<over<..?t..?>>\(x, 1\)`
+auto shift_by_what(const Tensor<f32, "M/t F">& x) {
+  return shift<over<"t">>(x);
+}
+
+// expect: grouped_einsum: it does not take these arguments; write `grouped_einsum<..?S M, X M F -> S F..?>\(rows, weights, cou
+auto rows_without_counts(const Tensor<f32, "S M">& rows, const Tensor<f32, "X M F">& w) {
+  return grouped_einsum<"S M, X M F -> S F">(rows, w);
+}

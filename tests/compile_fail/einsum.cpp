@@ -160,3 +160,8 @@ auto five_factors(const Tensor<f32, "A">& x) {
 auto six_summed_factors(const Tensor<f32, "A/t">& x, const Tensor<f32, "A">& y) {
   return einsum<"A/t, A, A, A, A, A -> ">(x, y, y, y, y, y);
 }
+
+// expect: einsum_unreduced: it does not take these arguments; write `einsum_unreduced<..?A B, B C -> A C..?>\(x, y\)`
+auto op_spec_in_parentheses(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y) {
+  return einsum_unreduced("A B, B C -> A C", x, y);
+}

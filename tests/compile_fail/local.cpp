@@ -1,4 +1,7 @@
 // Wrong programs: elementwise operations, reductions, layout.
+#include <optional>
+#include <vector>
+
 #include "shardlib/shapes.hpp"
 
 using namespace shardlib;
@@ -665,4 +668,134 @@ struct Metrics {
 };
 auto item_of_a_struct(const Metrics& metrics) {
   return item(metrics);
+}
+
+// an axis number would be a bool, which says in which order
+// expect: sort: it does not take these arguments; write `sort<..?V..?>\(x\)`, or with the largest first
+auto sort_by_name_and_number(const Tensor<f32, "B V">& x) {
+  return sort<"V">(x, -1);
+}
+
+// expect: cumsum: it does not take these arguments; write `cumsum<..?L..?>\(x\)`, or from the end `cumsum<..?L..?>\(x, true\)`
+auto cumsum_by_name_and_number(const Tensor<f32, "B L">& x) {
+  return cumsum<"L">(x, 1);
+}
+
+// expect: linear_scan: it does not take these arguments; write `linear_scan<..?L..?>\(decay, x\)` with a tensor `decay`
+auto scan_from_a_state(const Tensor<f32, "B L">& x) {
+  return linear_scan<"L">(x, x, 0.0);
+}
+
+// a size would be the epsilon
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* scale \+ bias`
+auto norm_of_a_size(const Tensor<f32, "B M">& x) {
+  return layer_norm<"M">(x, 768);
+}
+
+// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* scale`
+auto norm_by_number(const Tensor<f32, "B M">& x) {
+  return rms_norm<"M">(x, -1);
+}
+
+// expect: softmax: it does not take these arguments; write `softmax<..?M..?>\(x\)`
+auto softmax_by_name_and_number(const Tensor<f32, "B M">& x) {
+  return softmax<"M">(x, -1);
+}
+
+// `true` would be a scale of 1
+// expect: causal_attention: it does not take these arguments; write `causal_attention<..?L..?, ..?D..?>\(q, k, v\)`, where L is
+auto attention_that_is_causal(const Tensor<f32, "B L D">& x) {
+  return causal_attention<"L", "D">(x, x, x, true);
+}
+
+// expect: causal_attention: it does not take these arguments; write `causal_attention<..?L..?, ..?D..?>\(q, k, v\)`, where L is
+auto attention_along_one_dim(const Tensor<f32, "B L D">& x) {
+  return causal_attention<"L">(x, x, x);
+}
+
+// expect: ulysses_attention: it does not take these arguments; write `ulysses_attention<..?L/s H -> L H/s..?, ..?D..?>\(q, k, v\)`
+auto ulysses_without_the_width(const Tensor<f32, "B L/s H D">& x) {
+  return ulysses_attention<"L/s H -> L H/s">(x, x, x);
+}
+
+// expect: rope: it does not take these arguments; write `rope<..?L..?, ..?D..?>\(x, {.base = 10000}\)`, where L is the dim of
+auto rope_along_one_dim(const Tensor<f32, "B L D">& x) {
+  return rope<"L">(x);
+}
+
+// expect: max: it does not take these arguments; write `max<..?A B -> A..?>\(x\)`, or for the larger of two elements `maximum\(
+auto max_of_two(const Tensor<f32, "B M">& x) {
+  return max(x, 0.0);
+}
+
+// expect: sum: it does not take these arguments; write `sum<..?A B -> A..?>\(x\)`
+auto sum_that_keeps_dims(const Tensor<f32, "A B">& x) {
+  return sum<"A B -> A">(x, true);
+}
+
+// expect: iota: it does not take these arguments; write `iota<..?L..?>\(mesh, 128\)`, whose dtype is i32
+auto iota_without_a_size(const Mesh<"d">& mesh) {
+  return iota<"L">(mesh);
+}
+
+// expect: iota: it does not take these arguments; write `iota<..?L..?>\(mesh, 128\)`, or of another dtype `cast<f32>\(iota
+auto iota_of_a_dtype(const Mesh<"d">& mesh) {
+  return iota<f32, "L">(mesh, 8);
+}
+
+// expect: rearrange: it does not take these arguments; write `rearrange<..?A B -> B A..?>\(x\)`
+auto op_spec_as_an_argument(const Tensor<f32, "A B">& x) {
+  return rearrange(x, "A B -> B A");
+}
+
+// expect: narrow: it does not take these arguments; write `narrow<..?L -> N..?>\(x, 0, 4\)`
+auto range_without_its_begin(const Tensor<f32, "L">& x) {
+  return narrow<"L -> N">(x, 4);
+}
+
+// expect: cast: it does not take these arguments; write `cast<bf16>\(x\)`
+auto cast_to_what(const Tensor<f32, "L">& x) {
+  return cast(x);
+}
+
+// expect: cast: it does not take this argument; write `cast<f32>\(x\)`, where f32 is one of f32, bf16, f64, i32, u32, u8 and
+auto cast_to_long(const Tensor<f32, "L">& x) {
+  return cast<long>(x);
+}
+
+// expect: masked: it does not take these arguments; write `masked\(c, x\)`, or with another number than 0 where c is false
+auto masked_with_a_number(const Tensor<bool_, "L">& c, const Tensor<f32, "L">& x) {
+  return masked(c, x, -1e9);
+}
+
+// expect: & of `L`: tensors have no such operator; write `logical_and\(x, y\)`
+auto both_masks(const Tensor<bool_, "L">& a, const Tensor<bool_, "L">& b) {
+  return a & b;
+}
+
+// expect: \+ of `B M`: the other operand, `std::vector<float.*`, is neither a tensor nor a number; `place` values of the host
+auto sum_with_a_vector(const Tensor<f32, "B M">& x, const std::vector<float>& y) {
+  return x + y;
+}
+
+// expect: \* of `B M`: the other operand, `std::optional<.*`, is neither a tensor nor a number; `place` values of the host on
+// expect: take the value of what may be empty, `\*y`
+auto product_with_an_optional(const std::optional<Tensor<f32, "M">>& scale, const Tensor<f32, "B M">& x) {
+  return scale * x;
+}
+
+// 0 would be a null pointer
+// expect: size of `B/d M`: a dim has a name and no number; write `size\(..?B..?\)`
+auto size_by_number(const Tensor<f32, "B/d M">& x) {
+  return x.size(0);
+}
+
+// expect: size of `B/d M`: a dim has a name and no number; write `size\(..?B..?\)`
+auto size_of_all(const Tensor<f32, "B/d M">& x) {
+  return x.size();
+}
+
+// expect: axis_index of `d t`: an axis has a name and no number; write `axis_index\(..?d..?\)`
+auto index_by_number(const Mesh<"d t">& mesh) {
+  return mesh.axis_index(0);
 }

@@ -280,3 +280,37 @@ auto sizes_without_names(const Mesh<"d t">& mesh) {
 auto random_numbers_without_a_mesh() {
   return random_normal<f32, "A">({{"A", 8}}, {1, 2});
 }
+
+// expect: full: it does not take these arguments; write `full<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}, 1.0\)`
+auto full_of_what(const Mesh<"d t">& mesh) {
+  return full<f32, "A">(mesh, {{"A", 8}});
+}
+
+// expect: random_normal: it does not take these arguments; write `random_normal<f32, ..?B/d L..?>\(mesh,
+auto random_numbers_of_a_seed(const Mesh<"d t">& mesh) {
+  return random_normal<f32, "A">(mesh, {{"A", 8}}, 42);
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto zeros_without_sizes(const Mesh<"d t">& mesh) {
+  return zeros<f32, "A">(mesh);
+}
+
+// expect: a tensor `f32\[A/d 3\]` is not made of numbers, which do not say on which mesh it is; write
+// expect: `full<f32, ..?A/d 3..?>\(mesh, {{..?A..?, 8}}, 1.0\)`, or for the values of an array
+// expect: `place<Tensor<f32, ..?A/d 3..?>>\(mesh, HostArray<f32>\({A, 3}, values\)\)`
+void tensor_of_numbers() {
+  const Tensor<f32, "A/d 3"> x = {1.0F, 2.0F, 3.0F};
+}
+
+// expect: a tensor `f32\[\+d\]` is not made of numbers, .*, and take `to_partial` of it
+auto sum_from_zero(const Tensor<f32, "B/d">& x) {
+  Tensor<f32, "+d"> total(0.0);
+  total += sum(x);
+  return total;
+}
+
+// expect: a tensor `f32\[A\]` is not made of numbers, which do not say on which mesh it is
+auto tensor_of_a_host_vector(const std::vector<float>& values) {
+  return Tensor<f32, "A">(values);
+}

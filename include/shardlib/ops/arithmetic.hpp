@@ -222,6 +222,32 @@ auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
                                            F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);
 }
 
+namespace detail {
+template <class Y>
+concept no_operand = !tensor<Y> && !std::is_convertible_v<const Y&, double> && !requires {
+  Y::to;
+};
+}  // namespace detail
+// Compile errors for what is neither a tensor nor a number.
+#define SHARDLIB_NO_OPERAND(symbol)                                                                        \
+  template <dtype D, Spec S, detail::no_operand Y>                                                         \
+  auto operator symbol(const Tensor<D, S>&, const Y&) {                                                    \
+    return Tensor<D, detail::result_of<rules::no_operand, OpName(#symbol), detail::name_of_type<Y>, S>>(); \
+  }                                                                                                        \
+  template <dtype D, Spec S, detail::no_operand Y>                                                         \
+  auto operator symbol(const Y& y, const Tensor<D, S>& x) {                                                \
+    return x symbol y;                                                                                     \
+  }
+/// A compile error that names what a tensor has no + with.
+SHARDLIB_NO_OPERAND(+)
+/// A compile error that names what a tensor has no - with.
+SHARDLIB_NO_OPERAND(-)
+/// A compile error that names what a tensor has no * with.
+SHARDLIB_NO_OPERAND(*)
+/// A compile error that names what a tensor has no / with.
+SHARDLIB_NO_OPERAND(/)
+#undef SHARDLIB_NO_OPERAND
+
 // ---- division with the sign of the divisor --------------------------------------------------------------------------
 
 namespace detail {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "shardlib/ops/collectives.hpp"
@@ -17,6 +18,14 @@ namespace shardlib {
 
 namespace detail {
 
+/// The scale of scores, or none. No bool converts to it, which other libraries have for `causal`.
+struct AttentionScale : std::optional<double> {
+  AttentionScale() = default;
+  template <class N>
+  requires(!std::is_same_v<N, bool> && std::is_convertible_v<const N&, std::optional<double>>)
+      AttentionScale(const N& scale)  // NOLINT(google-explicit-constructor): it is the scale
+      : std::optional<double>(scale) {}
+};
 /// The arguments of an attention, without the specs of the operands.
 struct Attention {
   OpInfo op;
@@ -61,7 +70,7 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
 /// `causal_attention<"L", "D">(q, k, v)` of q "B/d L Q K/t D", k and v "B/d L K/t D"
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
-                      std::optional<double> scale = {}, Site site = Site::current())
+                      detail::AttentionScale scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
               detail::result_for<D, rules::causal_attention, Length, Dim, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
@@ -71,7 +80,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 /// with segments "B/d L"
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
-                      std::optional<double> scale = {}, Site site = Site::current())
+                      detail::AttentionScale scale = {}, Site site = Site::current())
     -> Tensor<
         detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
         detail::result_for<detail::summed_in<D, S>, rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
@@ -86,7 +95,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 /// v "B/d L/s K/t D"
 template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
-                      std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
+                      detail::AttentionScale scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"causal_attention", D, E, F>, D>,
               detail::result_for<D, rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
@@ -98,7 +107,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 /// `causal_attention<"L", "D", over<"s">>(q, k, v, segments, {}, SequenceOrder::zigzag)`
 template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
-                      std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
+                      detail::AttentionScale scale = {}, SequenceOrder order = SequenceOrder::contiguous,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
               detail::result_for<detail::summed_in<D, S>, rules::causal_attention_over_in_segments, Length, Dim, Over,
@@ -135,7 +144,7 @@ inline constexpr bool segmented_ulysses_dtypes =
 /// `ulysses_attention<"L/s H -> L H/s", "D">(q, k, v)` of q, k and v "B/d L/s H D"
 template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
-                       std::optional<double> scale = {}, Site site = Site::current())
+                       detail::AttentionScale scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<"ulysses_attention", D, E, F>, D>,
               detail::result_for<D, rules::ulysses_attention, Exchange, Dim, Q, K, V>> {
   const auto y = causal_attention<detail::exchanged_length<Exchange>(), Dim>(
@@ -147,7 +156,7 @@ auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tenso
 /// `ulysses_attention<"L/s H -> L H/s", "D">(q, k, v, segments)` with segments "B/d L/s"
 template <OpSpec Exchange, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
-                       const Tensor<I, S>& segments, std::optional<double> scale = {}, Site site = Site::current())
+                       const Tensor<I, S>& segments, detail::AttentionScale scale = {}, Site site = Site::current())
     -> Tensor<
         detail::after_t<detail::segmented_ulysses_dtypes<D, E, F, I>, D>,
         detail::result_for<detail::summed_in<D, S>, rules::ulysses_attention_in_segments, Exchange, Dim, Q, K, V, S>> {

@@ -112,12 +112,20 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
                                                key, detail::Distribution::uniform));
 }
 
-// Compile errors for calls without the mesh, the dtype or the names of the dims.
+// Compile errors for calls without the mesh, the dtype, the names of the dims, the sizes or the last argument.
 #define SHARDLIB_CREATES(name, more, Last)                                                               \
   template <dtype D, Spec S>                                                                             \
   auto name(const Sizes&, Last = {}) {                                                                   \
     return detail::wrong_call<#name, #name "<f32, \"B/d L\">(mesh, {{\"B\", 8}, {\"L\", 16}}" more ")">( \
         std::type_identity<D>(), S);                                                                     \
+  }                                                                                                      \
+  template <dtype D, Spec S, Spec A>                                                                     \
+  auto name(const Mesh<A>&) {                                                                            \
+    return name<D, S>(Sizes());                                                                          \
+  }                                                                                                      \
+  template <dtype D, Spec S, Spec A>                                                                     \
+  requires(!std::is_same_v<Last, int>) auto name(const Mesh<A>&, const Sizes& sizes, ...) {              \
+    return name<D, S>(sizes);                                                                            \
   }                                                                                                      \
   template <Spec S, Spec A>                                                                              \
   auto name(const Mesh<A>&, const Sizes& sizes, Last = {}) {                                             \

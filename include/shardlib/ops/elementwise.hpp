@@ -214,6 +214,16 @@ SHARDLIB_NO_OPERATOR(>, greater)
 /// A compile error that names `greater_equal`. `greater_equal(a, b)`
 SHARDLIB_NO_OPERATOR(>=, greater_equal)
 #undef SHARDLIB_NO_OPERATOR
+// Compile errors that name the op.
+#define SHARDLIB_NO_OPERATOR(symbol, name)                \
+  template <dtype D, Spec S, class Y>                     \
+  auto operator symbol(const Tensor<D, S>& x, const Y& y) \
+      ->Tensor<D, detail::result_of<rules::no_symbol, OpName(#symbol), OpName(#name), S>>;
+/// A compile error that names `logical_and`. `logical_and(a, b)`
+SHARDLIB_NO_OPERATOR(&, logical_and)
+/// A compile error that names `logical_or`. `logical_or(a, b)`
+SHARDLIB_NO_OPERATOR(|, logical_or)
+#undef SHARDLIB_NO_OPERATOR
 /// True where both bool_ elements are true. `logical_and(causal, same_segment)`
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
 /// True where at least one of the bool_ elements is true. `logical_or(causal, is_prefix)`

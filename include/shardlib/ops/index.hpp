@@ -235,6 +235,6 @@ auto take_along(const Tensor<D, S>& x, const Tensor<I, T>& indices, Site site = 
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::pick<"take_along", Out>(detail::Calling{"take_along", Dim, site}, x, indices, dim);
 }
-SHARDLIB_NEEDS_DIM(take_along)
+SHARDLIB_NEEDS_DIM(take_along, "take_along<\"V\">(x, ids)")
 
 }  // namespace shardlib

@@ -185,12 +185,6 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curr
       detail::vjp(
           b, detail::RangeVjp<Dual<Tensor<E, T>, axes>>{{at, sizes.first.size, 0, sizes.second.size}, sizes.second}));
 }
-/// A compile error for a call without the dims.
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto concat(const Args&... args) {
-  return detail::wrong_call<"concat", "concat<\"Past, L -> Klen\">(a, b)">(args...);
-}
 
 namespace detail {
 /// The size of `x` along dim `at`, if it has the indices [begin, begin + size). Throws if not.
@@ -291,12 +285,6 @@ template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
 auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
   return stack<Dim>(std::vector{a, b}, site);
-}
-/// A compile error for a call without the dim.
-template <class... Args>
-requires detail::tensor_first<Args...>
-auto stack(const Args&... args) {
-  return detail::wrong_call<"stack", "stack<\"layer\">(a, b)">(args...);
 }
 
 /// The parts along the first dim, which is unsharded: the inverse of stack. A part of 64 bytes or a multiple of that is

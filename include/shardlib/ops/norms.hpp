@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
@@ -48,7 +49,7 @@ auto softmax(const Tensor<D, S>& x, Site site = Site::current())
       op, x, detail::sizes_of(x.value()), detail::Softmax<D>{dim},
       detail::vjp_of_result(x, detail::save(), detail::SoftmaxVjp{op, dim}));
 }
-SHARDLIB_NEEDS_DIM(softmax)
+SHARDLIB_NEEDS_DIM(softmax, "softmax<\"M\">(x)")
 
 namespace detail {
 enum class Norm { rms, layer };
@@ -90,12 +91,11 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
-/// A compile error for a call with a scale.
-template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
-auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
-  return detail::wrong_call<"rms_norm", "rms_norm<\"M\">(x) * scale">(x, scale, more...);
+/// A compile error for a call without the dim, with a scale, or with a whole number, which is no epsilon.
+template <DimName... Dim, class... Args>
+requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto rms_norm(const Args&... args) {
+  return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x) * scale", Dim...>(args...);
 }
-SHARDLIB_NEEDS_DIM(rms_norm)
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
@@ -108,12 +108,11 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::layer, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));
 }
-/// A compile error for a call with a scale and a bias.
-template <DimName Dim, dtype D, Spec S, dtype E, Spec T, class... More>
-auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const More&... more) {
-  return detail::wrong_call<"layer_norm", "layer_norm<\"M\">(x) * scale + bias">(x, scale, more...);
+/// A compile error for a call without the dim, with a scale, or with a whole number, which is no epsilon.
+template <DimName... Dim, class... Args>
+requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto layer_norm(const Args&... args) {
+  return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x) * scale + bias", Dim...>(args...);
 }
-SHARDLIB_NEEDS_DIM(layer_norm)
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
 /// stretches them to longer texts, in one of three ways. With a `context` of 0, each angle is divided by it (Chen et

@@ -28,7 +28,7 @@ auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::c
   return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
                                                          detail::Argsort<D>{dim, descending});
 }
-SHARDLIB_NEEDS_DIM(argsort)
+SHARDLIB_NEEDS_DIM(argsort, "argsort<\"V\">(x)`, or with the largest first `argsort<\"V\">(x, true)")
 
 /// The elements along an unsharded dim in ascending or descending order. Backward: each cotangent goes to its
 /// element. `sort<"V">(x)`
@@ -40,7 +40,7 @@ auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::curr
   return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
                                             dim);
 }
-SHARDLIB_NEEDS_DIM(sort)
+SHARDLIB_NEEDS_DIM(sort, "sort<\"V\">(x)`, or with the largest first `sort<\"V\">(x, true)")
 
 /// The values and indices of the k largest elements. `const auto [values, indices] = top_k<"V", "K">(x, 4)`
 template <dtype D, Spec S>

@@ -32,7 +32,7 @@ auto flip(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
                                                     detail::vjp(x, detail::flip_vjp<Dim>));
 }
-SHARDLIB_NEEDS_DIM(flip)
+SHARDLIB_NEEDS_DIM(flip, "flip<\"L\">(x)")
 
 namespace detail {
 struct Roll {
@@ -60,7 +60,11 @@ auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
   return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
                                                     detail::vjp(x, detail::RollVjp<Dim>{by}));
 }
-SHARDLIB_NEEDS_DIM(roll)
+template <class... Args>
+requires detail::tensor_first<Args...>
+auto roll(const Args&... args) {
+  return detail::needs_dim<"roll">(args...);
+}
 
 namespace detail {
 template <class D>

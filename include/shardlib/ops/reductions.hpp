@@ -133,7 +133,10 @@ template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
   return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
 }
-SHARDLIB_NEEDS_OP_SPEC(max)
+template <dtype D, Spec S>
+auto max(const Tensor<D, S>& /*x*/) {
+  return detail::needs_op_spec<"max", D, S>();
+}
 
 /// The minimum over unsharded dims. Throws if there is no element. Backward: the cotangent goes to the first of the
 /// elements that are equal to the minimum. `min<"B/d V -> B/d">(x)`
@@ -141,7 +144,10 @@ template <OpSpec O, dtype D, Spec S>
 auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
   return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
 }
-SHARDLIB_NEEDS_OP_SPEC(min)
+template <dtype D, Spec S>
+auto min(const Tensor<D, S>& /*x*/) {
+  return detail::needs_op_spec<"min", D, S>();
+}
 
 namespace detail {
 template <class D>

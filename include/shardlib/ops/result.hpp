@@ -160,13 +160,22 @@ inline constexpr bool tensor_first<Tensor<D, S>, Args...> = true;
 /// A compile error for an op along a dim that is called without its name. `More` is what follows the name.
 template <OpName Name, Literal More = "", class D, Spec S, class... Args>
 auto needs_dim(const Tensor<D, S>&, const Args&...) -> Tensor<D, result_of<rules::no_dim, Name, More, S>>;
-// What a public op has below it for a call without the name of its dim, or without its op spec.
-#define SHARDLIB_NEEDS_DIM(op)              \
-  template <class... Args>                  \
-  requires detail::tensor_first<Args...>    \
-  auto op(const Args&... args) {            \
-    return detail::needs_dim<#op>(args...); \
+/// The same, or with the name of the dim a compile error that gives a form: other libraries name dims by numbers.
+template <OpName Name, Literal Form, DimName... Dim, class... Args>
+auto wrong_along(const Args&... args) {
+  if constexpr (sizeof...(Dim) == 0)
+    return needs_dim<Name>(args...);
+  else
+    return wrong_call<Name, Form>(args...);
+}
+// What a public op has below it for a call without the name of its dim, or that fits no form of it.
+#define SHARDLIB_NEEDS_DIM(op, form)                        \
+  template <DimName... Dim, class... Args>                  \
+  requires detail::tensor_first<Args...>                    \
+  auto op(const Args&... args) {                            \
+    return detail::wrong_along<#op, form, Dim...>(args...); \
   }
+// The same for a call without its op spec, or with a number in its place.
 #define SHARDLIB_NEEDS_OP_SPEC(op)                       \
   template <dtype D, Spec S>                             \
   auto op(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) { \

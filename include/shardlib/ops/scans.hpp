@@ -38,7 +38,7 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
                                                       detail::Cumulate<kernels::detail::SumOp, D>{dim, reverse},
                                                       detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
 }
-SHARDLIB_NEEDS_DIM(cumsum)
+SHARDLIB_NEEDS_DIM(cumsum, "cumsum<\"L\">(x)`, or from the end `cumsum<\"L\">(x, true)")
 
 namespace detail {
 template <class D>
@@ -84,7 +84,7 @@ auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scan
       op, x, detail::sizes_of(x.value()), detail::Cumulate<kernels::detail::ProdOp, D>{dim},
       detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
 }
-SHARDLIB_NEEDS_DIM(cumprod)
+SHARDLIB_NEEDS_DIM(cumprod, "cumprod<\"L\">(x)")
 
 /// Running maxima along an unsharded dim. Backward: each cotangent goes to the first of the elements that equal the
 /// maximum. `cummax<"L">(x)`
@@ -96,7 +96,7 @@ auto cummax(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scann
                                                       detail::Cumulate<kernels::detail::MaxOp, D>{dim},
                                                       detail::vjp(x, detail::save(x), detail::CummaxVjp{op, dim}));
 }
-SHARDLIB_NEEDS_DIM(cummax)
+SHARDLIB_NEEDS_DIM(cummax, "cummax<\"L\">(x)")
 
 namespace detail {
 template <class D>
@@ -171,11 +171,13 @@ auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = fa
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }
-/// A compile error for a number in place of a tensor.
-template <DimName Dim, class A, class B>
-requires(!tensor<A> || !tensor<B>) auto linear_scan(const A& a, const B& b) {
-  return detail::wrong_call<"linear_scan", "linear_scan<\"L\">(decay, x)` with a tensor `decay">(a, b);
+/// A compile error for a call without the dim, with a number in place of a tensor, or with a first state.
+template <DimName... Dim, class... Args>
+requires(tensor<Args> || ...) auto linear_scan(const Args&... args) {
+  if constexpr (sizeof...(Dim) == 0 && detail::tensor_first<Args...>)
+    return detail::needs_dim<"linear_scan">(args...);
+  else
+    return detail::wrong_call<"linear_scan", "linear_scan<\"L\">(decay, x)` with a tensor `decay">(args...);
 }
-SHARDLIB_NEEDS_DIM(linear_scan)
 
 }  // namespace shardlib

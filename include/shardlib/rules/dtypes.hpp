@@ -90,6 +90,25 @@ struct OfBf16 {
 template <auto Rule>
 inline constexpr auto with_dtype<Rule, DType::bf16> = OfBf16<Rule>{};
 
+/// A tensor made of numbers, which do not say on which mesh it is.
+constexpr Verdict no_values(DType dtype, const TensorSpec& x) {
+  TensorSpec whole = x;
+  whole.partial = {};
+  const Text type = Text(name(dtype)) + ", \"" + whole + "\"";
+  Text sizes, names;
+  for (const Dim& dim : x.dims) {
+    names = names + (names.empty() ? "" : ", ") + dim.name;
+    if (!dim.is_integer()) sizes = sizes + (sizes.empty() ? "{\"" : ", {\"") + dim.name + "\", 8}";
+  }
+  return {
+      {},
+      "a tensor " + quoted(Text(name(dtype)) + "[" + x + "]") +
+          " is not made of numbers, which do not say on which mesh it is; write " +
+          quoted("full<" + type + ">(mesh, {" + sizes + "}, 1.0)") + ", or for the values of an array " +
+          quoted("place<Tensor<" + type + ">>(mesh, HostArray<" + Text(name(dtype)) + ">({" + names + "}, values))") +
+          (x.partial.empty() ? Text() : ", and take `to_partial` of it (no traffic)")};
+}
+
 /// Reports a tensor whose type differs from the declared type of a return value, a parameter or a variable.
 constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype, const TensorSpec& from) {
   const bool same = from == to;

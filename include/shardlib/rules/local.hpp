@@ -255,6 +255,27 @@ constexpr Verdict no_operator(std::string_view symbol, std::string_view name, co
               "(x, y)`, which gives one for each element, or compare numbers, as `item(x)`"};
 }
 
+/// An operator of C++ that tensors do not have.
+constexpr Verdict no_symbol(std::string_view symbol, std::string_view name, const TensorSpec& x) {
+  return {
+      {},
+      Text(symbol) + " of " + quoted(x) + ": tensors have no such operator; write " + quoted(Text(name) + "(x, y)")};
+}
+/// An operand of + - * / that is neither a tensor nor a number.
+constexpr Verdict no_operand(std::string_view symbol, std::string_view type, const TensorSpec& x) {
+  return {{},
+          Text(symbol) + " of " + quoted(x) + ": the other operand, " + quoted(type) +
+              ", is neither a tensor nor a number; `place` values of the host on the mesh first, and take the value of "
+              "what may be empty, `*y`"};
+}
+/// `x.size(0)`: a dim, or an axis of a mesh, by its number.
+constexpr Verdict no_number(std::string_view call, std::string_view what, const TensorSpec& x) {
+  const Text name = x.rank() == 0 ? Text("M") : Text(x.dims[0].name);
+  return {{},
+          Text(call) + " of " + quoted(x) + ": " + what + " has a name and no number; write " +
+              quoted(Text(call) + "(\"" + name + "\")")};
+}
+
 /// A bool_ tensor as a condition of C++. Other tensors are one: whether they hold a value.
 constexpr Verdict no_condition(const TensorSpec& x) {
   return {{},

@@ -102,6 +102,17 @@ auto negate(const Tensor<D, S>& x, const Site& site)
     -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S>;
 }  // namespace detail
 
+namespace detail {
+/// What a tensor cannot be made of: numbers and arrays of the host.
+template <class V>
+inline constexpr bool host_values = std::is_arithmetic_v<V>;
+template <class V>
+inline constexpr bool host_values<std::vector<V>> = std::is_arithmetic_v<V>;
+/// S, once the call that has these types is made.
+template <Spec S, class...>
+inline constexpr Spec same_spec = S;
+}  // namespace detail
+
 /// The global size of a dim and its padded size, which the mesh divides: `{50257, 50304}`, or `8` if both are the
 /// same. The padding is at the end, holds zeros, and does not count in results. `is_padded` says whether the sizes
 /// differ.
@@ -165,8 +176,23 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
       Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
   noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
 
+  /// A compile error for values: a tensor of them is made on a mesh. One number does not convert, because overloads and
+  /// `std::vector<Tensor>{4}`, which has four tensors, would take it for a tensor.
+  template <class V, class... More>
+  requires(detail::host_values<V> && (detail::host_values<More> && ...)) explicit(sizeof...(More) == 0)
+      Tensor(const V&, const More&...) {
+    static_assert(detail::checked<rules::no_values, dtype_v<D>, detail::same_spec<S, V>>::ok);
+  }
+
   /// The global size of a dim, without padding.
   [[nodiscard]] std::int64_t size(std::string_view dim, Site site = Site::current()) const;
+  /// A compile error for a dim's number, of which 0 would be a null pointer, or for none.
+  template <std::integral... I>
+  std::int64_t size(I...) const {
+    static_assert(
+        detail::checked<rules::no_number, OpName("size"), detail::Literal("a dim"), detail::same_spec<S, I...>>::ok);
+    return 0;
+  }
   /// The global size of a dim with its padding: the sum of the shards' sizes.
   [[nodiscard]] std::int64_t padded_size(std::string_view dim, Site site = Site::current()) const;
   /// The shape of this device's shard in memory, padding included, in the order of the spec.
@@ -275,6 +301,19 @@ class Mesh {
   explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;
+  /// A compile error for an axis' number, of which 0 would be a null pointer.
+  template <std::integral I>
+  int size(I) const {
+    static_assert(
+        detail::checked<rules::no_number, OpName("size"), detail::Literal("an axis"), detail::same_spec<Axes, I>>::ok);
+    return 0;
+  }
+  template <std::integral I>
+  int axis_index(I) const {
+    static_assert(detail::checked<rules::no_number, OpName("axis_index"), detail::Literal("an axis"),
+                                  detail::same_spec<Axes, I>>::ok);
+    return 0;
+  }
   /// This device's index along the axis.
   [[nodiscard]] int axis_index(std::string_view axis) const;
   /// The number of devices. `rank` is this device's number among them (row-major, the last axis fastest).
