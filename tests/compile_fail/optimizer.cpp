@@ -199,3 +199,14 @@ void rate_alone(Weights& w, AdamW::Moments<Weights>& moments, const Weights& gra
 void update_without_decays(Weights& w, Lion::Moments<Weights>& moments, const Weights& grads) {
   Lion().update(w, moments, grads, 1e-4, 1.0, 0);
 }
+
+// the number would be the momentum
+// expect: the settings of an optimizer have names, as in `AdamW{.weight_decay = 0.1}`; weights and the rate are arguments of
+auto rate_as_a_setting() {
+  return SGD(0.1);
+}
+
+// expect: the settings of an optimizer have names, as in `AdamW{.weight_decay = 0.1}`; weights and the rate are arguments of
+void weights_as_a_setting(Weights& w) {
+  AdamW optimizer(w, 1e-3);
+}

@@ -103,6 +103,7 @@ inline constexpr bool is_array<Factors<Rows, Array<N, T>>> = true;
 /// `init` and `update` are those of an Optimizer, with `Moments` `rows` and `cols`. `Adafactor().update(weights,
 /// moments, grads, 1e-3, scale, step, decays)`
 struct Adafactor {
+  [[no_unique_address]] detail::NoRate no_rate{};  ///< takes no value
   double decay_power = 0.8;  ///< the second moments' decay in step t (from 1) is 1 - t^-decay_power
   double epsilon = 1e-30;    ///< added to squares of gradients
   double clip = 1;

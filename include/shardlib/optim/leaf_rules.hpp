@@ -18,6 +18,20 @@ struct LeafFactors {
   double rate = 1, decay = 1;  ///< factors of the learning rate and of the weight decay
 };
 
+namespace detail {
+/// The first member of an optimizer: `AdamW(1e-3)` would set its first setting, and no rate.
+struct NoRate {
+  NoRate() = default;
+  template <class X>
+  NoRate(const X&) {  // NOLINT(google-explicit-constructor): it catches what stands there
+    static_assert(
+        std::is_void_v<X>,
+        "the settings of an optimizer have names, as in `AdamW{.weight_decay = 0.1}`; weights and the rate are "
+        "arguments of `update(weights, moments, grads, rate, scale, step, decays)`");
+  }
+};
+}  // namespace detail
+
 /// Whether the name matches the pattern; a `*` stands for any text. `leaf_matches("layers/*/b_*", "layers/3/b_up")`
 [[nodiscard]] constexpr bool leaf_matches(std::string_view pattern, std::string_view name) {
   const auto star = pattern.find('*');

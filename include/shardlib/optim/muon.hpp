@@ -23,6 +23,7 @@ namespace shardlib {
 /// alone. `momentum` and `nesterov` are as in SGD. `init` and `update` are those of an Optimizer.
 /// `Muon().update(weights, moments, grads, 1e-3, scale, step, decays)`
 struct Muon {
+  [[no_unique_address]] detail::NoRate no_rate{};  ///< takes no value
   double momentum = 0.95;
   bool nesterov = true;
   int iterations = 5;  ///< iterations of Newton-Schulz

@@ -269,6 +269,7 @@ concept Optimizer = requires(const O& o, Tree& w, typename O::template Moments<T
 /// have these papers' names. `init` and `update` are those of an Optimizer, with `Moments` `mu` and `nu`.
 /// `AdamW().update(weights, mu, nu, grads, 1e-3, scale, step, decays)`
 struct AdamW {
+  [[no_unique_address]] detail::NoRate no_rate{};  ///< takes no value
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
 
   template <class Tree>
@@ -313,6 +314,7 @@ struct AdamW {
 /// times the weight is added to the gradient. `init` and `update` are those of an Optimizer, with `Moments` `mu`.
 /// `SGD{.nesterov = true}.update(weights, moments, grads, 1e-2, scale, step, decays)`
 struct SGD {
+  [[no_unique_address]] detail::NoRate no_rate{};  ///< takes no value
   double momentum = 0.9, weight_decay = 0;
   bool nesterov = false;
 
@@ -344,6 +346,7 @@ struct SGD {
 /// the paper's. `init` and `update` are those of an Optimizer, with the `Moments` of SGD. `Lion().update(weights,
 /// moments, grads, 1e-4, scale, step, decays)`
 struct Lion {
+  [[no_unique_address]] detail::NoRate no_rate{};  ///< takes no value
   double beta1 = 0.9, beta2 = 0.99, weight_decay = 0.3;
 
   template <class Tree>
