@@ -210,3 +210,13 @@ auto rate_as_a_setting() {
 void weights_as_a_setting(Weights& w) {
   AdamW optimizer(w, 1e-3);
 }
+
+// expect: place: it does not take these arguments; write `place<Tensor<f32, ..?M..?>>\(mesh, HostArray<f32>\({size}, values\)
+auto tensor_by_its_spec(const Data& mesh, const HostArray<f32>& host) {
+  return place<"M">(mesh, host);
+}
+
+// expect: place: it does not take this argument; write `place<Tensor<f32, ..?M..?>>\(mesh, HostArray<f32>\({size}, values\)
+auto tensor_on_no_mesh(const HostArray<f32>& host) {
+  return place<Tensor<f32, "M">>(host);
+}

@@ -130,6 +130,16 @@ requires(!std::is_convertible_v<Array, HostArray<typename T::value_type>>) auto 
                                                                                       const Array& host) {
   return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(mesh, host);
 }
+/// A compile error for a call without the mesh.
+template <tensor T, dtype D>
+auto place(const HostArray<D>& host) {
+  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(host);
+}
+/// A compile error for a spec in place of the type.
+template <Spec S, class... Args>
+auto place(const Args&... args) {
+  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(args...);
+}
 
 namespace detail {
 
