@@ -1801,6 +1801,10 @@ TEST_CASE("loops", "[rules]") {
       rules::tree_structure("Gain", {1}, "Affine", {2}),
       "trees are paired leaf by leaf, but where one has `Gain`, a struct of 1 field, another has `Affine`, a struct of "
       "2 fields, so a leaf would have no partner; give trees of one structure");
+  illegal(
+      rules::tree_structure("Bias", {rules::TreeNode::optional}, "Kinds", {rules::TreeNode::variant, 2}),
+      "trees are paired leaf by leaf, but where one has `Bias`, a std::optional, another has `Kinds`, a std::variant "
+      "of 2 types, so a leaf would have no partner; give trees of one structure");
   illegal(rules::tree_structure("f32[M]", {rules::TreeNode::tensor}, "int", {}),
           "trees are paired leaf by leaf, but where one has `f32[M]`, a tensor, another has `int`, no tree, so a leaf "
           "would have no partner; give trees of one structure");
@@ -1833,7 +1837,8 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "backward pass, when what it refers to may be gone; pass a type that owns what it needs");
   CHECK(rules::tree("f", true, "Weights", rules::NoTree::fields).ok());
   const std::string is =
-      "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all public";
+      "; a tree is a tensor, an Array, std::optional or std::variant of trees, or a plain struct of 1 to 23 trees "
+      "(nest structs for more), all public";
   illegal(rules::tree("f", false, "int", rules::NoTree::no_struct),
           "f: `int` is not a tree of tensors: it is not a struct" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::not_public),
@@ -1843,16 +1848,12 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
   illegal(
       rules::tree("f", false, "W", rules::NoTree::tuple),
       "f: `W` is not a tree of tensors: its parts have no names; take a plain struct, or an argument for each" + is);
-  illegal(rules::tree("f", false, "W", rules::NoTree::optional),
-          "f: `W` is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 "
-          "or 1 entries, `Array<\"bias\", Tensor<f32, \"M\">>`" +
-              is);
-  illegal(rules::tree("f", false, "W", rules::NoTree::variant),
-          "f: `W` is not a tree of tensors: which of its types it holds is known at run time alone; take a struct that "
-          "has an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`" +
-              is);
   illegal(rules::tree("f", false, "W", rules::NoTree::fields),
-          "f: `W` is not a tree of tensors: it has no fields, more than 23, or a reference" + is);
+          "f: `W` is not a tree of tensors: it has more than 23 fields, or a reference" + is);
+  illegal(rules::tree("f", false, "std::monostate", rules::NoTree::empty),
+          "f: `std::monostate` is not a tree of tensors: it has no fields; where a model may have nothing, as in place "
+          "of an alternative, take a std::optional" +
+              is);
   illegal(
       rules::tree("f", false, "W", rules::NoTree::constant),
       "f: `W` is not a tree of tensors: a field is const or a reference, so nothing can be assigned to it; declare it "

@@ -2,11 +2,13 @@
 #include "catch.hpp"
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "shardlib/shapes.hpp"
@@ -72,6 +74,22 @@ struct Deep {
   Array<"layers", Biased> layers;
   Layer whole;
   Tensor<f32, ""> scale;
+};
+struct Dense {
+  Tensor<f32, "M/t/d"> up;
+};
+struct Experts {
+  Tensor<f32, "M X"> router;
+  Array<"experts", Tensor<f32, "M/t/d">> up;
+};
+struct Block {
+  std::optional<Tensor<f32, "M/t/d">> bias;
+  std::variant<Dense, Experts> mlp;
+};
+struct Mixed {
+  Array<"layers", Block> layers;
+  Array<"kinds", std::variant<Dense, Experts>> kinds;
+  std::optional<std::variant<Dense, Biased>> last;
 };
 template <Spec S>
 struct Templated {
@@ -146,6 +164,13 @@ static_assert(std::is_same_v<member_t<&Deep::whole, DeepG>, Layer>);
 static_assert(std::is_same_v<member_t<&Deep::scale, DeepG>, Tensor<f32, "+d +t">>);
 static_assert(is_array<member_t<&Deep::layers, DeepG>>);
 
+// A std::optional or std::variant of gradients is the gradient of one of trees.
+static_assert(std::is_same_v<gradient_t<M2, std::optional<Dense>>, std::optional<Dense>>);
+static_assert(std::is_same_v<gradient_t<M2, std::optional<Tensor<f32, "M">>>, std::optional<Tensor<f32, "M +d +t">>>);
+static_assert(std::is_same_v<gradient_t<M2, std::variant<Dense, Biased>>, std::variant<Dense, G>>);
+static_assert(detail::tree_width<Mixed> == 3 && detail::field_name<Mixed, 2>() == "last");
+static_assert(!detail::is_tree<std::optional<double>>() && !detail::is_tree<std::variant<std::monostate, Dense>>());
+
 // ---- at run time ----
 
 Model model(std::size_t layers) {
@@ -213,6 +238,81 @@ TEST_CASE("trees: for_each_leaf may change leaves, and zips trees") {
       for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
       "for_each_leaf: trees of different structure: the Array `layers` has 1 entry in the first tree and 0 in another; "
       "build them from one configuration");
+}
+
+Mixed mixed() {
+  Mixed m;
+  m.layers = {Block{Tensor<f32, "M/t/d">(), Dense()}, Block{std::nullopt, Experts{{}, {{}, {}}}}};
+  m.kinds = {Experts(), Dense()};
+  m.last = Biased();
+  return m;
+}
+
+TEST_CASE("trees: what a std::optional or a std::variant holds has its path") {
+  Mixed m = mixed();
+  CHECK(leaf_names(m) == std::vector<std::string>{"layers/0/bias", "layers/0/mlp/up", "layers/1/mlp/router",
+                                                  "layers/1/mlp/up/0", "layers/1/mlp/up/1", "kinds/0/router",
+                                                  "kinds/1/up", "last/w", "last/bias", "last/gain", "last/shift"});
+  std::vector<std::string> visited;
+  const auto visit = [&](std::string_view name, auto& leaf) {
+    visited.emplace_back(name);
+    leaf = std::remove_cvref_t<decltype(leaf)>(something());
+  };
+  for_each_leaf(visit, m);
+  CHECK(visited == leaf_names(m));
+  CHECK(std::get<0>(m.layers[0].mlp).up);
+  CHECK(shardings(m)[2] == "M X");
+  m.last.reset();
+  CHECK(leaf_names(m).size() == 7);
+  CHECK(leaf_names(std::optional(Dense())) == std::vector<std::string>{"up"});
+  CHECK(leaf_names(std::variant<Dense, Tensor<f32, "M">>(std::in_place_index<1>)) == std::vector<std::string>{""});
+}
+
+TEST_CASE("trees: map and zip go into a std::optional and the alternative of a std::variant") {
+  const auto thing = something();
+  Mixed m = mixed(), other = mixed();
+  std::get<1>(m.layers[1].mlp).up[1] = Tensor<f32, "M/t/d">(thing);
+  *other.layers[0].bias = Tensor<f32, "M/t/d">(thing);
+  const Mixed both = map_tree([](const auto& a, const auto& b) { return a ? a : b; }, m, other);
+  CHECK(holds(std::get<1>(both.layers[1].mlp).up[1], thing));
+  CHECK(holds(*both.layers[0].bias, thing));
+  CHECK(!*m.layers[0].bias);
+
+  using MixedG = gradient_t<M2, Mixed>;
+  const auto gradient = same_structure<MixedG>(m);
+  CHECK(leaf_names(gradient) == leaf_names(m));
+  const auto& last = gradient.get<&Mixed::last>();
+  CHECK(!std::get<1>(*last).get<&Biased::bias>());
+  CHECK(std::string_view(std::remove_cvref_t<decltype(std::get<1>(*last).get<&Biased::bias>())>::spec) == "H/t +d");
+  std::size_t leaves = 0;
+  for_each_leaf([&](std::string_view, const auto&, const auto&) { ++leaves; }, m, gradient);
+  CHECK(leaves == leaf_names(m).size());
+}
+
+TEST_CASE("trees: an error says what a std::optional or a std::variant holds in each tree") {
+  const auto zip = [](const auto& a, const auto& b) {
+    for_each_leaf([](std::string_view, const auto&, const auto&) {}, a, b);
+  };
+  const Mixed m = mixed();
+  Mixed other = m;
+  other.layers[0].bias.reset();
+  CHECK_THROWS_WITH(zip(m, other),
+                    "for_each_leaf: trees of different structure: the std::optional `layers/0/bias` has a value in the "
+                    "first tree and no value in another; build them from one configuration");
+  CHECK_THROWS_WITH(zip(std::optional<Dense>(), std::optional(Dense())),
+                    "for_each_leaf: trees of different structure: the std::optional has no value in the first tree and "
+                    "a value in another; build them from one configuration");
+  other = m;
+  other.kinds[1] = Experts();
+  std::string text;
+  try {
+    zip(m, other);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  CHECK(text.starts_with("for_each_leaf: trees of different structure: the std::variant `kinds/1` has `"));
+  CHECK(text.ends_with("Experts` in another; build them from one configuration"));
+  CHECK(text.find("Dense` in the first tree and `") != std::string::npos);
 }
 
 TEST_CASE("trees: a gradient zips with its weights, and has their names") {

@@ -2,7 +2,6 @@
 // what the loop passes. The program above the cases is the right one.
 #include "shardlib/shapes.hpp"
 
-#include <optional>
 #include <utility>
 
 using namespace shardlib;
@@ -222,12 +221,6 @@ struct Scaled {
 auto number_in_extra(const X& x) {
   return fori(4, [](std::int64_t, const X& y, const Scaled& s) { return y * s.x * s.rate; }, x,
               {.recompute = {"everything"}}, Scaled{x, 0.5});
-}
-
-// expect: scan: `std::optional<.*` is not a tree of tensors: whether it holds a tensor is known at run time alone
-auto optional_extra(const X& h, const Tensor<f32, "L B/d M">& xs) {
-  return scan<"L">([](const X& now, const X& x, const auto& bias) { return cell(now + *bias, x); }, h, xs,
-                   {.recompute = {"dots"}}, std::optional<X>(h));
 }
 
 // expect: fori: it does not take these arguments; write `fori\(8, f, carry\)`

@@ -39,6 +39,11 @@ template <DimName Dim, Spec N, class T>
 struct part_of<Dim, Array<N, T>> {
   using type = Array<N, typename part_of<Dim, T>::type>;
 };
+template <DimName Dim, template <class...> class Of, class... W>
+requires is_choice<Of<W...>>
+struct part_of<Dim, Of<W...>> {
+  using type = Of<typename part_of<Dim, W>::type...>;
+};
 template <DimName Dim, class W>
 using part_t = typename part_of<Dim, W>::type;
 template <DimName Dim, class Tuple>
@@ -72,9 +77,9 @@ void copy_leaves(To& to, const From& from) {
     return;  // after a compile error
   } else if constexpr (is_tensor<To>) {
     to = from;
-  } else if constexpr (is_array<To>) {
-    to.resize(from.size());
-    for (std::size_t i = 0; i < to.size(); ++i) copy_leaves(to[i], from[i]);
+  } else if constexpr (has_entries<To>) {
+    hold(to, held_by(from));
+    each_entry([](const Path&, auto& copy, const auto& entry) { copy_leaves(copy, entry); }, {}, to, from);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (copy_leaves(std::get<I>(fields(to)), std::get<I>(fields(from))), ...);
@@ -90,9 +95,10 @@ void collect_part(const W& stacked, P& part, const ValuePtr*& parts, std::size_t
     if (!UntypedAccess::value(stacked)) return;
     part = P(parts[i]);
     parts += count;
-  } else if constexpr (is_array<W>) {
-    part.resize(stacked.size());
-    for (std::size_t k = 0; k < stacked.size(); ++k) collect_part(stacked[k], part[k], parts, i, count);
+  } else if constexpr (has_entries<W>) {
+    hold(part, held_by(stacked));
+    each_entry([&](const Path&, const auto& whole, auto& entry) { collect_part(whole, entry, parts, i, count); }, {},
+               stacked, part);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (collect_part(std::get<I>(fields(stacked)), std::get<I>(fields(part)), parts, i, count), ...);
@@ -129,7 +135,7 @@ auto unstack_tree(const OpInfo& op, const W& stacked, DimSize& size) -> parts_t<
   return layers;
 }
 
-/// The stacked type of a leaf, of a list of leaves and of a struct.
+/// The stacked type of a leaf, of a node with entries and of a struct.
 template <DimName Dim, class W>
 struct stack_of {
   using type = StackedTree<Dim, W>;
@@ -141,6 +147,11 @@ struct stack_of<Dim, Tensor<D, S>> {
 template <DimName Dim, Spec N, class T>
 struct stack_of<Dim, Array<N, T>> {
   using type = Array<N, typename stack_of<Dim, T>::type>;
+};
+template <DimName Dim, template <class...> class Of, class... W>
+requires is_choice<Of<W...>>
+struct stack_of<Dim, Of<W...>> {
+  using type = Of<typename stack_of<Dim, W>::type...>;
 };
 template <DimName Dim, class W>
 using stack_t = typename stack_of<Dim, W>::type;
@@ -174,6 +185,17 @@ void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<
       for (const W* list : trees) elements.push_back(&(*list)[i]);
       stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements, stacked);
     }
+  } else if constexpr (has_entries<W>) {
+    if (trees.empty()) return;
+    const std::size_t held = held_by(*trees.front());
+    for (const W* tree : trees)
+      if (held_by(*tree) != held) fail_structure(op.describe(), entries_kind<W>(), path.text(), held, held_by(*tree));
+    hold(to, held);
+    at_entry<W>(held, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+      std::vector<const std::tuple_element_t<I, parts_below_t<W>>*> entries;
+      for (const W* tree : trees) entries.push_back(&entry<I>(*tree));
+      stack_leaves<Dim>(op, path, entry<I>(to), entries, stacked);
+    });
   } else {
     const auto member = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       std::vector<const std::tuple_element_t<I, field_types<W>>*> members;

@@ -39,6 +39,11 @@ template <bool Rows, class D, Spec S>
 struct factors_of<Rows, Tensor<D, S>> {
   using type = Tensor<f32, factor_spec<Rows, S>()>;
 };
+template <bool Rows, template <class...> class Of, class... W>
+requires is_choice<Of<W...>>
+struct factors_of<Rows, Of<W...>> {
+  using type = Of<typename factors_of<Rows, W>::type...>;
+};
 template <bool Rows, class Tuple>
 struct factor_fields;
 template <bool Rows, class... F>

@@ -71,6 +71,11 @@ template <class M, class W>
 struct reduced_gradient<M, Gradient<M, W>> {
   using type = W;
 };
+template <class M, template <class...> class Of, class... G>
+requires is_choice<Of<G...>>
+struct reduced_gradient<M, Of<G...>> {
+  using type = Of<typename reduced_gradient<M, G>::type...>;
+};
 template <class M, class D, Spec S>
 struct reduced_gradient<M, Tensor<D, S>> {
   using type = Tensor<D, dual_spec(dual_spec(spec_of(rules::without_sums(parsed<S>)), M::axes), M::axes)>;
@@ -84,9 +89,9 @@ void reduce_into(W& out, G& grads) {
     // A variable: nvcc 13 writes host code that does not compile for the expression in its place.
     static constexpr OpSpec op = shardlib::make_op<G::spec, W::spec>;
     out = all_reduce<op, sum_of<typename G::value_type>>(std::exchange(grads, {}));
-  } else if constexpr (is_array<W>) {
-    out.resize(grads.size());
-    for (std::size_t i = 0; i < grads.size(); ++i) reduce_into(out[i], grads[i]);
+  } else if constexpr (has_entries<W>) {
+    hold(out, held_by(grads));
+    each_entry([](const Path&, auto& sum, auto& grad) { reduce_into(sum, grad); }, {}, out, grads);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (reduce_into(std::get<I>(fields(out)), std::get<I>(fields(grads))), ...);

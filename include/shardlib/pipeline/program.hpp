@@ -109,21 +109,6 @@ constexpr OutputShape output_shape(std::type_identity<Concat<Dim, T>>) {
   return {&spec, spec.find(Dim)};
 }
 
-/// Trees whose number of tensors is not known from the type.
-template <class T>
-constexpr bool holds_array() {
-  if constexpr (is_tensor<T>) {
-    return false;
-  } else if constexpr (is_array<T>) {
-    return true;
-  } else {
-    return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds_array<std::remove_cvref_t<decltype(std::get<I>(core::fields(std::declval<T&>())))>>() || ...);
-    }
-    (std::make_index_sequence<core::tree_width<T>>{});
-  }
-}
-
 /// The labels of all Arrays of T agree with the stage axis.
 template <Spec P, class T>
 constexpr bool labels_fit() {
@@ -134,9 +119,9 @@ constexpr bool labels_fit() {
   } else if constexpr (is_tensor<T> || !core::is_tree<T>()) {
     return true;
   } else {
-    return []<class... F>(std::type_identity<std::tuple<F...>>) {
-      return (labels_fit<P, F>() && ...);
-    }(std::type_identity<core::field_types<T>>{});
+    return []<class... Part>(std::type_identity<std::tuple<Part...>>) {
+      return (labels_fit<P, Part>() && ...);
+    }(std::type_identity<core::parts_below_t<T>>{});
   }
 }
 
@@ -150,9 +135,9 @@ constexpr bool has_shared() {
   } else if constexpr (is_array<T>) {
     return !rules::is_spread(P, core::array_name<T>()) && has_shared<P, typename T::value_type>();
   } else {
-    return []<class... F>(std::type_identity<std::tuple<F...>>) {
-      return (has_shared<P, F>() || ...);
-    }(std::type_identity<core::field_types<T>>{});
+    return []<class... Part>(std::type_identity<std::tuple<Part...>>) {
+      return (has_shared<P, Part>() || ...);
+    }(std::type_identity<core::parts_below_t<T>>{});
   }
 }
 /// The mesh of gradients of which several ranks may have a part, such as `M/d +p`: the whole one.
@@ -239,7 +224,7 @@ template <Spec P, class Program, class W>
 struct stages_of {
   using activation = typename enter_of<Program, W>::type;
   using made = typename stage_of<Program, W, activation>::type;
-  static_assert(core::is_tree<activation>() && !holds_array<activation>(),
+  static_assert(core::is_tree<activation>() && !core::is_open<activation>(),
                 "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length");
   static constexpr bool ok = [] {
     if constexpr (is_tensor<activation> && is_tensor<made>)

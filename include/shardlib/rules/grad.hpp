@@ -197,7 +197,7 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, tuple, optional, variant, list, constant, c_array, fields };
+enum class NoTree { no_struct, not_public, bases, tuple, list, empty, constant, c_array, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -207,21 +207,19 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
            : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
            : why == NoTree::bases      ? "it has a base class"
            : why == NoTree::tuple      ? "its parts have no names; take a plain struct, or an argument for each"
-           : why == NoTree::optional ? "whether it holds a tensor is known at run time alone; take an Array of 0 or 1 "
-                                       "entries, `Array<\"bias\", Tensor<f32, \"M\">>`"
            : why == NoTree::list ? "a list of trees needs a name; take an Array, which is a std::vector with a name, "
                                    "`Array<\"layers\", Layer>`"
-           : why == NoTree::variant ? "which of its types it holds is known at run time alone; take a struct that has "
-                                      "an Array of 0 or 1 entries for each, `Array<\"dense\", Dense>`"
+           : why == NoTree::empty
+               ? "it has no fields; where a model may have nothing, as in place of an alternative, take a std::optional"
            : why == NoTree::constant
                ? "a field is const or a reference, so nothing can be assigned to it; declare it as a "
                  "plain member"
            : why == NoTree::c_array
                ? "a field is a C array; take an Array, `Array<\"layers\", Layer>`, or a std::array "
                  "where it holds no tensors"
-               : "it has no fields, more than 23, or a reference") +
-          "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
-          "public"};
+               : "it has more than 23 fields, or a reference") +
+          "; a tree is a tensor, an Array, std::optional or std::variant of trees, or a plain struct of 1 to 23 trees "
+          "(nest structs for more), all public"};
 }
 
 /// A field of a struct of tensors that is not a tensor and holds none.
@@ -232,17 +230,20 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "of its own"};
 }
 
-/// What stands at a place of a tree: a tensor, an Array, a struct by the number of its fields, or nothing of these.
+/// What stands at a place of a tree: a tensor, an Array, a std::optional, a std::variant of `alternatives` types, a
+/// struct by the number of its fields, or nothing of these.
 struct TreeNode {
-  static constexpr int other = 0, tensor = -1, array = -2;
-  int kind = other;
+  static constexpr int other = 0, tensor = -1, array = -2, optional = -3, variant = -4;
+  int kind = other, alternatives = 0;
   friend constexpr bool operator==(const TreeNode&, const TreeNode&) = default;
 };
 /// Two trees that are paired leaf by leaf, and have another structure.
 constexpr Verdict tree_structure(std::string_view a, TreeNode is_a, std::string_view b, TreeNode is_b) {
   const auto described = [](std::string_view type, TreeNode is) {
-    return quoted(type) + (is.kind == TreeNode::tensor  ? Text(", a tensor,")
-                           : is.kind == TreeNode::array ? Text(", an Array,")
+    return quoted(type) + (is.kind == TreeNode::tensor     ? Text(", a tensor,")
+                           : is.kind == TreeNode::array    ? Text(", an Array,")
+                           : is.kind == TreeNode::optional ? Text(", a std::optional,")
+                           : is.kind == TreeNode::variant ? ", a std::variant of " + number(is.alternatives) + " types,"
                            : is.kind == TreeNode::other
                                ? Text(", no tree,")
                                : ", a struct of " + number(is.kind) + (is.kind == 1 ? " field," : " fields,"));

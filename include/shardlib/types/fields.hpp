@@ -12,11 +12,18 @@ namespace shardlib::detail {
 
 // ---- how many: the most initializers that the struct takes ----
 
+#if defined(__clang__)  // a std::optional of a std::variant asks for it with a type that a file has alone
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wundefined-internal"
+#endif
 /// An initializer for a field of any type.
 struct any_field {
   template <class T>
   operator T() const;
 };
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
 template <class T, std::size_t... I>
 constexpr bool takes_initializers(std::index_sequence<I...>) {
   return requires {

@@ -50,11 +50,16 @@ struct gradient_mesh {
 }  // namespace detail
 
 /// The gradient of a tree of weights on mesh M: W itself if every leaf is fully sharded (each leaf is then its own
-/// dual), a Dual for a single tensor, else a Gradient.
+/// dual), a Dual for a single tensor, a std::optional or std::variant of gradients for one of trees, else a Gradient.
 template <class M, class W>
 using gradient_t = typename detail::gradient_of<typename detail::gradient_mesh<M, W>::type, W>::type;
 
 namespace detail {
+
+template <class M, template <class...> class Of, class... T>
+requires(is_choice<Of<T...>> && !self_dual<M, Of<T...>>) struct gradient_of<M, Of<T...>> {
+  using type = Of<gradient_t<M, T>...>;
+};
 
 template <class M, class Tuple>
 struct gradient_fields;

@@ -36,24 +36,25 @@ struct UntypedLeaf {
   }
 };
 
-/// The leaves of a tree in the order of declaration, and the sizes of its Arrays.
+/// The leaves of a tree in the order of declaration, and what its nodes with entries hold.
 template <class V>
 struct UntypedLeaves {
-  struct ArraySize {
+  struct Node {
+    EntriesKind kind;
     std::string place;
-    std::size_t size;
+    std::size_t held;
   };
   bool named;  ///< else names and places stay empty
   std::vector<UntypedLeaf<V>> leaves = {};
-  std::vector<ArraySize> arrays = {};
+  std::vector<Node> nodes = {};
 
-  /// Throws if Arrays at the same path have different sizes. Both trees have one structure by their types. The error
+  /// Throws if nodes at the same path have different entries. Both trees have one structure by their types. The error
   /// begins with the name of the function that needs them.
   template <class U>
   void require_structure_of(const UntypedLeaves<U>& first, std::string_view function) const {
-    for (std::size_t i = 0; i < first.arrays.size(); ++i)
-      if (arrays[i].size != first.arrays[i].size)
-        fail_structure(function, first.arrays[i].place, first.arrays[i].size, arrays[i].size);
+    for (std::size_t i = 0; i < first.nodes.size(); ++i)
+      if (nodes[i].held != first.nodes[i].held)
+        fail_structure(function, first.nodes[i].kind, first.nodes[i].place, first.nodes[i].held, nodes[i].held);
   }
 };
 
@@ -69,19 +70,20 @@ struct UntypedAccess {
   }
 };
 
-/// What a walk over a tree has to know of the type of a tensor, an Array or a struct. A walk that reads these tables is
-/// compiled once, not once for each type of tree.
+/// What a walk over a tree has to know of the type of a tensor, a node with entries or a struct. A walk that reads
+/// these tables is compiled once, not once for each type of tree.
 struct TypeTable {
   struct Entries {
     std::byte* first;
-    std::size_t size;
+    std::size_t held;  ///< as `held_by`
   };
   DType dtype{};                            ///< of a tensor
   const TensorSpec* spec = nullptr;         ///< of a tensor; else null
   std::string_view name = {};               ///< the text of the tensor's spec, or the name of the Array's stacked dim
-  Entries (*entries)(void*) = nullptr;      ///< of an Array; else null
-  std::size_t width = 0;                    ///< an entry's bytes, or the number of fields
-  const TypeTable* const* below = nullptr;  ///< the tables of the fields, or the one of all entries
+  Entries (*entries)(void*) = nullptr;      ///< of a node with entries; else null
+  EntriesKind kind = {};                    ///< of such a node
+  std::size_t width = 0;                    ///< the bytes of an Array's entry, or the number of fields
+  const TypeTable* const* below = nullptr;  ///< the tables of parts_below_t
   const std::string_view* field_names = nullptr;
   void (*fields)(void*, void**) = nullptr;  ///< writes the addresses of a struct's fields
 };
@@ -89,14 +91,19 @@ template <class T>
 constexpr TypeTable make_type_table();
 template <class T>
 inline constexpr TypeTable type_table = make_type_table<T>();
+template <class Parts>
+struct PartTables;
+template <class... T>
+struct PartTables<std::tuple<T...>> {
+  static constexpr const TypeTable* tables[] = {&type_table<T>...};
+};
 template <class T>
-inline constexpr const TypeTable* entry_table = &type_table<typename T::value_type>;
+inline constexpr const TypeTable* const* tables_below = PartTables<parts_below_t<T>>::tables;
 template <class T, class Fields = std::make_index_sequence<tree_width<T>>>
 struct FieldTables;
 template <class T, std::size_t... I>
 struct FieldTables<T, std::index_sequence<I...>> {
   static constexpr std::string_view names[] = {field_name<typename named_as<T>::type, I>()...};
-  static constexpr const TypeTable* tables[] = {&type_table<std::tuple_element_t<I, field_types<T>>>...};
   static void write(void* tree, void** out) {
     const auto parts = detail::fields(*static_cast<T*>(tree));
     ((out[I] = const_cast<std::tuple_element_t<I, field_types<T>>*>(&std::get<I>(parts))), ...);
@@ -107,16 +114,26 @@ constexpr TypeTable make_type_table() {
   if constexpr (is_tensor<T>) {
     static_assert(std::is_standard_layout_v<T>, "the address of a tensor is that of its value");
     return {.dtype = dtype_v<typename T::value_type>, .spec = &parsed<T::spec>, .name = T::spec};
-  } else if constexpr (is_array<T>) {
+  } else if constexpr (has_entries<T>) {
     constexpr auto entries = [](void* tree) -> TypeTable::Entries {
-      auto& array = *static_cast<T*>(tree);
-      return {reinterpret_cast<std::byte*>(array.data()), array.size()};
+      auto& node = *static_cast<T*>(tree);
+      std::byte* first = nullptr;
+      const auto find = [&](auto* entries) { first = reinterpret_cast<std::byte*>(entries); };
+      if constexpr (is_array<T>)
+        find(node.data());
+      else
+        at_entry<T>(held_by(node),
+                    [&]<std::size_t I>(std::integral_constant<std::size_t, I>) { find(&entry<I>(node)); });
+      return {first, held_by(node)};
     };
-    return {
-        .name = array_name<T>(), .entries = entries, .width = sizeof(typename T::value_type), .below = &entry_table<T>};
+    return {.name = array_name<T>(),
+            .entries = entries,
+            .kind = entries_kind<T>(),
+            .width = sizeof(std::tuple_element_t<0, parts_below_t<T>>),
+            .below = tables_below<T>};
   } else {
     using Fields = FieldTables<T>;
-    return {.width = tree_width<T>, .below = Fields::tables, .field_names = Fields::names, .fields = Fields::write};
+    return {.width = tree_width<T>, .below = tables_below<T>, .field_names = Fields::names, .fields = Fields::write};
   }
 }
 
@@ -127,9 +144,12 @@ template <class V>
   if (at.spec != nullptr) {
     list.leaves.push_back({text(), static_cast<V*>(tree), at.dtype, at.spec, at.name});
   } else if (at.entries != nullptr) {
-    const auto [first, size] = at.entries(tree);
-    list.arrays.push_back({list.named && path.above == nullptr ? std::string(at.name) : text(), size});
-    for (std::size_t i = 0; i < size; ++i) add_leaves(list, Path{&path, {}, i}, **at.below, first + i * at.width);
+    const auto [first, held] = at.entries(tree);
+    list.nodes.push_back({at.kind, list.named && path.above == nullptr ? std::string(at.name) : text(), held});
+    if (at.kind.is_array)
+      for (std::size_t i = 0; i < held; ++i) add_leaves(list, Path{&path, {}, i}, **at.below, first + i * at.width);
+    else if (first != nullptr)
+      add_leaves(list, path, *at.below[at.kind.alternatives == nullptr ? 0 : held], first);
   } else {
     std::vector<void*> parts(at.width);
     at.fields(tree, parts.data());
@@ -147,7 +167,7 @@ template <class Tree>
 }
 
 template <class P, std::size_t I, class... Trees>
-constexpr bool all_leaves_of_fields(P p);
+constexpr bool all_leaves_of_parts(P p);
 /// True if the predicate holds for the types of the leaves at each place of several trees of one structure.
 template <class P, class Tree, class... More>
 constexpr bool all_leaves_of(P p) {
@@ -155,28 +175,27 @@ constexpr bool all_leaves_of(P p) {
     return false;
   else if constexpr (is_tensor<Tree>)
     return p(std::type_identity<Tree>{}, std::type_identity<More>{}...);
-  else if constexpr (is_array<Tree>)
-    return all_leaves_of<P, typename Tree::value_type, typename More::value_type...>(p);
   else
     return []<std::size_t... I>(std::index_sequence<I...>, P q) {
-      return (all_leaves_of_fields<P, I, Tree, More...>(q) && ...);
+      return (all_leaves_of_parts<P, I, Tree, More...>(q) && ...);
     }
-  (std::make_index_sequence<tree_width<Tree>>{}, p);
+  (std::make_index_sequence<std::tuple_size_v<parts_below_t<Tree>>>{}, p);
 }
 template <class P, std::size_t I, class... Trees>
-constexpr bool all_leaves_of_fields(P p) {
-  return all_leaves_of<P, std::tuple_element_t<I, field_types<Trees>>...>(p);
+constexpr bool all_leaves_of_parts(P p) {
+  return all_leaves_of<P, std::tuple_element_t<I, parts_below_t<Trees>>...>(p);
 }
 
+/// Whether the type does not tell the number of leaves: it has a node with entries.
 template <class T>
-constexpr bool has_arrays() {
+constexpr bool is_open() {
   if constexpr (is_tensor<T>)
     return false;
-  else if constexpr (is_array<T>)
+  else if constexpr (has_entries<T>)
     return true;
   else
     return []<class... F>(std::type_identity<std::tuple<F...>>) {
-      return (has_arrays<F>() || ...);
+      return (is_open<F>() || ...);
     }(std::type_identity<field_types<T>>{});
 }
 template <std::size_t I, class T, class U>
@@ -188,30 +207,27 @@ constexpr bool alike() {
     return false;
   else if constexpr (is_tensor<T>)
     return true;
-  else if constexpr (is_array<T>)
-    return alike<typename T::value_type, typename U::value_type>();
   else
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (alike_at<I, T, U>() && ...);
     }
-  (std::make_index_sequence<tree_width<T>>{});
+  (std::make_index_sequence<std::tuple_size_v<parts_below_t<T>>>{});
 }
 template <std::size_t I, class T, class U>
 constexpr bool alike_at() {
-  return alike<std::tuple_element_t<I, field_types<T>>, std::tuple_element_t<I, field_types<U>>>();
+  return alike<std::tuple_element_t<I, parts_below_t<T>>, std::tuple_element_t<I, parts_below_t<U>>>();
 }
-/// Gives the Arrays of an empty tree their sizes, in order.
+/// Gives the nodes of an empty tree their entries, in order.
 template <class V, class Tree>
-[[gnu::cold]] void resize_arrays(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
-  if constexpr (is_array<Tree>) {
-    tree = Tree(like.arrays[next++].size);
-    if constexpr (has_arrays<typename Tree::value_type>())
-      for (auto& entry : tree) resize_arrays(entry, like, next);
+[[gnu::cold]] void hold_as(Tree& tree, const UntypedLeaves<V>& like, std::size_t& next) {
+  const auto inside = [&]<class Part>(Part& part) {
+    if constexpr (is_open<Part>()) hold_as(part, like, next);
+  };
+  if constexpr (has_entries<Tree>) {
+    hold(tree, like.nodes[next++].held);
+    each_entry([&](const Path&, auto& entry) { inside(entry); }, {}, tree);
   } else {
-    const auto resize = [&]<class Field>(Field& field) {
-      if constexpr (has_arrays<Field>()) resize_arrays(field, like, next);
-    };
-    std::apply([&](auto&... field) { (resize(field), ...); }, fields(tree));
+    std::apply([&](auto&... field) { (inside(field), ...); }, fields(tree));
   }
 }
 
@@ -222,13 +238,14 @@ template <class V, class Tree>
 
 namespace shardlib {
 
-/// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
+/// A tree of empty tensors whose Arrays have the sizes of another tree's, and whose std::optionals and std::variants
+/// hold what the other's hold. `same_structure<Model<bf16>>(weights)`
 template <class To, class From>
 [[nodiscard]] To same_structure(const From& from) {
   To to;
-  if constexpr (detail::alike<To, From>() && detail::has_arrays<To>()) {
+  if constexpr (detail::alike<To, From>() && detail::is_open<To>()) {
     std::size_t next = 0;
-    detail::resize_arrays(to, detail::untyped_leaves(from, false), next);
+    detail::hold_as(to, detail::untyped_leaves(from, false), next);
   }
   return to;
 }

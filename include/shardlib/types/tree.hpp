@@ -9,64 +9,27 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/support/error.hpp"
+#include "shardlib/types/entries.hpp"
 #include "shardlib/types/fields.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib {
 
-/// A list of layers with the same struct: `Array<"layers", Layer>`. `dim` is the name of the stacked dim. The number
-/// of layers is known at run time.
-template <Spec Name, class T>
-class Array : public std::vector<T> {
- public:
-  static constexpr Spec dim = Name;
-  using std::vector<T>::vector;
-};
-
-/// Whether the type is an Array, or a Gradient of one.
-template <class T>
-inline constexpr bool is_array = false;
-template <Spec N, class T>
-inline constexpr bool is_array<Array<N, T>> = true;
-
 namespace detail {
 
-/// The path of a node in a tree: its parent's path and a field's name or an index in an Array. It becomes text only
-/// on demand. The root has the name of the function that visits the tree, for errors.
-struct Path {
-  const Path* above = nullptr;
-  std::string_view field;
-  std::size_t index = 0;
-
-  [[nodiscard, gnu::noinline, gnu::cold]] std::string text() const {
-    if (above == nullptr) return {};
-    const std::string before = above->text(), last = field.empty() ? std::to_string(index) : std::string(field);
-    return before.empty() ? last : before + "/" + last;
-  }
-  [[nodiscard]] std::string_view function() const { return above == nullptr ? field : above->function(); }
+/// The types of what stands below a node, as a tuple: of its entries or its fields.
+template <class T>
+struct parts_below {
+  using type = field_types<T>;
 };
+template <class T>
+requires has_entries<T>
+struct parts_below<T> : entry_types<T> {
+};
+template <class T>
+using parts_below_t = typename parts_below<T>::type;
 
-[[noreturn, gnu::noinline, gnu::cold]] inline void fail_structure(std::string_view function, const std::string& array,
-                                                                  std::size_t size, std::size_t other) {
-  throw Error(std::string(function) + ": trees of different structure: the Array `" + array + "` has " +
-              std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
-              std::to_string(other) + " in another; build them from one configuration");
-}
-/// The name of an Array's stacked dim.
-template <class T>
-constexpr std::string_view array_name() {
-  if constexpr (requires { T::dim; })
-    return T::dim;
-  else
-    return {};
-}
-/// An Array's path, or its name where it is the whole tree.
-template <class T>
-std::string array_place(const Path& path) {
-  return path.above == nullptr ? std::string(array_name<T>()) : path.text();
-}
 /// Calls f with a leaf. If the leaf is empty, the error gives its path.
 template <class F, class... Leaf>
 decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
@@ -78,13 +41,17 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
-/// What stands at a place of a tree: a tensor, an Array, or a struct of as many fields.
+/// What stands at a place of a tree: a tensor, a node with entries, or a struct of as many fields.
 template <class T>
 consteval rules::TreeNode tree_node() {
   if constexpr (is_tensor<T>)
     return {rules::TreeNode::tensor};
   else if constexpr (is_array<T>)
     return {rules::TreeNode::array};
+  else if constexpr (is_optional<T>)
+    return {rules::TreeNode::optional};
+  else if constexpr (is_variant<T>)
+    return {rules::TreeNode::variant, static_cast<int>(std::tuple_size_v<parts_below_t<T>>)};
   else if constexpr (has_fields<T>())
     return {static_cast<int>(tree_width<T>)};
   else
@@ -126,8 +93,8 @@ constexpr bool check_places() {
   return true;
 }
 
-/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. Throws if Arrays at the same path have
-/// different sizes.
+/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. Throws if nodes at the same path
+/// have different entries.
 template <class F, class Tree, class... More>
 void visit(F& f, const Path& path, Tree& tree, More&... more) {
   using T = std::remove_const_t<Tree>;
@@ -135,12 +102,8 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
     return;  // after a compile error
   } else if constexpr (is_tensor<T>) {
     f(path, tree, more...);
-  } else if constexpr (is_array<T>) {
-    const auto alike = [&](const auto& other) {
-      if (other.size() != tree.size()) fail_structure(path.function(), array_place<T>(path), tree.size(), other.size());
-    };
-    (alike(more), ...);
-    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
+  } else if constexpr (has_entries<T>) {
+    each_entry([&f](const Path& at, auto&... entry) { visit(f, at, entry...); }, path, tree, more...);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);
@@ -154,18 +117,16 @@ void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
   visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
 }
 
-/// Whether T is a Tensor, an Array of trees or a struct of trees. Only such arguments of a function can have
-/// gradients.
+/// Whether T is a Tensor, an Array, std::optional or std::variant of trees, or a struct of trees. Only such arguments
+/// of a function can have gradients.
 template <class T>
 consteval bool is_tree() {
   if constexpr (is_tensor<T>)
     return true;
-  else if constexpr (is_array<T>)
-    return is_tree<typename T::value_type>();
-  else if constexpr (has_fields<T>())
-    return []<class... F>(std::type_identity<std::tuple<F...>>) {
-      return (is_tree<F>() && ...);
-    }(std::type_identity<field_types<T>>{});
+  else if constexpr (has_entries<T> || has_fields<T>())
+    return []<class... Part>(std::type_identity<std::tuple<Part...>>) {
+      return (is_tree<Part>() && ...);
+    }(std::type_identity<parts_below_t<T>>{});
   else
     return false;
 }
@@ -175,6 +136,9 @@ inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v
                                  requires(T& object) {
   object.as_tuple();
 };
+template <template <class...> class Of, class... T>
+requires is_choice<Of<T...>>
+inline constexpr bool is_field<Of<T...>> = (is_field<T> && ...);
 
 template <class T, class P>
 constexpr bool all_leaves(P p);
@@ -194,10 +158,6 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::no_struct;
   else if constexpr (requires { std::tuple_size<T>::value; })
     return rules::NoTree::tuple;
-  else if constexpr (requires(const T& x) { x.has_value(); })
-    return rules::NoTree::optional;
-  else if constexpr (requires(const T& x) { x.valueless_by_exception(); })
-    return rules::NoTree::variant;
   else if constexpr (requires(const T& x) {
                        x.begin() + x.size();
                        requires std::is_class_v<typename T::value_type>;
@@ -207,6 +167,8 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::not_public;
   else if constexpr (requires { T{any_base<T>{}}; })
     return rules::NoTree::bases;
+  else if constexpr (std::is_empty_v<T>)
+    return rules::NoTree::empty;
   else if constexpr (decomposes<T>())
     return rules::NoTree::constant;
   else if constexpr (field_count<T>() > 0 && field_count<T>() < 24)
@@ -215,26 +177,24 @@ consteval rules::NoTree no_tree() {
     return rules::NoTree::fields;
 }
 template <OpName Name, class T, std::size_t I>
-constexpr bool checked_field();
+constexpr bool checked_part();
 /// Whether T is a tree. If not, a compile error names the cause: a field, or a whole struct.
 template <OpName Name, class T>
 constexpr bool check_tree() {
   if constexpr (is_tensor<T>)
     return true;
-  else if constexpr (is_array<T>)
-    return check_tree<Name, typename T::value_type>();
-  else if constexpr (has_fields<T>())
+  else if constexpr (has_entries<T> || has_fields<T>())
     return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (checked_field<Name, T, I>() && ...);
+      return (checked_part<Name, T, I>() && ...);
     }
-  (std::make_index_sequence<tree_width<T>>{});
+  (std::make_index_sequence<std::tuple_size_v<parts_below_t<T>>>{});
   else return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
 }
 template <OpName Name, class T, std::size_t I>
-constexpr bool checked_field() {
-  using Field = std::tuple_element_t<I, field_types<T>>;
-  if constexpr (is_tensor<Field> || is_array<Field> || std::is_class_v<Field>)
-    return check_tree<Name, Field>();
+constexpr bool checked_part() {
+  using Part = std::tuple_element_t<I, parts_below_t<T>>;
+  if constexpr (has_entries<T> || is_field<Part> || (std::is_class_v<Part> && !is_choice<Part>))
+    return check_tree<Name, Part>();
   else
     return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok && false;
 }
@@ -297,8 +257,10 @@ template <class T, class P>
 constexpr bool all_leaves(P p) {
   if constexpr (is_tensor<T>)
     return p(std::type_identity<T>{});
-  else if constexpr (is_array<T>)
-    return all_leaves<typename T::value_type>(p);
+  else if constexpr (has_entries<T>)
+    return [&p]<class... Entry>(std::type_identity<std::tuple<Entry...>>) {
+      return (all_leaves<Entry>(p) && ...);
+    }(std::type_identity<parts_below_t<T>>{});
   else
     return []<std::size_t... I>(std::index_sequence<I...>, P q) {
       return (all_leaves_of_field<T, I>(q) && ...);
