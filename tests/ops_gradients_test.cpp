@@ -2,12 +2,14 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "op_case.hpp"
@@ -289,5 +291,123 @@ TEST_CASE("a name has one size in all that spmd runs", "[ops][grad]") {
     expect_says([&] { static_cast<void>(spmd(mesh, inside)(HostArray<f32>({4}))); },
                 {"dim `M` is 8", "but 4 in place<`M/d`>", "within spmd"});
     expect(spmd(mesh, add)(HostArray<f32>({4}), HostArray<f32>({4})).data[0] == 0, "one size");
+  });
+}
+
+namespace {
+
+using X = Tensor<f32, "B/d M">;
+struct Dense {
+  Tensor<f32, "M/d"> up;
+  Tensor<f32, "M"> gain;
+};
+struct Experts {
+  Array<"experts", Tensor<f32, "M/d">> up;
+};
+using Kinds = std::variant<Dense, Experts>;
+struct Block {
+  std::optional<Tensor<f32, "M">> bias;
+  Kinds mlp;
+};
+/// The same with an Array of 0 or 1 entries for each tree that may be missing.
+struct BlockOfArrays {
+  Array<"bias", Tensor<f32, "M">> bias;
+  Array<"dense", Dense> dense;
+  Array<"experts", Experts> experts;
+};
+
+X feed_forward(const X& x, const Dense& w) {
+  return tanh(x * all_gather<"M/d -> M">(w.up)) * w.gain;
+}
+X feed_forward(const X& x, const Experts& w) {
+  X sum = x;
+  for (const auto& up : w.up) sum = sum + tanh(x * all_gather<"M/d -> M">(up));
+  return sum;
+}
+struct FeedForward {
+  X operator()(const X& x, const Kinds& kinds) const {
+    return std::visit([&](const auto& w) { return feed_forward(x, w); }, kinds);
+  }
+};
+X layer(const X& x, const Block& w, bool recompute) {
+  const X y = recompute ? explicit_activation_checkpointing(FeedForward())(x, w.mlp) : FeedForward()(x, w.mlp);
+  return w.bias ? y + *w.bias : y;
+}
+X layer(const X& x, const BlockOfArrays& w, bool /*recompute*/) {
+  X y = x;
+  for (const auto& dense : w.dense) y = feed_forward(y, dense);
+  for (const auto& experts : w.experts) y = feed_forward(y, experts);
+  for (const auto& bias : w.bias) y = y + bias;
+  return y;
+}
+template <class B>
+Loss loss_of(const Array<"layers", B>& layers, const X& x, bool recompute) {
+  X y = x;
+  for (const B& block : layers) y = layer(y, block, recompute);
+  return sum(square(y));
+}
+/// The elements of all leaves on this device, one leaf behind the other.
+template <class Tree>
+std::vector<f32> elements_of(const Tree& tree) {
+  std::vector<f32> all;
+  for_each_leaf(
+      [&](std::string_view, const auto& leaf) {
+        const auto values = values_of<f32>(leaf.value()->data());
+        all.insert(all.end(), values.begin(), values.end());
+      },
+      tree);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a gradient by what std::optional and std::variant hold is that by Arrays", "[ops][grad]") {
+  on_meshes({"d=1", "d=2", "d=4"}, [](const DevicePtr& device) {
+    const Grid mesh(device);
+    std::uint64_t stream = 0;
+    const auto whole = [&] { return random_normal<f32, "M">(mesh, {{"M", 8}}, {7, ++stream}); };
+    const auto part = [&] { return random_normal<f32, "M/d">(mesh, {{"M", 8}}, {7, ++stream}); };
+    const Dense dense{part(), whole()};
+    const Experts experts{{part(), part()}};
+    const auto bias = whole();
+    const Array<"layers", Block> w{{std::nullopt, dense}, {bias, experts}};
+    const Array<"layers", BlockOfArrays> listed{{{}, {dense}, {}}, {{bias}, {}, {experts}}};
+    const X x = random_normal<f32, "B/d M">(mesh, {{"B", 4}, {"M", 8}}, {8, 0});
+    const auto [loss, grads] = value_and_grad(mesh, loss_of<Block>, w, x, false);
+    const auto [expected_loss, expected] = value_and_grad(mesh, loss_of<BlockOfArrays>, listed, x, false);
+    expect_equal(elements_of(loss), elements_of(expected_loss));
+    expect_equal(elements_of(grads), elements_of(expected));
+    expect(
+        leaf_names(grads) == std::vector<std::string>{"0/mlp/up", "0/mlp/gain", "1/bias", "1/mlp/up/0", "1/mlp/up/1"},
+        "names");
+    const auto recomputed = value_and_grad(mesh, loss_of<Block>, w, x, true);
+    expect_equal(elements_of(recomputed.second), elements_of(expected));
+    const auto reduced = reduce_gradients(mesh, grads);
+    static_assert(std::is_same_v<std::remove_const_t<decltype(reduced)>, Array<"layers", Block>>);
+    expect_equal(elements_of(reduced), elements_of(reduce_gradients(mesh, expected)));
+
+    // By a part, which is a std::variant itself, with a std::optional as an argument and as a result beside the loss.
+    const auto of_part = [](const Kinds& kinds, const X& y, const std::optional<Tensor<f32, "M">>& b) {
+      const X z = FeedForward()(y, kinds);
+      return std::pair(sum(square(b ? z + *b : z)), b);
+    };
+    const auto [l, by_part, back] = value_and_grad(mesh, of_part, Kinds(dense), x, std::optional(bias));
+    static_assert(std::is_same_v<std::remove_cvref_t<decltype(by_part)>, std::variant<Gradient<Grid, Dense>, Experts>>);
+    expect(back.has_value(), "the result beside the loss");
+    expect_says(differentiate(mesh, of_part, Kinds(dense), x, std::optional<Tensor<f32, "M">>()), {"no error"});
+    expect_says(
+        [&] {
+          static_cast<void>(
+              map_tree([](const auto& a, const auto&) { return a; }, w, Array<"layers", Block>{w[1], w[1]}));
+        },
+        {"map_tree: trees of different structure: the std::optional `0/bias` has no value in the first tree and a "
+         "value "
+         "in another"});
+    // Frozen, it is still an error to take the loss of it by surprise.
+    const auto frozen = [&](const Kinds& kinds, const Kinds& others) {
+      return sum(square(FeedForward()(FeedForward()(x, kinds), others)));
+    };
+    expect_says(differentiate(mesh, frozen, Kinds(dense), Kinds(dense)), {"the weight `up` comes from outside"});
+    expect_says(differentiate(mesh, frozen, Kinds(dense), stop_gradient(Kinds(dense))), {"no error"});
   });
 }
