@@ -17,6 +17,7 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/checkpoint/checkpoint.hpp>
@@ -28,6 +29,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "random_bits.hpp"
@@ -713,6 +715,45 @@ TEST_CASE("checkpoint: all that does not fit is one error, with the nearest name
         "'" + scratch.path() +
             "' is not a checkpoint: it has no manifest.json; give one of its checkpoints, such as '" + path + "'");
   });
+}
+
+namespace {
+struct Experts {
+  Tensor<bf16, "F/t/d"> router;
+  Array<"experts", Tensor<f32, "M/d F/t">> up;
+};
+struct Mixed {
+  std::optional<Tensor<i32, "">> count, none;
+  Array<"layers", std::variant<Layer, Experts>> layers;
+};
+Mixed mixed(const DT& mesh, int salt) {
+  const Weights w = make_state(mesh, salt);
+  return {w.count, std::nullopt, {w.layers[0], Experts{w.layers[1].bias, {w.layers[1].w, w.layers[2].w}}, w.layers[2]}};
+}
+}  // namespace
+
+TEST_CASE("checkpoint: the tree that is given says what a std::optional or std::variant holds", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  for (const std::string from : {"d=1,t=1", "d=2,t=2"}) {
+    const std::string folder = scratch / from, path = folder + "/step-00000007";
+    if (!on_mesh(from, [&](const DT& mesh) { io::save(mesh, folder, 7, mixed(mesh, 5), {}); })) continue;
+    for (const std::string to : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+      INFO(from << " to " << to);
+      on_mesh(to, [&](const DT& mesh) {
+        Mixed found = mixed(mesh, 0);
+        io::load(mesh, path, found);
+        expect_same_bits(found, mixed(mesh, 5));
+        Mixed other = found;
+        other.layers[0] = other.layers[1];
+        other.count.reset();
+        const std::string error = error_of([&] { io::load(mesh, path, other); });
+        for (const char* part :
+             {"'layers.0.router' is not in the checkpoint", "'layers.0.bias' is in the checkpoint, but",
+              "'count' is in the checkpoint, but not in the program"})
+          expect(error.find(part) != std::string::npos, error);
+      });
+    }
+  }
 }
 
 namespace {

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "reference.hpp"
@@ -719,6 +721,77 @@ TEST_CASE("trees with Arrays in Arrays keep their structure", "[optim]") {
     expect_same(sums.blocks[2].layers[0], leaf(3), "a leaf of an inner Array");
     expect_same(sums.last, leaf(4), "the leaf after Arrays");
   });
+}
+
+template <class D = f32>
+struct Dense {
+  Tensor<D, "A/d B/t"> up;
+};
+template <class D = f32>
+struct Experts {
+  Tensor<D, "A/d"> router;
+  Array<"experts", Tensor<D, "A/d B/t">> up;
+};
+template <class D = f32>
+struct Mixed {
+  Array<"layers", std::variant<Dense<D>, Experts<D>>> layers;
+  std::optional<Tensor<D, "A/d">> bias, none;
+};
+struct Listed {
+  Dense<> first;
+  Experts<> second;
+  Tensor<f32, "A/d"> bias;
+};
+
+Listed listed(const Mesh<"d t">& mesh, std::uint64_t seed) {
+  const Sizes sizes{{"A", 4}, {"B", 6}};
+  const auto matrix = [&] { return random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 0}); };
+  const auto vector = [&] { return random_normal<f32, "A/d">(mesh, sizes, {seed, 1}); };
+  return {{matrix()}, {vector(), {matrix(), matrix()}}, vector()};
+}
+Mixed<> mixed(const Listed& x) {
+  return {{x.first, x.second}, x.bias, std::nullopt};
+}
+
+template <class O>
+void check_mixed(const std::string& name, const O& optimizer) {
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=2,t=2"}, [&](const Mesh<"d t">& mesh) {
+    Listed w = listed(mesh, 1);
+    Mixed<> m = mixed(w);
+    auto moments = optimizer.init(w);
+    auto of_mixed = optimizer.init(m);
+    auto copies = cast_tree<Mixed<bf16>>(m);
+    for (std::int64_t step = 0; step < 2; ++step) {
+      const Listed g = listed(mesh, 10 + static_cast<std::uint64_t>(step));
+      const LeafRules of_layers{{{"first/up", {.decay = 0}}, {"second/up/*", {.decay = 0}}, {"bias", {.rate = 0.5}}}};
+      optimizer.update(w, moments, g, 0.1, 1.0, step, of_layers);
+      optimizer.update(
+          m, of_mixed, mixed(g), 0.1, 1.0, step,
+          LeafRules{{{"layers/0/up", {.decay = 0}}, {"layers/1/up/*", {.decay = 0}}, {"bias", {.rate = 0.5}}}}, copies);
+    }
+    const auto same = [](const auto& a, const auto& b) {
+      for_each_leaf([](std::string_view leaf, const auto& x, const auto& y) { expect_same(x, y, std::string(leaf)); },
+                    a, b);
+    };
+    same(m, mixed(w));
+    same(copies, cast_tree<Mixed<bf16>>(m));
+    expect(global_norm(mesh, m) == global_norm(mesh, w), "the norm");
+    Mixed<> other = m;
+    other.bias.reset();
+    expect_error(
+        [&] { optimizer.update(m, of_mixed, other, 0.1, 1.0, 2, [](std::string_view) { return true; }); },
+        name +
+            ": trees of different structure: the std::optional `bias` has a value in the first tree and no value in "
+            "another; build them from one configuration");
+  });
+}
+
+TEST_CASE("every optimizer takes what a std::optional or std::variant holds", "[optim]") {
+  check_mixed("AdamW", AdamW{});
+  check_mixed("SGD", SGD{});
+  check_mixed("Lion", Lion{});
+  check_mixed("Muon", Muon{});
+  check_mixed("Adafactor", Adafactor{});
 }
 
 TEST_CASE("an optimizer names what is missing or of another length", "[optim]") {
