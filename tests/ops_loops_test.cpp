@@ -5,10 +5,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "random_bits.hpp"
@@ -539,6 +541,77 @@ TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops
         stack<"L">(parts));
     parts.clear();
     ERROR_IS("stack<`L`>: there is nothing to stack; give one tree at least", stack<"L">(parts));
+  });
+}
+
+namespace {
+
+struct Up {
+  Tensor<f32, "M"> w;
+};
+struct Twice {
+  Tensor<f32, "M"> first, second;
+};
+struct Mixed {
+  std::optional<Tensor<f32, "M">> bias;
+  std::variant<Up, Twice> kind;
+};
+struct UpOfAll {
+  Tensor<f32, "Y M"> w;
+};
+struct TwiceOfAll {
+  Tensor<f32, "Y M"> first, second;
+};
+struct MixedOfAll {
+  std::optional<Tensor<f32, "Y M">> bias;
+  std::variant<UpOfAll, TwiceOfAll> kind;
+};
+using Extra = std::optional<Tensor<f32, "M">>;
+X<f32> mixed_layer(const X<f32>& x, const Mixed& w, const Extra& extra) {
+  X<f32> y = extra ? x * *extra : x;
+  if (const auto* up = std::get_if<Up>(&w.kind)) y = tanh(y * up->w);
+  if (const auto* both = std::get_if<Twice>(&w.kind)) y = tanh(y * both->first) * both->second;
+  return w.bias ? y + *w.bias : y;
+}
+
+}  // namespace
+
+TEST_CASE("stack, unstack and scan_layers take what a std::optional or std::variant holds", "[ops][loops]") {
+  on_meshes(meshes, [](const Grid& mesh) {
+    std::uint64_t stream = 0;
+    const auto draw = [&] { return random_normal<f32, "M">(mesh, {{"M", 6}}, {9, ++stream}); };
+    std::vector<Mixed> parts;
+    for (int i = 0; i < 3; ++i) parts.push_back({draw(), Twice{draw(), draw()}});
+    const MixedOfAll all = stack<"Y">(parts);
+    expect(all.bias.has_value() && all.kind.index() == 1, "what it holds");
+    std::size_t i = 0;
+    for (const Mixed part : unstack<"Y">(all)) expect_same_bits(part, parts.at(i++), "a part");
+
+    const X<f32> x = random_normal<f32, "B/d M">(mesh, {{"B", 4 * mesh.size("d")}, {"M", 6}}, {9, 0});
+    const auto of_stacked = [&](const MixedOfAll& w, const Extra& extra, const std::string& policy) {
+      return mean_square(scan_layers<"Y">(mixed_layer, w, x, {.recompute = {policy}}, extra));
+    };
+    const auto of_list = [&](const Array<"layers", Mixed>& w, const Extra& extra) {
+      return mean_square(scan_layers(mixed_layer, w, x, extra));
+    };
+    const Extra extra = draw();
+    Array<"layers", Mixed> list;
+    list.assign(parts.begin(), parts.end());
+    const auto [loss, grads] = value_and_grad(mesh, of_list, list, extra);
+    std::vector<Mixed> each;
+    for (const auto& one : reduce_gradients(mesh, grads)) each.push_back(one);
+    const MixedOfAll expected = stack<"Y">(each);
+    for (const std::string policy : {"none", "everything"}) {
+      const auto [found, by_stacked] = value_and_grad(mesh, of_stacked, all, extra, policy);
+      expect_same_bits(found, loss, policy);
+      expect_same_bits(reduce_gradients(mesh, by_stacked), expected, policy);
+    }
+
+    parts[1].bias.reset();
+    ERROR_IS(
+        "stack<`Y`>: trees of different structure: the std::optional `bias` has a value in the first tree and no value "
+        "in another; build them from one configuration",
+        stack<"Y">(parts));
   });
 }
 
