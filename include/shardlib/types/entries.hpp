@@ -166,18 +166,19 @@ void hold(T& node, std::size_t held) {
     at_entry<T>(held, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) { node.template emplace<I>(); });
   }
 }
-/// Calls f(path, entry, entry of the second tree's node, ...) for each entry. Throws if the nodes hold another number
-/// or another alternative.
+/// Throws if another tree's node holds another number or another alternative.
+template <class T, class U>
+void require_same_entries(const Path& path, const T& node, const U& other) {
+  if (held_by(node) != held_by(other))
+    fail_structure(path.function(), entries_kind<T>(),
+                   path.above == nullptr ? std::string(array_name<T>()) : path.text(), held_by(node), held_by(other));
+}
+/// Calls f(path, entry, entry of the second tree's node, ...) for each entry, after require_same_entries.
 template <class F, class Tree, class... More>
 void each_entry(const F& f, const Path& path, Tree& tree, More&... more) {
   using T = std::remove_const_t<Tree>;
+  (require_same_entries<T>(path, tree, more), ...);
   const std::size_t held = held_by(tree);
-  [[maybe_unused]] const auto alike = [&](const auto& other) {  // g++ warns of one tree
-    if (held_by(other) != held)
-      fail_structure(path.function(), entries_kind<T>(),
-                     path.above == nullptr ? std::string(array_name<T>()) : path.text(), held, held_by(other));
-  };
-  (alike(more), ...);
   if constexpr (is_array<T>)
     for (std::size_t i = 0; i < held; ++i) f(Path{&path, {}, i}, tree[i], more[i]...);
   else
