@@ -25,6 +25,7 @@
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/optim/reduce_gradients.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

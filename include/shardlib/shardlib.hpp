@@ -67,6 +67,7 @@
 #include "shardlib/optim/lr_schedule.hpp"        // learning-rate schedules
 #include "shardlib/optim/muon.hpp"               // Muon
 #include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion
+#include "shardlib/optim/reduce_gradients.hpp"   // sums of gradients over axes of replicated weights
 
 // The definitions of ops/positions.hpp and ops/submesh.hpp: kernels without templates, so no header of compute/ brings
 // them. shardlib::compiled has them.

@@ -17,7 +17,7 @@
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/optim/global_norm.hpp"
-#include "shardlib/optim/optimizers.hpp"
+#include "shardlib/optim/reduce_gradients.hpp"
 #include "shardlib/pipeline/program.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/pipeline/simulate.hpp"

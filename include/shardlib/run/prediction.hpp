@@ -54,8 +54,8 @@ struct Prediction {
 
 /// The number of messages in sequence in a collective of n devices, by its best algorithms (Thakur, Rabenseifner and
 /// Gropp 2005): ceil(log2 n) for gathers, scatters and scans, twice that for all_reduce, n - 1 for all_to_all and for
-/// ops that send their shards one by one (attention, einsums; in attention's backward pass three times as many), else 1.
-/// `messages_in_sequence("all_reduce", 8)` is 6.
+/// ops that send their shards one by one (attention, einsums; in attention's backward pass three times as many),
+/// else 1. `messages_in_sequence("all_reduce", 8)` is 6.
 [[nodiscard]] SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices);
 
 /// Predicts the seconds of a planned step. A collective over several axes runs at the speed of the slowest.

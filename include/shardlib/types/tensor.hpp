@@ -1,6 +1,7 @@
 // Tensor<dtype, "spec"> and Mesh<"axes">: the types only, without code that runs.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <span>
 #include <string>
