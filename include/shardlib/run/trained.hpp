@@ -128,7 +128,7 @@ StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Train
     optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, factors, trained.copies);
     return all;
   };
-  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
+  const AdamW adamw{.beta1 = t.beta1, .beta2 = t.beta2, .epsilon = t.adam_epsilon, .weight_decay = t.weight_decay};
   if (o.name == "adafactor") {
     auto [rows, cols] = by(Adafactor{.weight_decay = t.weight_decay}, state.rows[0], state.cols[0]);
     state.rows[0] = std::move(rows);
@@ -136,7 +136,7 @@ StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Train
   } else if (o.name == "sgd") {
     state.mu[0] = by(SGD{.momentum = t.beta1, .weight_decay = t.weight_decay}, state.mu[0]).mu;
   } else if (o.name == "lion") {
-    state.mu[0] = by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu[0]).mu;
+    state.mu[0] = by(Lion{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay}, state.mu[0]).mu;
   } else {
     const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = is_muon_matrix, .stack = is_muon_matrix};
     auto [mu, nu] = o.name == "muon" ? by(muon, state.mu[0], state.nu[0]) : by(adamw, state.mu[0], state.nu[0]);
