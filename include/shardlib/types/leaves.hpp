@@ -175,6 +175,8 @@ constexpr bool all_leaves_of(P p) {
     return false;
   else if constexpr (is_tensor<Tree>)
     return p(std::type_identity<Tree>{}, std::type_identity<More>{}...);
+  else if constexpr (is_array<Tree>)  // without a pack, which takes longer to compile
+    return all_leaves_of<P, typename Tree::value_type, typename More::value_type...>(p);
   else
     return []<std::size_t... I>(std::index_sequence<I...>, P q) {
       return (all_leaves_of_parts<P, I, Tree, More...>(q) && ...);
@@ -207,6 +209,8 @@ constexpr bool alike() {
     return false;
   else if constexpr (is_tensor<T>)
     return true;
+  else if constexpr (is_array<T>)
+    return alike<typename T::value_type, typename U::value_type>();
   else
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (alike_at<I, T, U>() && ...);

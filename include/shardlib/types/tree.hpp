@@ -183,6 +183,8 @@ template <OpName Name, class T>
 constexpr bool check_tree() {
   if constexpr (is_tensor<T>)
     return true;
+  else if constexpr (is_array<T>)  // without a pack, which takes longer to compile
+    return check_tree<Name, typename T::value_type>();
   else if constexpr (has_entries<T> || has_fields<T>())
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (checked_part<Name, T, I>() && ...);
