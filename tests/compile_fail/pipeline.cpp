@@ -85,7 +85,7 @@ struct LossOfOtherArguments : Right {
 };
 static_assert(pipeline::valid_program<Staged, LossOfOtherArguments, Weights>);
 
-// expect: pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length
+// expect: pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array, a std::optional and a std::variant have no fixed length
 using Many = Array<"x", X>;
 struct HandsOverMany {
   Many enter(const Weights&, const StagePlace&) const;

@@ -225,7 +225,8 @@ struct stages_of {
   using activation = typename enter_of<Program, W>::type;
   using made = typename stage_of<Program, W, activation>::type;
   static_assert(core::is_tree<activation>() && !core::is_open<activation>(),
-                "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length");
+                "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array, a std::optional "
+                "and a std::variant have no fixed length");
   static constexpr bool ok = [] {
     if constexpr (is_tensor<activation> && is_tensor<made>)
       return core::checked<rules::stage_result, dtype_v<typename activation::value_type>, activation::spec,
