@@ -70,12 +70,15 @@ class Graph {
     folded_ = true;
     std::vector<std::size_t> into(nodes_.size());
     std::iota(into.begin(), into.end(), std::size_t{0});
+    std::vector<std::vector<std::size_t>> next(nodes_.size());  // of each set: the nodes at the ends of its arrows
+    for (const Edge& edge : edges_) next[edge.from].push_back(edge.to);
     for (const Edge& edge : edges_) {
       const std::size_t from = into[edge.from], to = into[edge.to];
-      if (from == to || !alike(nodes_[edge.from], nodes_[edge.to]) || another_way(into, from, to)) continue;
+      if (from == to || !alike(nodes_[edge.from], nodes_[edge.to]) || another_way(into, next, from, to)) continue;
       // The name of a set is its first member, so its members are in the order in which they ran.
-      for (std::size_t& set : into)
-        if (set == std::max(from, to)) set = std::min(from, to);
+      const std::size_t kept = std::min(from, to), gone = std::max(from, to);
+      std::ranges::replace(into, gone, kept);
+      next[kept].insert(next[kept].end(), next[gone].begin(), next[gone].end());
     }
     std::set<Edge> edges;
     for (const Edge& edge : edges_)
@@ -194,17 +197,20 @@ class Graph {
     return small(a) && small(b) && a.kind == b.kind && a.recomputed == b.recomputed;
   }
   /// Whether a path leads from one set of nodes to another one through a third.
-  [[nodiscard]] bool another_way(const std::vector<std::size_t>& into, std::size_t from, std::size_t to) const {
-    std::set<std::size_t> seen;
+  [[nodiscard]] static bool another_way(const std::vector<std::size_t>& into,
+                                        const std::vector<std::vector<std::size_t>>& next, std::size_t from,
+                                        std::size_t to) {
+    std::vector<bool> seen(into.size());
     std::vector<std::size_t> todo{from};
     while (!todo.empty()) {
       const std::size_t at = todo.back();
       todo.pop_back();
-      for (const Edge& edge : edges_) {
-        const std::size_t next = into[edge.to];
-        if (into[edge.from] != at || next == at || (at == from && next == to)) continue;
-        if (next == to) return true;
-        if (seen.insert(next).second) todo.push_back(next);
+      for (const std::size_t node : next[at]) {
+        const std::size_t set = into[node];
+        if (set == at || seen[set] || (at == from && set == to)) continue;
+        if (set == to) return true;
+        seen[set] = true;
+        todo.push_back(set);
       }
     }
     return false;
