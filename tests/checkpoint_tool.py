@@ -105,6 +105,7 @@ def average(tool):
     os.makedirs(run)
     put(os.path.join(run, "config.toml"), b"")
     fails(2, (run, one, two), f"'{run}' is the folder of a run: give '{run}/checkpoints'")
+    fails(2, (os.path.join(tool.root, "step-00000030"), one, two), "has the name of a checkpoint")
     for place, why in (run, "is the folder of a run"), (one, "is a checkpoint"), (file, "is a file"):
         said = tool.run(2, "from-safetensors", file, place, "--step", "99")
         check(f"'{place}' {why}" in said, f"from-safetensors into {place}: {said}")

@@ -76,6 +76,9 @@ inline void require_place(const std::string& directory) {
   if (io::file_exists(directory + "/manifest.json")) throw UsageError("'" + directory + "' is a checkpoint" + give);
   if (io::file_exists(directory + "/config.toml"))
     throw UsageError("'" + directory + "' is the folder of a run: give '" + directory + "/checkpoints'");
+  if (io::detail::step_of(base_name(directory)))  // a run would take it for a damaged checkpoint
+    throw UsageError("'" + directory + "' has the name of a checkpoint, which is made in the folder that you give" +
+                     give);
 }
 
 /// Throws UsageError if there is something at the path that a command would make.
