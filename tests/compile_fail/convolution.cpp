@@ -66,3 +66,8 @@ auto without_lengths(const Tensor<f32, "B L C">& x, const Tensor<f32, "K C F">& 
 auto window_by_number(const Tensor<f32, "B L C">& x) {
   return windows<"L, K -> N">(x, 3);
 }
+
+// expect: windows: it does not take these arguments; write `windows<..?L, K -> N..?>\(x, {{..?K..?, 3}}\)`
+auto windows_without_lengths(const Tensor<f32, "B L C">& x) {
+  return windows(x, 3);
+}

@@ -723,6 +723,21 @@ auto rope_along_one_dim(const Tensor<f32, "B L D">& x) {
   return rope<"L">(x);
 }
 
+// expect: diagonal: it does not take these arguments; write `diagonal<..?X..?, ..?Y..?>\(x\)`
+auto diagonal_of_all_dims(const Tensor<f32, "A B">& x) {
+  return diagonal(x);
+}
+
+// expect: triu: it does not take these arguments; write `triu<..?Qlen..?, ..?Klen..?>\(x\)`
+auto triangle_without_dims(const Tensor<f32, "A B">& x) {
+  return triu(x, 1);
+}
+
+// expect: sequence_positions: it does not take these arguments; write `sequence_positions<..?L/s..?>\(mesh, 128, SequenceOrder
+auto positions_without_order(const Mesh<"s">& mesh) {
+  return sequence_positions<"L/s">(mesh, 128);
+}
+
 // expect: max: it does not take these arguments; write `max<..?A B -> A..?>\(x\)`, or for the larger of two elements `maximum\(
 auto max_of_two(const Tensor<f32, "B M">& x) {
   return max(x, 0.0);

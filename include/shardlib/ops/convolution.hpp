@@ -145,12 +145,6 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site s
     -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
-/// A compile error without the sizes of a window.
-template <OpSpec Lengths, class... Args>
-requires(detail::tensor_first<Args...> &&
-         !(std::is_convertible_v<Args, Sizes> || ...)) auto windows(const Args&... args) {
-  return detail::wrong_call<"windows", "windows<\"L, K -> N\">(x, {{\"K\", 3}})">(args...);
-}
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
@@ -179,13 +173,6 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window 
     -> Tensor<detail::after_t<detail::is_float<"conv_unreduced", D> && detail::one_dtype<"conv_unreduced", D, E>, D>,
               detail::result_for<D, rules::conv, O, Lengths, S, T>> {
   return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
-}
-/// A compile error without the lengths.
-template <OpSpec O, class... Args>
-requires detail::tensor_first<Args...>
-auto conv_unreduced(const Args&... args) {
-  return detail::wrong_call<"conv_unreduced", "conv_unreduced<\"B L C, K C F -> B N F\", \"L, K -> N\">(x, w)">(
-      args...);
 }
 
 }  // namespace shardlib
