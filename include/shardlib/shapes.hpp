@@ -14,7 +14,6 @@
 #include "shardlib/ops/dropout.hpp"            // dropout
 #include "shardlib/ops/einsum.hpp"             // einsum_unreduced, einsum
 #include "shardlib/ops/elementwise.hpp"        // exp, relu, pow, maximum, where, cast, stop_gradient
-#include "shardlib/ops/forms.hpp"              // compile errors for calls that fit no form of an op
 #include "shardlib/ops/index.hpp"              // index_unreduced, scatter_add, take_along
 #include "shardlib/ops/layout.hpp"    // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack, unstack
 #include "shardlib/ops/loops.hpp"     // scan_layers, fori, scan

@@ -115,6 +115,9 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale, order);
 }
+SHARDLIB_FORM(causal_attention,
+              "causal_attention<\"L\", \"D\">(q, k, v)`, where L is the dim of positions and D the width of a head, or "
+              "with segments and a scale `causal_attention<\"L\", \"D\">(q, k, v, segments, 0.125)")
 
 namespace detail {
 
@@ -167,5 +170,6 @@ auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tenso
       all_gather<detail::op_spec_of(S, whole)>(segments, site), scale, site);
   return all_to_all<detail::exchange_of<Exchange, Q>(true)>(y, site);
 }
+SHARDLIB_FORM(ulysses_attention, "ulysses_attention<\"L/s H -> L H/s\", \"D\">(q, k, v)")
 
 }  // namespace shardlib

@@ -39,6 +39,7 @@ auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
   return out;
 }
 SHARDLIB_NEEDS_OP_SPEC(all_gather)
+SHARDLIB_FORM(all_gather, "all_gather<\"M/d F -> M F\">(x)`, or by the axis `all_gather<over<\"d\">>(x)")
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
@@ -63,6 +64,7 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
   return out;
 }
 SHARDLIB_NEEDS_OP_SPEC(reduce_scatter)
+SHARDLIB_FORM(reduce_scatter, "reduce_scatter<\"M +t -> M/t\">(x)")
 
 namespace detail {
 /// Sums over the axes that are partial in `in` and no longer in `out`.
@@ -83,6 +85,7 @@ auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
                                                  detail::vjp(x, detail::all_reduce_vjp<Out, Tensor<D, S>>));
 }
 SHARDLIB_NEEDS_OP_SPEC(all_reduce)
+SHARDLIB_FORM(all_reduce, "all_reduce<\"M +t -> M\">(x)`, or by the axis `all_reduce<over<\"t\">>(x)")
 
 namespace detail {
 /// The maximum over the dims that `out` lacks: first of this device's shard, then over devices.
@@ -120,6 +123,7 @@ auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
                                                  detail::vjp(x, detail::all_to_all_vjp<Out, Tensor<D, S>>));
 }
 SHARDLIB_NEEDS_OP_SPEC(all_to_all)
+SHARDLIB_FORM(all_to_all, "all_to_all<\"A/t B -> A B/t\">(x)")
 
 namespace detail {
 /// Sends the shard to the device `by` places further along the ring of an axis.
@@ -159,6 +163,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_for<D, rules::shift_over, O, S>> {
   return shift<OpSpec{std::string_view(S)}, AxisName{rules::over_axes(O)}>(x, by, site);
 }
+SHARDLIB_FORM(shift, "shift<over<\"t\">>(x, 1)")
 
 namespace detail {
 /// Copies this device's shard out of a replicated value.
@@ -186,6 +191,7 @@ auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
                                             detail::vjp(x, detail::shard_vjp<Out, Tensor<D, S>>));
 }
 SHARDLIB_NEEDS_OP_SPEC(shard)
+SHARDLIB_FORM(shard, "shard<\"M -> M/t\">(x)")
 
 namespace detail {
 /// The value on the first device of the axes that become partial, and zeros on the others.

@@ -145,6 +145,7 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site s
     -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
+SHARDLIB_FORM(windows, "windows<\"L, K -> N\">(x, {{\"K\", 3}})")
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
@@ -174,5 +175,6 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window 
               detail::result_for<D, rules::conv, O, Lengths, S, T>> {
   return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
 }
+SHARDLIB_FORM(conv_unreduced, "conv_unreduced<\"B L C, K C F -> B N F\", \"L, K -> N\">(x, w, {.stride = 2})")
 
 }  // namespace shardlib

@@ -57,6 +57,13 @@ auto iota(const Mesh<A>& mesh, DimSize size, Site site = Site::current())
     -> Tensor<i32, detail::result_of<rules::iota, A, S>> {
   return Tensor<i32, S>(detail::create_iota({"iota", S, site}, mesh.device(), detail::parsed<S>, size));
 }
+SHARDLIB_FORM(iota, "iota<\"L\">(mesh, 128)`, whose dtype is i32")
+/// A compile error for a dtype, which zeros and full take.
+template <dtype D, Spec S, class... Args>
+auto iota(const Args&... args) {
+  return detail::wrong_call<"iota", "iota<\"L\">(mesh, 128)`, or of another dtype `cast<f32>(iota<\"L\">(mesh, 128))">(
+      args..., S);
+}
 /// The positions of a sequence's elements along one dim: those of iota, or in zigzag order.
 /// `sequence_positions<"L/s">(mesh, 128, SequenceOrder::zigzag)`
 template <Spec S, Spec A>
@@ -65,6 +72,7 @@ auto sequence_positions(const Mesh<A>& mesh, DimSize size, SequenceOrder order, 
   return Tensor<i32, S>(
       detail::create_positions({"sequence_positions", S, site}, mesh.device(), detail::parsed<S>, size, order));
 }
+SHARDLIB_FORM(sequence_positions, "sequence_positions<\"L/s\">(mesh, 128, SequenceOrder::zigzag)")
 /// True where the row may see the column: row >= column. `causal_mask<"Qlen Klen">(mesh, 128, 128)`
 template <Spec S, Spec A>
 auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site = Site::current())
@@ -72,6 +80,7 @@ auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site =
   return Tensor<bool_, S>(
       detail::create_causal_mask({"causal_mask", S, site}, mesh.device(), detail::parsed<S>, rows, columns));
 }
+SHARDLIB_FORM(causal_mask, "causal_mask<\"Qlen Klen\">(mesh, 128, 128)")
 
 /// Identifies a sequence of random numbers by a seed and a stream. Use a different stream for each array.
 struct RandomKey {

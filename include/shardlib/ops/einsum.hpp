@@ -242,6 +242,7 @@ inline constexpr Spec of_more<true, Name, O> = result_of<rules::einsum_of_more, 
 template <OpSpec O, class Out = void, tensor X, tensor Y, tensor Z, tensor U, tensor V, tensor... More>
 auto einsum_unreduced(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
     -> Tensor<typename X::value_type, detail::of_more<tensor<V>, "einsum_unreduced", O>>;
+SHARDLIB_FORM(einsum_unreduced, "einsum_unreduced<\"A B, B C -> A C\">(x, y)")
 
 namespace detail {
 
@@ -302,5 +303,6 @@ auto einsum(const X& x, const Y& y, const Z& z, const U& u, const V& v, const Mo
     -> Tensor<typename X::value_type, detail::of_more<tensor<V>, "einsum", O>>;
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;
+SHARDLIB_FORM(einsum, "einsum<\"A B/t, B/t C -> A C\">(x, y)")
 
 }  // namespace shardlib

@@ -51,6 +51,7 @@ SHARDLIB_UNARY(abs)
 SHARDLIB_UNARY(relu)
 /// The tanh approximation of GELU, as in GPT-2 (Hendrycks and Gimpel 2016). `gelu(x)`
 SHARDLIB_UNARY(gelu)
+SHARDLIB_FORM(gelu, "gelu(x)")
 /// The product x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
 SHARDLIB_UNARY(swish)
 /// The sine of each element. `sin(x)`
@@ -276,6 +277,7 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::curr
                                        detail::WhereElseNumber<D>{c.value(), a.value(), D{}},
                                        detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
+SHARDLIB_FORM(masked, "masked(c, x)`, or with another number than 0 where c is false `where(c, x, -1e30)")
 
 /// Elements of a where c holds, else the constant. For a partial `a`, use masked(). `where(seen, scores, -1e30)`. The
 /// constant may stand first: `where(hidden, -1e30, scores)`
@@ -342,6 +344,12 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<To, deta
       detail::require_no_gradient(op, x.value(), detail::zero_derivative);
     return detail::record_unary<"cast", Tensor<To, S>>(op, x, detail::sizes_of(x.value()), detail::cast_kernel<To, D>);
   }
+}
+SHARDLIB_FORM(cast, "cast<bf16>(x)")
+/// A compile error for another dtype than those of a tensor.
+template <class To, tensor X>
+requires(!dtype<To>) auto cast(const X& x) {
+  return detail::wrong_call<"cast", "cast<f32>(x)`, where f32 is one of f32, bf16, f64, i32, u32, u8 and bool_">(x);
 }
 
 namespace detail {

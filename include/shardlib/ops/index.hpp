@@ -142,6 +142,7 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& i, const Ten
 template <dtype D, Spec S, dtype E, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<E, T>& indices)
     -> detail::needs_op_spec<"index_unreduced", D, S, T>;
+SHARDLIB_FORM(index_unreduced, "index_unreduced<\"[V] M, B -> B M\">(table, ids)")
 
 namespace detail {
 /// Looks up the row of the cotangent that each row of the operand was added to.
@@ -199,6 +200,7 @@ auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J
       O, Tensor<D, detail::result_for<detail::summed_in<D, T, U, V>, rules::scatter_add3, O, S, T, U, V>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, i, j, k);
 }
+SHARDLIB_FORM(scatter_add, "scatter_add<\"B M, B -> [V] M\">(rows, ids, {{\"V\", 8}})")
 
 namespace detail {
 /// Adds the cotangent of each result to the cotangent of the element that it has picked.

@@ -39,6 +39,7 @@ auto rename(const Tensor<D, S>& x, Site site = Site::current())
   const detail::Calling op{"rename", Names, site};
   return detail::relabel<"rename", Out>(op, x, detail::sizes_of(x.value()));
 }
+SHARDLIB_FORM(rename, "rename<\"L -> Klen\">(x)")
 
 namespace detail {
 /// The sizes of `x` in the order of `out`.
@@ -59,6 +60,7 @@ auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
                                                 detail::vjp(x, detail::rearrange_vjp<Out, Tensor<D, S>>));
 }
 SHARDLIB_NEEDS_OP_SPEC(rearrange)
+SHARDLIB_FORM(rearrange, "rearrange<\"A B -> B A\">(x)")
 
 /// Reverses the order of the dims, like numpy's .T, as a local copy. `transpose(x)` of "A B/t" is "B/t A"
 template <dtype D, Spec S>
@@ -74,6 +76,7 @@ auto transpose(const Tensor<D, S>& x, Site site = Site::current())
 }
 template <OpSpec O, dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x) -> Tensor<D, detail::result_of<rules::transpose_to, O, S>>;
+SHARDLIB_FORM(transpose, "transpose<\"A\", \"B\">(x)")
 
 namespace detail {
 GlobalSizes merged_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec& out, const ValuePtr& x);
@@ -102,6 +105,7 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
   return detail::relabel<"split", Out>(op, x,
                                        detail::split_sizes(op, parts, detail::parsed<Out::spec>, x.value(), sizes));
 }
+SHARDLIB_FORM(split, "split<\"E -> H D\">(x, {{\"D\", 64}})")
 
 namespace detail {
 /// The sizes of the stack of a tensor's shards, or of the tensor that the elements of a stack are shards of.
@@ -185,6 +189,7 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curr
       detail::vjp(
           b, detail::RangeVjp<Dual<Tensor<E, T>, axes>>{{at, sizes.first.size, 0, sizes.second.size}, sizes.second}));
 }
+SHARDLIB_FORM(concat, "concat<\"Past, L -> Klen\">(a, b)")
 
 namespace detail {
 /// The size of `x` along dim `at`, if it has the indices [begin, begin + size). Throws if not.
@@ -221,6 +226,7 @@ auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site s
                                              detail::CopyRange{at, begin, 0, size},
                                              detail::vjp(x, detail::RangeVjp<Due>{{at, 0, begin, size}, own}));
 }
+SHARDLIB_FORM(narrow, "narrow<\"L -> N\">(x, 0, 4)")
 
 /// Adds zeros before and after the elements along an unsharded dim. The result's dim has a name of its own. Backward:
 /// narrow. `pad<"L -> N">(x, 1, 2)`
@@ -237,6 +243,7 @@ auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, double 
   using Out = Tensor<D, detail::result_for<D, rules::pad_with, O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, value);
 }
+SHARDLIB_FORM(pad, "pad<\"L -> N\">(x, 1, 1)")
 
 namespace detail {
 
@@ -286,6 +293,7 @@ auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curre
     -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
   return stack<Dim>(std::vector{a, b}, site);
 }
+SHARDLIB_FORM(stack, "stack<\"layer\">(a, b)`, or of more tensors `stack<\"layer\">(std::vector{a, b, c})")
 
 /// The parts along the first dim, which is unsharded: the inverse of stack. A part of 64 bytes or a multiple of that is
 /// a view of the operand, without a copy. Backward: stack. `unstack<"L">(x)` of "L B/d M" gives tensors "B/d M"

@@ -127,6 +127,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
     return detail::cross_entropy_of(op, logits, targets, highest, part, Out(log_sum_exp(part) - target));
   }
 }
+SHARDLIB_FORM(cross_entropy, "cross_entropy(logits, targets)`, whose last dim of the logits is the vocabulary")
 
 namespace detail {
 
@@ -171,5 +172,6 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
   return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,
                                                  {&detail::parsed<due_x>, &detail::parsed<due_table>}));
 }
+SHARDLIB_FORM(linear_cross_entropy, "linear_cross_entropy<\"B M, V M -> B V\">(x, table, targets)")
 
 }  // namespace shardlib

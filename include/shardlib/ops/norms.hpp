@@ -179,5 +179,7 @@ auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, Positions positi
   return detail::record_unary<"rope", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), rotate,
                                                     detail::vjp(x, detail::RotateVjp<D>{op, rotate}));
 }
+SHARDLIB_FORM(rope,
+              "rope<\"L\", \"D\">(x, {.base = 10000})`, where L is the dim of positions and D the width of a head")
 
 }  // namespace shardlib

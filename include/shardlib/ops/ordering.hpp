@@ -70,5 +70,6 @@ requires detail::tensor_first<Args...>
 auto top_k(const Args&... args) {
   return detail::needs_dim<"top_k", ", \"K\"">(args...);
 }
+SHARDLIB_FORM(top_k, "top_k<\"V\", \"K\">(x, 4)")
 
 }  // namespace shardlib

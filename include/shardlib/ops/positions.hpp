@@ -65,6 +65,7 @@ requires detail::tensor_first<Args...>
 auto roll(const Args&... args) {
   return detail::needs_dim<"roll">(args...);
 }
+SHARDLIB_FORM(roll, "roll<\"L\">(x, 1)")
 
 namespace detail {
 template <class D>
@@ -87,6 +88,7 @@ auto one_hot(const Tensor<I, S>& indices, DimSize size, Site site = Site::curren
   const Tensor<i32, V> positions(detail::create_iota(op, indices.device(), detail::parsed<V>, size));
   return detail::map_as<"one_hot", Out>(op, detail::OneAt<To>{}, indices, positions);
 }
+SHARDLIB_FORM(one_hot, "one_hot<\"V\">(ids, 8)")
 
 namespace detail {
 
@@ -129,12 +131,14 @@ auto tril(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::cu
     -> Tensor<D, detail::result_of<rules::triangle, OpName("tril"), Rows, Columns, S>> {
   return detail::triangle<"tril", Rows, Columns>(detail::Calling{"tril", {}, site}, x, diagonal, true);
 }
+SHARDLIB_FORM(tril, "tril<\"Qlen\", \"Klen\">(x)")
 /// Keeps the elements on and above a diagonal of two dims, as tril those below it. `triu<"Qlen", "Klen">(x, 1)`
 template <DimName Rows, DimName Columns, dtype D, Spec S>
 auto triu(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::triangle, OpName("triu"), Rows, Columns, S>> {
   return detail::triangle<"triu", Rows, Columns>(detail::Calling{"triu", {}, site}, x, diagonal, false);
 }
+SHARDLIB_FORM(triu, "triu<\"Qlen\", \"Klen\">(x)")
 
 namespace detail {
 
@@ -166,5 +170,6 @@ auto diagonal(const Tensor<D, S>& x, Site site = Site::current())
   using Out = Tensor<D, detail::result_of<rules::diagonal, Kept, Dropped, S>>;
   return detail::lookup<detail::diagonal_op<Kept, Dropped, S>(), Out>(op, x, positions);
 }
+SHARDLIB_FORM(diagonal, "diagonal<\"X\", \"Y\">(x)")
 
 }  // namespace shardlib

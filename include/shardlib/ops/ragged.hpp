@@ -52,6 +52,7 @@ auto ragged_all_to_all(const Tensor<D, S>& rows, const Tensor<I, From>& sent, co
       detail::RaggedExchange{rows.value(), sent.value(), received.value()},
       detail::vjp(rows, detail::save(sent, received), detail::RaggedVjp<Due>{}));
 }
+SHARDLIB_FORM(ragged_all_to_all, "ragged_all_to_all<\"R/e M -> S/e M\">(rows, sent, received, {{\"S\", 64}})")
 
 namespace detail {
 
@@ -143,5 +144,6 @@ auto grouped_einsum(const Tensor<D, S>& rows, const Tensor<E, W>& weights, const
       detail::vjp(rows, detail::save(weights, counts), detail::GroupedRowsVjp<Dual<Tensor<D, S>, axes>>{}),
       detail::vjp(weights, detail::save(rows, counts), detail::GroupedWeightsVjp<Dual<Tensor<E, W>, axes>>{}));
 }
+SHARDLIB_FORM(grouped_einsum, "grouped_einsum<\"S M, X M F -> S F\">(rows, weights, counts)")
 
 }  // namespace shardlib

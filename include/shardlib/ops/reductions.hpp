@@ -79,6 +79,7 @@ template <dtype D, Spec S>
 auto sum(const Tensor<D, S>& /*x*/, int /*axis*/) {
   return detail::needs_op_spec<"sum", D, S>();
 }
+SHARDLIB_FORM(sum, "sum<\"A B -> A\">(x)")
 
 /// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
@@ -89,6 +90,7 @@ auto mean(const Tensor<D, S>& x, Site site = Site::current())
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(mean)
+SHARDLIB_FORM(mean, "mean<\"A B -> A\">(x)")
 
 namespace detail {
 /// A `ct` that is null stands for a cotangent of ones.
@@ -137,6 +139,7 @@ template <dtype D, Spec S>
 auto max(const Tensor<D, S>& /*x*/) {
   return detail::needs_op_spec<"max", D, S>();
 }
+SHARDLIB_FORM(max, "max<\"A B -> A\">(x)`, or for the larger of two elements `maximum(x, 0.0)")
 
 /// The minimum over unsharded dims. Throws if there is no element. Backward: the cotangent goes to the first of the
 /// elements that are equal to the minimum. `min<"B/d V -> B/d">(x)`
@@ -148,6 +151,7 @@ template <dtype D, Spec S>
 auto min(const Tensor<D, S>& /*x*/) {
   return detail::needs_op_spec<"min", D, S>();
 }
+SHARDLIB_FORM(min, "min<\"A B -> A\">(x)`, or for the smaller of two elements `minimum(x, 0.0)")
 
 namespace detail {
 template <class D>
@@ -196,5 +200,6 @@ auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
   const detail::Calling op{"broadcast", detail::full_op<"broadcast", O, S>, site};
   return detail::repeat<Out>(op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, x.value(), sizes));
 }
+SHARDLIB_FORM(broadcast, "broadcast<\"M -> B M\">(x, {{\"B\", 8}})")
 
 }  // namespace shardlib

@@ -168,18 +168,33 @@ auto wrong_along(const Args&... args) {
   else
     return wrong_call<Name, Form>(args...);
 }
-// What a public op has below it for a call without the name of its dim, or that fits no form of it.
+template <class X>
+inline constexpr bool is_mesh = false;
+template <Spec Axes>
+inline constexpr bool is_mesh<Mesh<Axes>> = true;
+/// The first argument of a call that fits no form: a tensor, or what other libraries have there: a mesh, a spec, a
+/// size.
+template <class X>
+concept first_argument = tensor<X> || is_mesh<X> || std::integral<X> || std::convertible_to<const X&, const char*>;
+
+// What a public op has below it: compile errors for calls that fit no form of it. For an op along a dim:
 #define SHARDLIB_NEEDS_DIM(op, form)                        \
   template <DimName... Dim, class... Args>                  \
   requires detail::tensor_first<Args...>                    \
   auto op(const Args&... args) {                            \
     return detail::wrong_along<#op, form, Dim...>(args...); \
   }
-// The same for a call without its op spec, or with a number in its place.
+// For a call without its op spec, or with a number in its place:
 #define SHARDLIB_NEEDS_OP_SPEC(op)                       \
   template <dtype D, Spec S>                             \
   auto op(const Tensor<D, S>& /*x*/, int /*axis*/ = 0) { \
     return detail::needs_op_spec<#op, D, S>();           \
+  }
+// For any other call. Overload resolution takes an ellipsis last, so a call that fits by conversions never comes here:
+#define SHARDLIB_FORM(op, form)                      \
+  template <OpSpec... O, detail::first_argument X>   \
+  auto op(const X& x, ...) {                         \
+    return detail::wrong_call<#op, form>(x, "more"); \
   }
 
 /// The base of InFlight and Gathering, which are not tensors yet. An op of one is the compile error of its conversion
