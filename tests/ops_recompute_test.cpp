@@ -344,7 +344,7 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
     expect_along([](const auto& x, int k) {
       return sum<"B/d M/t N W -> B/d M/t">(windows<"K, W -> N">(x, {{"W", 1}}, {.before = k, .after = 2 - k}));
     });
-    expect_along([](const auto& x, int k) { return sum<sum_k>(rms_norm<"K">(x, k)); });
+    expect_along([](const auto& x, int k) { return sum<sum_k>(rms_norm<"K">(x, 1.0 * k)); });
     expect_along([](const auto& x, int k) { return sum<sum_k>(linear_scan<"K">(x, x, k == 1)); });
     // What was saved does not fit: there are too few values, too many, or another one is due.
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? save_for_backward(exp(x)) : exp(x); }),
