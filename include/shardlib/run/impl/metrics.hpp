@@ -120,9 +120,9 @@ std::vector<T> read_objects(const std::string& path) {
       fail_record(path, number, line);
     }
   });
-  // A crash leaves the beginning of a line, or zeros.
+  // A crash leaves the beginning of a line, or zeros. A file of one such line alone is no file of a run.
   const std::string rest = text.substr(text.rfind('\n') + 1);
-  if (!rest.empty() && rest[0] != '\0' && !rest.starts_with(record_begin.substr(0, rest.size())))
+  if (lines > 0 && !rest.empty() && rest[0] != '\0' && !rest.starts_with(record_begin.substr(0, rest.size())))
     fail_record(path, lines + 1, rest, "it does not begin with {\"step\":");
   return objects;
 }
