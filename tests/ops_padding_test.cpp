@@ -338,6 +338,9 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
     ERROR_IS("max<`A V -> A`>" + no_elements, max<"A V -> A">(none));
     ERROR_IS("min<`A V -> `>" + no_elements, min<"A V -> ">(none));
     ERROR_IS("all_reduce_max<`A V -> A`>" + no_elements, all_reduce_max<"A V -> A">(none));
+    const auto no_condition = greater(none, 0.0);
+    expect(!item(any<"A V -> ">(no_condition)) && item(all<"A V -> ">(no_condition)), "none is true, and none false");
+    expect(std::exp(item(logsumexp<"A V -> ">(none))) == 0, "the log of no summand");
     expect(max<"V A -> V">(rearrange<"A V -> V A">(none)).size("V") == 0, "neither has the result elements");
   });
 }

@@ -118,12 +118,14 @@ struct ExtremumVjp {
 };
 template <OpName Name, OpSpec O, class D, Spec S>
 using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
+/// Of no elements it is an error, or where `of_none` the least or greatest number.
 template <OpName Name, OpSpec O, class D, Spec S>
-auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site)
-    -> local_reduction_t<Name, O, D, S> {
+auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site,
+              bool of_none = false) -> local_reduction_t<Name, O, D, S> {
   using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
-  const GlobalSizes sizes = chosen_sizes(op, x.value(), parsed<Out::spec>);
+  const GlobalSizes sizes =
+      of_none ? kept_sizes(x.value(), parsed<Out::spec>) : chosen_sizes(op, x.value(), parsed<Out::spec>);
   const ExtremumVjp<Name, Tensor<D, S>> backward{op, differentiated_twice(x.value())};
   return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), backward));
 }

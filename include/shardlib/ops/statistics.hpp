@@ -79,8 +79,9 @@ struct NormSlope {
 
 }  // namespace detail
 
-/// log(sum(exp(x))) over unsharded dims, which does not overflow. It is -inf where all elements are, and inf where one
-/// is. Backward: softmax, of which elements that are inf have equal shares. `logsumexp<"B/d V -> B/d">(logits)`
+/// log(sum(exp(x))) over unsharded dims, which does not overflow. It is -inf where all elements are or there is none,
+/// and inf where one is. Backward: softmax, of which elements that are inf have equal shares. `logsumexp<"B/d V ->
+/// B/d">(logits)`
 template <OpSpec O, dtype D, Spec S>
 auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"logsumexp", O, D, S> {
   using X = Tensor<D, S>;
@@ -90,7 +91,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
     return cast<D>(logsumexp<O>(cast<f32>(x, site), site), site);
   } else {
     const X value(detail::without_gradient(x.value()));
-    const Out most = max<O>(value, site);
+    const Out most = detail::extremum<"max", O>(value, detail::reduce_kernel<kernels::detail::MaxOp, D>, site, true);
     const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
     const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
     if (detail::differentiated_twice(x.value()))
@@ -140,16 +141,21 @@ namespace detail {
 template <OpName Name, OpSpec O, class B, Spec S>
 using truth_t = Tensor<after_t<is_condition<Name, B>, B>, result_of<rules::local_max, Name, O, S>>;
 }
-/// True where at least one element over unsharded dims is true. `any<"B/d V -> B/d">(greater(x, 0.0))`
+/// True where at least one element over unsharded dims is true, so false of no elements. `any<"B/d V ->
+/// B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"any", O, B, S> {
-  return greater(max<O>(cast<i32>(x, site), site), 0.0, site);
+  return greater(
+      detail::extremum<"max", O>(cast<i32>(x, site), detail::reduce_kernel<kernels::detail::MaxOp, i32>, site, true),
+      0.0, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(any)
-/// True where every element over unsharded dims is true. `all<"B/d V -> B/d">(greater(x, 0.0))`
+/// True where every element over unsharded dims is true, so true of no elements. `all<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto all(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"all", O, B, S> {
-  return greater(min<O>(cast<i32>(x, site), site), 0.0, site);
+  return greater(
+      detail::extremum<"min", O>(cast<i32>(x, site), detail::reduce_kernel<kernels::detail::MinOp, i32>, site, true),
+      0.0, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(all)
 
