@@ -30,6 +30,15 @@ auto dropout(const auto& x, const Config& config) {
 Tensor<f32, "B M"> of_ones_own(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& gain) {
   return dropout(softmax(rms_norm(x, gain)), Config{0.1});
 }
+struct Logits : Tensor<f32, "B M"> {
+  using Tensor::Tensor;
+};
+auto operator|(const auto& x, const Config& config) {
+  return dropout(x, config);
+}
+auto of_derived(const Logits& x, const Tensor<f32, "M">& gain) {
+  return x * gain + x | Config{0.1};
+}
 }  // namespace own
 double item(double number) {
   return number;

@@ -224,7 +224,11 @@ auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
 
 namespace detail {
 template <class Y>
-concept no_operand = !tensor<Y> && !std::is_convertible_v<const Y&, double> && !requires {
+concept has_spec = requires {  // a tensor, or what a program derives from one
+  Y::spec;
+};
+template <class Y>
+concept no_operand = !has_spec<Y> && !std::is_convertible_v<const Y&, double> && !requires {
   Y::to;
 };
 }  // namespace detail

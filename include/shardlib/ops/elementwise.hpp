@@ -215,10 +215,10 @@ SHARDLIB_NO_OPERATOR(>, greater)
 /// A compile error that names `greater_equal`. `greater_equal(a, b)`
 SHARDLIB_NO_OPERATOR(>=, greater_equal)
 #undef SHARDLIB_NO_OPERATOR
-// Compile errors that name the op.
-#define SHARDLIB_NO_OPERATOR(symbol, name)                \
-  template <dtype D, Spec S, class Y>                     \
-  auto operator symbol(const Tensor<D, S>& x, const Y& y) \
+// Compile errors that name the op. Only of two tensors, as a program may have its own `x | layer`.
+#define SHARDLIB_NO_OPERATOR(symbol, name)                           \
+  template <dtype D, Spec S, dtype E, Spec T>                        \
+  auto operator symbol(const Tensor<D, S>& x, const Tensor<E, T>& y) \
       ->Tensor<D, detail::result_of<rules::no_symbol, OpName(#symbol), OpName(#name), S>>;
 /// A compile error that names `logical_and`. `logical_and(a, b)`
 SHARDLIB_NO_OPERATOR(&, logical_and)
