@@ -165,3 +165,8 @@ auto six_summed_factors(const Tensor<f32, "A/t">& x, const Tensor<f32, "A">& y) 
 auto op_spec_in_parentheses(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y) {
   return einsum_unreduced("A B, B C -> A C", x, y);
 }
+
+// expect: einsum: it does not take these arguments; write `einsum<..?A B/t, B/t C -> A C..?>\(x, y\)`
+auto op_spec_of_einsum_in_parentheses(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y) {
+  return einsum("A B, B C -> A C", x, y);
+}

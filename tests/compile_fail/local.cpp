@@ -1,5 +1,6 @@
 // Wrong programs: elementwise operations, reductions, layout.
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "shardlib/shapes.hpp"
@@ -40,6 +41,12 @@ auto of_derived(const Logits& x, const Tensor<f32, "M">& gain) {
   return x * gain + x | Config{0.1};
 }
 }  // namespace own
+std::string pad(const std::string& text, int width) {
+  return text.substr(0, static_cast<std::size_t>(width));
+}
+double sum(double a, double b) {
+  return a + b;
+}
 double item(double number) {
   return number;
 }
@@ -47,7 +54,7 @@ double map(double a, double b) {
   return item(1) + a * b;
 }
 double of_numbers() {
-  return map(2, 3);
+  return map(2, 3) + sum(1, 2) + static_cast<double>(pad("loss", 10).size());
 }
 
 // expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<

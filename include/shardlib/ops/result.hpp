@@ -172,10 +172,9 @@ template <class X>
 inline constexpr bool is_mesh = false;
 template <Spec Axes>
 inline constexpr bool is_mesh<Mesh<Axes>> = true;
-/// The first argument of a call that fits no form: a tensor, or what other libraries have there: a mesh, a spec, a
-/// size.
+/// The first argument of a call that fits no form. No text or number: a program may have its own `pad("loss", 10)`.
 template <class X>
-concept first_argument = tensor<X> || is_mesh<X> || std::integral<X> || std::convertible_to<const X&, const char*>;
+concept first_argument = tensor<X> || is_mesh<X>;
 
 // What a public op has below it: compile errors for calls that fit no form of it. For an op along a dim:
 #define SHARDLIB_NEEDS_DIM(op, form)                        \
