@@ -754,6 +754,12 @@ TEST_CASE("second derivatives: the sentence where there are none", "[grad]") {
              static_cast<void>(hessian_vector_product(mesh, squares, w.c, other));
            }).find("the direction `A/d C` has other sizes than its weight") != std::string::npos,
            "a direction of other sizes");
+    using Parts = Array<"parts", Tensor<f64, "A/d C">>;
+    const auto parts = [&](const Parts& all) -> Loss { return squares(all[0]); };
+    expect_error(
+        [&] { static_cast<void>(hessian_vector_product(mesh, parts, Parts{w.c}, Parts{})); },
+        "hessian_vector_product: trees of different structure: the Array `parts` has 1 entry in the first tree "
+        "and 0 in another; build them from one configuration");
     // An optimizer's step is no op.
     const auto after_step = [&](const Tensor<f32, "A/d C">& c) -> Tensor<f32, "+d +t"> {
       const auto of = [](const Tensor<f32, "A/d C">& x) -> Tensor<f32, "+d +t"> {

@@ -42,10 +42,12 @@ double epsilon_of_leaves(const Tree& tree) {
   return epsilon;
 }
 template <class W, class V>
-constexpr void require_direction() {
+void require_direction(const W& weights, const V& direction) {
   static_assert(std::is_same_v<V, W>,
                 "hessian_vector_product: the direction has the types of the weights; complete the sums of a product "
                 "first, with reduce_gradients");
+  if constexpr (is_tree<W>() && std::is_same_v<V, W>)
+    untyped_leaves(direction).require_structure_of(untyped_leaves(weights), "hessian_vector_product");
 }
 
 }  // namespace detail
@@ -58,7 +60,7 @@ template <Spec A, class F, class W, class V, class... Args>
 requires(!std::is_arithmetic_v<F>)
     [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, const F& f, const W& weights, const V& direction,
                                               const Args&... args) {
-  detail::require_direction<W, V>();
+  detail::require_direction(weights, direction);
   detail::GradientCall call(mesh.device());
   const W tracked = detail::tracked_weights(call, "hessian_vector_product", weights, args...);
   detail::each_value(direction, [&](const detail::ValuePtr& value) { call.direction(value); });
@@ -77,7 +79,7 @@ requires(!std::is_arithmetic_v<F>)
 template <Spec A, class F, class W, class V, class... Args>
 [[nodiscard]] auto hessian_vector_product(const Mesh<A>& mesh, double step, const F& f, const W& weights,
                                           const V& direction, const Args&... args) {
-  detail::require_direction<W, V>();
+  detail::require_direction(weights, direction);
   static_assert(
       detail::leaves_of_f32_or_f64<W>,
       "hessian_vector_product: the weights are f32 or f64, because a difference of bf16 gradients has no digits");
