@@ -1856,8 +1856,8 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
               is);
   illegal(
       rules::tree("f", false, "W", rules::NoTree::constant),
-      "f: `W` is not a tree of tensors: a field is const or a reference, so nothing can be assigned to it; declare it "
-      "as a plain member" +
+      "f: `W` is not a tree of tensors: it is const, or a field is const or a reference, so nothing can be assigned to "
+      "it; write the type without const and `&`" +
           is);
   illegal(rules::tree("f", false, "W", rules::NoTree::c_array),
           "f: `W` is not a tree of tensors: a field is a C array; take an Array, `Array<\"layers\", Layer>`, or a "

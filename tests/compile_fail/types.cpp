@@ -230,6 +230,23 @@ auto count_of_no_alternative(const Array<"layers", std::variant<std::monostate, 
   return parameter_count(layers);
 }
 
+// expect: `const Dense` is not a tree of tensors: it is const, or a field is const or a reference, so nothing can be
+// expect: assigned to it; write the type without const and `&`
+struct Dense {
+  Tensor<f32, "M F"> up;
+};
+auto count_of_const(const std::optional<const Dense>& tree) {
+  return parameter_count(tree);
+}
+
+// expect: a list of trees needs a name; take an Array, which is a std::vector with a name, `Array<..?layers..?, Layer>`
+struct MaybeListed {
+  std::optional<std::vector<Tensor<f32, "M">>> layers;
+};
+auto count_of_a_vector_that_may_be_missing(const MaybeListed& tree) {
+  return parameter_count(tree);
+}
+
 // expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
 struct Scheduled {
   Tensor<f32, "M"> gain;
@@ -258,7 +275,7 @@ auto count_of_a_vector(const Listed& tree) {
   return parameter_count(tree);
 }
 
-// expect: map_tree: `WithConst` is not a tree of tensors: a field is const or a reference, so nothing can be assigned to it;
+// expect: map_tree: `WithConst` is not a tree of tensors: it is const, or a field is const or a reference, so nothing can be
 struct WithConst {
   const Tensor<f32, "A"> a;
   Tensor<f32, "A"> b;
@@ -267,7 +284,7 @@ auto doubled_const(const WithConst& tree) {
   return map_tree([](const auto& x) { return x * 2.0; }, tree);
 }
 
-// expect: for_each_leaf: `WithView` is not a tree of tensors: a field is const or a reference, so nothing can be assigned
+// expect: for_each_leaf: `WithView` is not a tree of tensors: it is const, or a field is const or a reference, so nothing can
 struct WithView {
   const Tensor<f32, "A">& a;
 };

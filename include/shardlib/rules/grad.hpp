@@ -212,8 +212,8 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
            : why == NoTree::empty
                ? "it has no fields; where a model may have nothing, as in place of an alternative, take a std::optional"
            : why == NoTree::constant
-               ? "a field is const or a reference, so nothing can be assigned to it; declare it as a "
-                 "plain member"
+               ? "it is const, or a field is const or a reference, so nothing can be assigned to it; "
+                 "write the type without const and `&`"
            : why == NoTree::c_array
                ? "a field is a C array; take an Array, `Array<\"layers\", Layer>`, or a std::array "
                  "where it holds no tensors"

@@ -139,6 +139,12 @@ inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v
 template <template <class...> class Of, class... T>
 requires is_choice<Of<T...>>
 inline constexpr bool is_field<Of<T...>> = (is_field<T> && ...);
+/// Whether an error is about the field's type, and not about the field: it is no number.
+template <class T>
+inline constexpr bool is_named_type = std::is_class_v<T>;
+template <template <class...> class Of, class... T>
+requires is_choice<Of<T...>>
+inline constexpr bool is_named_type<Of<T...>> = (is_named_type<T> && ...);
 
 template <class T, class P>
 constexpr bool all_leaves(P p);
@@ -156,6 +162,8 @@ template <class T>
 consteval rules::NoTree no_tree() {
   if constexpr (!std::is_class_v<T>)
     return rules::NoTree::no_struct;
+  else if constexpr (std::is_const_v<T>)
+    return rules::NoTree::constant;
   else if constexpr (requires { std::tuple_size<T>::value; })
     return rules::NoTree::tuple;
   else if constexpr (requires(const T& x) {
@@ -185,7 +193,7 @@ constexpr bool check_tree() {
     return true;
   else if constexpr (is_array<T>)  // without a pack, which takes longer to compile
     return check_tree<Name, typename T::value_type>();
-  else if constexpr (has_entries<T> || has_fields<T>())
+  else if constexpr (!std::is_const_v<T> && (has_entries<T> || has_fields<T>()))
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (checked_part<Name, T, I>() && ...);
     }
@@ -195,7 +203,7 @@ constexpr bool check_tree() {
 template <OpName Name, class T, std::size_t I>
 constexpr bool checked_part() {
   using Part = std::tuple_element_t<I, parts_below_t<T>>;
-  if constexpr (has_entries<T> || is_field<Part> || (std::is_class_v<Part> && !is_choice<Part>))
+  if constexpr (has_entries<T> || is_named_type<Part>)
     return check_tree<Name, Part>();
   else
     return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok && false;
