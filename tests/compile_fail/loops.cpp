@@ -200,6 +200,11 @@ auto sharded_parts(const Tensor<f32, "L/d M">& x) {
   return unstack<"L">(x);
 }
 
+// expect: with_prefetch: it does not take this argument; write `with_prefetch\(gather, f\)`
+auto prefetch_without_gather(const X& x, const Layers& w) {
+  return scan_layers(with_prefetch(layer), w, x);
+}
+
 // expect: with_prefetch: the function captures by reference, or holds a pointer or a union
 auto captured_gather(const X& x, const Layers& w) {
   const auto gather = [&](const Layer& v) { return w.empty() ? v : w[0]; };

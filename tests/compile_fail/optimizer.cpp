@@ -220,3 +220,56 @@ auto tensor_by_its_spec(const Data& mesh, const HostArray<f32>& host) {
 auto tensor_on_no_mesh(const HostArray<f32>& host) {
   return place<Tensor<f32, "M">>(host);
 }
+
+// expect: fetch: it does not take these arguments; write `fetch\(x\)`
+auto fetched_with_a_mesh(const Data& mesh, const Weights& w) {
+  return fetch(mesh, w.bias);
+}
+
+// expect: spmd: it does not take this argument; write `spmd\(mesh, f\)\(x, weights\)`
+auto function_on_no_mesh(const HostArray<f32>& host) {
+  return spmd([](const Tensor<f32, "B/d">& x) { return x; })(host);
+}
+
+// expect: initialize: it does not take these arguments; write `initialize\(mesh, weights, sizes, seed, distribution\)`
+void values_without_a_seed(const Data& mesh, Weights& w) {
+  initialize(mesh, w, {{"M", 8}, {"F", 8}}, [](std::string_view) { return Normal{0, 0.1}; });
+}
+
+// expect: initialize: it does not take these arguments; write `initialize\(mesh, weights, sizes, seed, distribution\)`
+void values_without_a_mesh(Weights& w) {
+  initialize(w, {{"M", 8}, {"F", 8}}, 1, [](std::string_view) { return Normal{0, 0.1}; });
+}
+
+// expect: initialize: distribution\(name\) takes the name of a leaf and returns a Normal, \[\]\(std::string_view name\)
+void values_of_a_number(const Data& mesh, Weights& w) {
+  initialize(mesh, w, {{"M", 8}, {"F", 8}}, 1, [](std::string_view) { return 0.1; });
+}
+
+// expect: initialize: it writes the leaves of the tree, which must not be const
+void values_of_const(const Data& mesh, const Weights& w) {
+  initialize(mesh, w, {{"M", 8}, {"F", 8}}, 1, [](std::string_view) { return Normal{0, 0.1}; });
+}
+
+// expect: update_average: it does not take these arguments; write `update_average\(average, weights, 0.999\)`
+void average_without_a_part(Weights& average, const Weights& w) {
+  update_average(average, w);
+}
+
+// expect: update_average: it writes the average, which must not be const
+void average_first(const Weights& w, Weights& average) {
+  update_average(w, average, 0.999);
+}
+
+// expect: where one has `Weights`, a struct of 2 fields, another has `Less`, a struct of 1 field, so a leaf would have no
+struct Less {
+  Tensor<f32, "M"> bias;
+};
+void average_of_another_model(Weights& average, const Less& w) {
+  update_average(average, w, 0.999);
+}
+
+// expect: accumulate: it writes the sums, so they must not be const
+void const_sums(const Weights& sums, const Weights& grads) {
+  accumulate(sums, grads);
+}

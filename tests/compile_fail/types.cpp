@@ -166,6 +166,15 @@ static_assert(without_axis<"M/t/d", "d t"> == Spec("M/t/d"));
 // expect: without_sum: `d t` is not the name of one axis, so no spec has it; write one name alone
 static_assert(without_sum<"M +d +t", "d t"> == Spec("M +d +t"));
 
+// expect: get of a gradient takes no name; write get<&Struct::member>\(\)
+struct Weights {
+  Norm scale;
+  Tensor<f32, "M"> bias;
+};
+auto gradient_by_name(const gradient_t<Mesh<"d t">, Weights>& g) {
+  return g.get<"bias">();
+}
+
 // the longer tree would lose a leaf
 // expect: trees are paired leaf by leaf, but where one has `Gain`, a struct of 1 field, another has `Affine`, a struct of 2
 // expect: fields, so a leaf would have no partner; give trees of one structure

@@ -206,6 +206,11 @@ requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
         tree);
   return leaves;
 }
+/// A compile error for a mesh: a tensor knows its own.
+template <Spec A, class T>
+auto fetch(const Mesh<A>& mesh, const T& x) {
+  return detail::wrong_call<"fetch", "fetch(x)">(mesh, x);
+}
 
 namespace detail {
 
@@ -245,6 +250,13 @@ auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
     }
     (std::index_sequence_for<decltype(args)...>{});
   };
+}
+
+/// A compile error without a mesh.
+template <class F>
+auto spmd(const F& f) {
+  detail::wrong_call<"spmd", "spmd(mesh, f)(x, weights)">(f);
+  return [](const auto&...) { return HostArray<f32>(); };
 }
 
 }  // namespace shardlib

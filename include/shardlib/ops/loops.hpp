@@ -48,6 +48,11 @@ auto with_prefetch(G gather, F f)
                         WithPrefetch<G, F>> {
   return {std::move(gather), std::move(f)};
 }
+/// A compile error for one function.
+template <class F>
+auto with_prefetch(const F& f) {
+  return detail::wrong_call<"with_prefetch", "with_prefetch(gather, f)">(f);
+}
 template <class G, class F>
 inline constexpr bool self_contained<WithPrefetch<G, F>> = self_contained<G>&& self_contained<F>;
 

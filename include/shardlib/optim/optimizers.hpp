@@ -314,6 +314,7 @@ struct Lion {
 /// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`
 template <class Sums, class Grads>
 void accumulate(Sums& sums, const Grads& grads) {
+  static_assert(!std::is_const_v<Sums>, "accumulate: it writes the sums, so they must not be const");
   if constexpr (detail::takes_trees<"accumulate", 0, detail::ChecksSum<"accumulate">, Sums, Grads>())
     for (const auto& leaf : detail::list_updates<0>("accumulate", LeafRules(), sums, grads))
       detail::update_in_place(detail::AddGradient{}, leaf);
@@ -322,13 +323,19 @@ void accumulate(Sums& sums, const Grads& grads) {
 /// A step of an exponential moving average of weights, in f32 and in place: kept * average + (1 - kept) * weight. The
 /// average of a leaf that `decays`, as an optimizer takes it, freezes stays as it is.
 /// `update_average(average, weights, 0.999, decays)`
-template <class Tree, class Decays = LeafRules>
-void update_average(Tree& average, const Tree& weights, double kept, const Decays& decays = {}) {
+template <class Tree, class Weights, class Decays = LeafRules>
+void update_average(Tree& average, const Weights& weights, double kept, const Decays& decays = {}) {
+  static_assert(!std::is_const_v<Tree>, "update_average: it writes the average, which must not be const");
   if (!(kept >= 0 && kept <= 1)) throw UsageError("update_average: the part that it keeps is in [0, 1]");
   const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
-  if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Tree>())
+  if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Weights>())
     for (const auto& leaf : detail::list_updates<0>("update_average", decays, average, weights))
       detail::update_in_place(numbers, leaf, "update_average");
+}
+/// A compile error for fewer arguments.
+template <class Tree, class Weights>
+void update_average(const Tree& average, const Weights& weights) {
+  detail::wrong_call<"update_average", "update_average(average, weights, 0.999)">(average, weights);
 }
 
 }  // namespace shardlib

@@ -102,6 +102,11 @@ class Gradient {
                   "get<&Struct::member>() of a gradient: name a member of the struct that was differentiated by");
     return std::get<detail::field_index(Member)>(fields_);
   }
+  /// A compile error for a member's name.
+  template <detail::Literal Name>
+  void get() const {
+    static_assert(detail::is_member_of<W, Name>, "get of a gradient takes no name; write get<&Struct::member>()");
+  }
   auto& as_tuple() { return fields_; }
   const auto& as_tuple() const { return fields_; }
 
