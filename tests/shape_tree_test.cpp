@@ -313,6 +313,10 @@ TEST_CASE("trees: an error says what a std::optional or a std::variant holds in 
   CHECK(text.starts_with("for_each_leaf: trees of different structure: the std::variant `kinds/1` has `"));
   CHECK(text.ends_with("Experts` in another; build them from one configuration"));
   CHECK(text.find("Dense` in the first tree and `") != std::string::npos);
+  using Twins = std::variant<Tensor<f32, "M">, Tensor<f32, "M">>;
+  CHECK_THROWS_WITH(zip(Twins(std::in_place_index<0>), Twins(std::in_place_index<1>)),
+                    "for_each_leaf: trees of different structure: the std::variant has `f32[M]` in the first tree and "
+                    "`f32[M]`, which is another alternative, in another; build them from one configuration");
 }
 
 TEST_CASE("trees: a gradient zips with its weights, and has their names") {

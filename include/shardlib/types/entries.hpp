@@ -107,13 +107,13 @@ constexpr EntriesKind entries_kind() {
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_structure(std::string_view function, const EntriesKind& kind,
                                                                   const std::string& place, std::size_t held,
                                                                   std::size_t other) {
+  const std::string is = kind.text(held), due = kind.is_array ? std::to_string(other) : kind.text(other);
   throw Error(std::string(function) + ": trees of different structure: the " +
               (kind.is_array                  ? "Array"
                : kind.alternatives == nullptr ? "std::optional"
                                               : "std::variant") +
-              (place.empty() ? "" : " `" + place + "`") + " has " + kind.text(held) + " in the first tree and " +
-              (kind.is_array ? std::to_string(other) : kind.text(other)) +
-              " in another; build them from one configuration");
+              (place.empty() ? "" : " `" + place + "`") + " has " + is + " in the first tree and " + due +
+              (is == due ? ", which is another alternative," : "") + " in another; build them from one configuration");
 }
 /// The name of an Array's stacked dim.
 template <class T>
