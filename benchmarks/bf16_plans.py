@@ -13,7 +13,7 @@ PROGRAMS = {"gpt2": (["--preset=gpt2-124m", "--vocabulary=50257"], ["d=1", "d=8"
             "gpt_fsdp": (SIZES, ["d=1", "d=8", "d=4,t=2"]),
             "gpt_pipeline": ([*SIZES, "--microbatches=2"], ["p=2", "p=2,d=4", "p=2,d=2,t=2"])}  # fmt: skip
 BATCHES = [(8, 64), (8, 1024), (64, 64), (64, 1024)]
-POLICIES = ["none", "dots", "seqax", "attention", "everything"]
+POLICIES = ["none", "dots", "marked", "attention", "everything"]
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 

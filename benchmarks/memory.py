@@ -24,7 +24,7 @@ import threading
 
 from common import built, count, parser_of, ran
 
-POLICIES = ["none", "seqax", "everything"]
+POLICIES = ["none", "marked", "everything"]
 
 MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)\n((?:\w+: .*\n)+)", re.M)
 

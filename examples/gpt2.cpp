@@ -284,7 +284,7 @@ int program(int argc, char** argv) {
         fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
   if (o.config.prefetch && o.config.recompute.name == "none")
     throw UsageError(
-        "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or another one");
+        "--prefetch needs a backward pass that recomputes, not --recompute none: choose marked or another one");
   if (o.config.prefetch && o.gather.name == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (o.lora > 0 && o.gather.name == "per-step")

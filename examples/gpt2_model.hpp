@@ -81,7 +81,7 @@ struct ModelConfig {
   bool post_norm = false;  // normalize after adding a branch (miniGPT), not before the branch (GPT-2)
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
-  RecomputePolicy recompute = {"seqax"};
+  RecomputePolicy recompute = {};
   bool prefetch = false;        // gather the next layer's weights while a layer runs; not if nothing is recomputed
   double adapter_scale = 0;     // what adapters add is multiplied by this
   bool fused_attention = true;  // the library's causal_attention, in place of the one spelled here

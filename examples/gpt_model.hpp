@@ -50,7 +50,7 @@ static_assert(fully_sharded<Mesh<"d s t">, Model<f32>>);
 struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
-  RecomputePolicy recompute = {"seqax"};
+  RecomputePolicy recompute = {};
   std::optional<double> score_scale = {};           ///< factor of attention's scores; without it 1/sqrt(D)
   SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
   bool collective_matmul = false;                   ///< sums over t travel while the products of their shards run

@@ -69,7 +69,7 @@ static_assert(fully_sharded<MoeMesh, Model>);
 struct Config {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
-  RecomputePolicy recompute = {"seqax"};
+  RecomputePolicy recompute = {};
   SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
   std::int64_t top_k = 2;
   bool norm_topk_prob = true;  ///< whether the weights of a token's experts add up to 1 (Hugging Face's name)

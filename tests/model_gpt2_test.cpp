@@ -72,7 +72,7 @@ gpt2::Batch batch(const GptMesh& mesh, Filling filling) {
 
 struct Variant {
   bool minigpt = false;
-  const char* recompute = "seqax";
+  const char* recompute = "marked";
   double dropout = 0.2;
   Filling filling = Filling::none;
   bool fused_attention = false;
@@ -175,7 +175,7 @@ TEST_CASE("gpt2: no policy of recompute changes a bit of the loss or of a gradie
   for (const bool fused : {false, true}) {
     const Variant kept{.recompute = "none", .fused_attention = fused};
     const Result f = alone<f32>(kept), b = alone<bf16>(kept);
-    for (const char* policy : {"seqax", "dots", "attention", "everything", "layer_norm,all_gather,+"}) {
+    for (const char* policy : {"marked", "dots", "attention", "everything", "layer_norm,all_gather,+"}) {
       if (!fused && policy == std::string("attention")) continue;  // it is spelled, in einsums
       INFO(policy);
       const Variant v{.recompute = policy, .fused_attention = fused};
@@ -212,12 +212,12 @@ TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention
     const auto with = [&](bool fused, const char* recompute) {
       return Variant{.minigpt = minigpt, .recompute = recompute, .filling = Filling::some, .fused_attention = fused};
     };
-    const Result spelled = alone<f32>(with(false, "seqax"));
-    for (const auto recompute : {"none", "seqax", "everything"})
+    const Result spelled = alone<f32>(with(false, "marked"));
+    for (const auto recompute : {"none", "marked", "everything"})
       CHECK(apart(alone<f32>(with(true, recompute)), spelled) < 1e-5);
     // In bf16 too it rounds less often than the spelled one, which rounds the probabilities.
-    const double in_bf16 = apart(alone<bf16>(with(true, "seqax")), spelled);
-    const double spelled_in_bf16 = apart(alone<bf16>(with(false, "seqax")), spelled);
+    const double in_bf16 = apart(alone<bf16>(with(true, "marked")), spelled);
+    const double spelled_in_bf16 = apart(alone<bf16>(with(false, "marked")), spelled);
     CHECK(in_bf16 < 1.25 * spelled_in_bf16);
   }
 }
@@ -226,7 +226,7 @@ TEST_CASE("gpt2: logits that are computed again, piece by piece, give what store
   const Result stored = alone<f32>({.filling = Filling::some}), in_bf16 = alone<bf16>({.filling = Filling::some});
   const Temporarily none(tuning.stored_logits, std::int64_t{0});
   const Temporarily pieces(tuning.logits_piece, std::int64_t{4096});
-  for (const auto recompute : {"none", "seqax"})
+  for (const auto recompute : {"none", "marked"})
     CHECK(apart(alone<f32>({.recompute = recompute, .filling = Filling::some}), stored) < 1e-5);
   CHECK(apart(alone<bf16>({.filling = Filling::some}), in_bf16) < 0.02);
   on_meshes({"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=3"}, [&](const DevicePtr& device) {

@@ -119,7 +119,7 @@ Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batc
 struct Variant {
   Kind kind = {};
   bool library_loss = false, recompute = true, spelled_attention = false, whole = false;
-  const char* policy = "seqax";
+  const char* policy = "marked";
   SequenceOrder order = SequenceOrder::contiguous;
 };
 
@@ -263,7 +263,7 @@ TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are
   on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "r=2,d=2,s=1,t=1"}, [](const GptMesh& on) {
     for (const Kind kind : few(kinds, 1)) {
       const Result gathered_in_loss = step(on, {.kind = kind});
-      for (const char* policy : {"none", "seqax", "everything"})
+      for (const char* policy : {"none", "marked", "everything"})
         expect_close(step(on, {.kind = kind, .whole = true, .policy = policy}), gathered_in_loss, 1e-5,
                      leaf_names(random_model(on, kind)));
     }
@@ -293,7 +293,7 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
   on_meshes({"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1"}, [](const GptMesh& on) {
     for (const Kind kind : few(kinds, 1)) {
       const Result kept = step(on, {.kind = kind, .recompute = false});
-      for (const char* policy : {"none", "dots", "attention", "seqax", "everything", "rms_norm,reduce_scatter,map"})
+      for (const char* policy : {"none", "dots", "attention", "marked", "everything", "rms_norm,reduce_scatter,map"})
         expect_same_bits(step(on, {.kind = kind, .policy = policy}), kept, leaf_names(random_model(on, kind)));
     }
   });

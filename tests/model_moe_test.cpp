@@ -122,7 +122,7 @@ struct Variant {
   double capacity = 0;
   bool qwen = false;
   std::int64_t top_k = 2;
-  const char* recompute = "seqax";
+  const char* recompute = "marked";
   SequenceOrder order = SequenceOrder::contiguous;
 };
 moe::Config config_of(const Variant& v) {
@@ -226,7 +226,7 @@ TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradien
   for (const double capacity : {0.0, 1.0})
     on_meshes({"d=1,e=1,t=1", "d=1,e=2,t=2", "d=1,e=2,s=2,t=1"}, [&](const MoeMesh& mesh) {
       const Result kept = step(mesh, {.capacity = capacity, .recompute = "none"});
-      for (const char* policy : {"seqax", "dots", "attention", "everything", "argsort,all_gather"}) {
+      for (const char* policy : {"marked", "dots", "attention", "everything", "argsort,all_gather"}) {
         const Result result = step(mesh, {.capacity = capacity, .recompute = policy});
         expect(result.loss == kept.loss, std::string(policy) + ": the loss");
         for (std::size_t i = 0; i < kept.gradients.size(); ++i)

@@ -243,7 +243,6 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
   const std::map<std::string, Counts> policies{
       {"none", {{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
       {"marked", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
-      {"seqax", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
       {"dots", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
       {"everything", {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},
       {"all_gather", {{"all_gather", 8}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},

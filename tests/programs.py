@@ -522,7 +522,7 @@ def gpt2(p):
                 run.check("loss" not in run.out, "before the first step")
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
     p.run("gpt2", [*small, "--prefetch", "--gather=per-step"]).fails(2, "--prefetch", "per-microbatch")
-    p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")
+    p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "choose marked")
 
     train = [*small, "--batch=8", "--steps=6", "--warmup=0", "--final-learning-rate=1", "--mesh=d=2,t=2", "--max-tokens=0",
              f"--data={p.text}", f"--validation-data={p.text}", "--validate-every=2", "--validation-batches=1"]  # fmt: skip
@@ -1102,7 +1102,7 @@ def gathers(p):
 
 def recompute(p):
     """--recompute: the same bits under each policy; the plan has the memory of each, which in bf16 is not more than in f32."""
-    names = ["none", "dots", "seqax", "attention", "everything"]
+    names = ["none", "dots", "marked", "attention", "everything"]
     train = ["--steps=4", "--learning-rate=0.01", "--mesh=d=2,t=2", "--microbatches=2"]
     losses = [numbers(p.metrics(*train, f"--recompute={name}")[1]) for name in [*names, "rms_norm,all_gather"]]
     check(len(losses[0]) == 4 and all(each == losses[0] for each in losses), "the same bits under each policy")
@@ -1110,7 +1110,7 @@ def recompute(p):
     def saved(program, *options):
         run = p.run(program, ["--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options]).succeeded()
         table = re.findall(r"^  (\w+) +(\S+) ([kMG]?B) +(\S+) ([kMG]?B)(   this plan)?$", run.out, re.M)
-        run.check([row[0] for row in table] == names and [row[0] for row in table if row[5]] == ["seqax"], "a line for each")
+        run.check([row[0] for row in table] == names and [row[0] for row in table if row[5]] == ["marked"], "a line for each")
         in_bytes = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
         peaks[program, options] = [float(row[3]) * in_bytes[row[4]] for row in table]
         return [float(row[1]) * in_bytes[row[2]] for row in table]

@@ -231,9 +231,9 @@ template <Spec A, class F, class W, class... Args>
 }
 
 /// `name` selects the results that explicit_activation_checkpointing keeps for the backward pass besides the arguments.
-/// `none` recomputes nothing and keeps everything. `marked`, which is seqax's choice in the trainers (`seqax`), keeps
-/// the arguments of save_for_backward. `dots` keeps the results of einsums and of attention, `attention` those of
-/// causal_attention. `everything` recomputes everything and keeps nothing. Other names are ops, whose results it keeps.
+/// `none` recomputes nothing and keeps everything. `marked` keeps the arguments of save_for_backward. `dots` keeps the
+/// results of einsums and of attention, `attention` those of causal_attention. `everything` recomputes everything and
+/// keeps nothing. Other names are ops, whose results it keeps.
 /// `RecomputePolicy{"einsum_unreduced,all_gather"}`
 struct RecomputePolicy {
   std::string name = "marked";

@@ -83,7 +83,7 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
 inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
   using Ops = std::vector<std::string>;
   constexpr bool marked = true, all_occur = true;
-  if (policy.name == "marked" || policy.name == "seqax") return Handle<Kept>::make(marked);
+  if (policy.name == "marked") return Handle<Kept>::make(marked);
   if (policy.name == "everything") return Handle<Kept>::make(!marked);
   if (policy.name == "dots")
     return Handle<Kept>::make(!marked, Ops{"einsum_unreduced", "einsum_scatter", "grouped_einsum", "causal_attention"});
@@ -141,7 +141,7 @@ struct CheckpointForward::Parts : Counted {
         if (count.calls > 0) ran += (ran.empty() ? "`" : ", `") + name + "`";
       throw Error("explicit_activation_checkpointing: the policy keeps the results of `" + op +
                   "`, but the function runs no such op; name one that it runs (this program has run " + ran +
-                  "), or none, marked (seqax), dots, attention or everything (" + device->describe() + ")");
+                  "), or none, dots, marked, attention or everything (" + device->describe() + ")");
     }
   }
   std::vector<ValuePtr> inputs;

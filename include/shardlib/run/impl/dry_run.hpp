@@ -111,7 +111,7 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
 
 /// Whether the policy names ops, which a program may not run.
 inline bool names_ops(const RecomputePolicy& policy) {
-  const std::vector<std::string> always{"none", "dots", "seqax", "marked", "everything"};
+  const std::vector<std::string> always{"none", "dots", "marked", "everything"};
   return std::ranges::find(always, policy.name) == always.end();
 }
 
@@ -119,7 +119,7 @@ inline bool names_ops(const RecomputePolicy& policy) {
 inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy,
                                  const Plan& planned, std::int64_t Plan::*peak) {
   const std::string chosen = policy.name;
-  std::vector<std::string> names{"none", "dots", "seqax", "attention", "everything"};
+  std::vector<std::string> names{"none", "dots", "marked", "attention", "everything"};
   if (std::ranges::find(names, chosen) == names.end()) names.push_back(chosen);
   std::string text =
       fmt::format("\nmemory of a device by --recompute\n  {:<38}{:>12}{:>14}\n", "", "saved", "most at once");
@@ -150,7 +150,7 @@ inline std::vector<Plan> checked_plans(RecomputePolicy* policy, const std::vecto
   if (names &&
       (("," + policy->name + ",").find(",,") != std::string::npos || policy->name.find(' ') != std::string::npos))
     throw UsageError("--recompute '" + policy->name +
-                     "': one of its ops has no name: write none, dots, seqax, "
+                     "': one of its ops has no name: write none, dots, marked, "
                      "attention, everything, or ops with commas and no spaces, as in einsum_unreduced,all_gather");
   try {
     return plans_of(mesh, body, stage_axis);
@@ -246,7 +246,7 @@ SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& trainin
 SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
   options.add("--recompute", policy.name,
               "values that the backward pass computes again: none, all but matrix products (dots), all but what the "
-              "model marks (seqax), all but attention (attention), everything, or all but the results of these ops: "
+              "model marks (marked), all but attention (attention), everything, or all but the results of these ops: "
               "OP,OP",
               value_name("POLICY"));
 }
