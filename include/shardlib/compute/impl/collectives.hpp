@@ -70,6 +70,19 @@ inline std::function<Request()> begin_gather(Communicator& group, const Value& i
   return [=, &group] { return group.all_gather(mine, *whole, rows); };
 }
 
+/// A copy of the value with its shards in rank order, as a reduce_scatter reads them.
+inline Buffer to_rank_order(const Value& in, const std::vector<DimSplit>& cuts) {
+  Buffer shards = allocate(in);
+  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), shards.data(), true);
+  return shards;
+}
+/// The value of which an all_gather has received the shards in rank order.
+inline Buffer from_rank_order(const Value& out, const std::vector<DimSplit>& cuts, const Buffer& shards) {
+  Buffer whole = allocate(out);
+  regroup(out.device->exec(), size_of(out.dtype), cuts, out.local, shards.data(), whole.data(), false);
+  return whole;
+}
+
 SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
   ProgramState& s = program_state(out->device);
   if (s.mode != ProgramState::Mode::start) return;
@@ -102,18 +115,7 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   } else {
     complete(out, begin_gather(group, in, out, rows.value_or(1), gathered));
   }
-  if (rows) return std::move(*gathered);
-  Buffer whole = allocate(out);
-  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, gathered->data(), whole.data(), false);
-  return whole;
-}
-
-/// The memory that a reduce_scatter reads: the value itself, or a copy with its shards in rank order.
-inline Buffer to_scatter(const Value& in, const std::vector<DimSplit>& cuts, bool in_place) {
-  if (in_place) return in.data();
-  Buffer shards = allocate(in);
-  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), shards.data(), true);
-  return shards;
+  return rows ? std::move(*gathered) : from_rank_order(out, d.cuts, *gathered);
 }
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
@@ -122,7 +124,7 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
   if (group.size() == 1) return in.data();
   add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   const auto rows = rows_in_place(group, in, d.cuts);
-  const Buffer sent = to_scatter(in, d.cuts, rows.has_value()), part = allocate(out);
+  const Buffer sent = rows ? in.data() : to_rank_order(in, d.cuts), part = allocate(out);
   complete(out, [&] { return group.reduce_scatter(sent, part, out.dtype, Reduction::sum, rows.value_or(1)); });
   return part;
 }
@@ -153,7 +155,7 @@ inline void scatter_async(const ValuePtr& in, const ValuePtr& out) {
     if (group.size() == 1) return passed_on(*in);
     add_traffic(*out, out->bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
     const auto rows = rows_in_place(group, *in, d.cuts);
-    const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
+    const Buffer sent = rows ? in->data() : to_rank_order(*in, d.cuts), part = allocate(*out);
     return begin_async(in, out, sent, part,
                        [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); });
   });
@@ -171,11 +173,7 @@ inline void gather_async(const ValuePtr& in, const ValuePtr& out) {
         begin_async(in, out, sent, gathered, [&] { return group.all_gather(sent, gathered, rows.value_or(1)); });
     if (!rows)
       begun.finish = [finish = std::move(begun.finish), cuts = d.cuts](const Value& shape) {
-        const Buffer in_rank_order = finish(shape);
-        Buffer whole = allocate(shape);
-        regroup(shape.device->exec(), size_of(shape.dtype), cuts, shape.local, in_rank_order.data(), whole.data(),
-                false);
-        return whole;
+        return from_rank_order(shape, cuts, finish(shape));
       };
     return begun;
   });
@@ -251,12 +249,9 @@ SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
   if (group.size() == 1) return in.data();
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
               axes);
-  const Exec exec = out.device->exec();
-  Buffer send = allocate(in), received = allocate(out), whole = allocate(out);
-  regroup(exec, size_of(in.dtype), gain, in.local, in.data().data(), send.data(), true);
-  complete(out, [&] { return group.all_to_all(send, received); });
-  regroup(exec, size_of(in.dtype), lose, out.local, received.data(), whole.data(), false);
-  return whole;
+  const Buffer sent = to_rank_order(in, gain), received = allocate(out);
+  complete(out, [&] { return group.all_to_all(sent, received); });
+  return from_rank_order(out, lose, received);
 }
 
 SHARDLIB_INLINE Buffer keep_on_first(const Value& in, const Value& out) {
