@@ -133,6 +133,16 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
   const std::string on_mesh = leaves.empty() ? "" : " (mesh " + to_string(leaves[0].value->device->axes()) + ")";
   std::string wrong;
   double too_coarse = 0;  // what rounding changes a difference by, where that hides an error
+  const auto add_wrong = [&](const LeafGradient& leaf, const std::string& what) {
+    wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") +
+             (leaf.name.empty() ? "the weight" : "`" + leaf.name + "`") + " is " + what;
+  };
+  const auto loss_with = [&](std::size_t k, const ValuePtr& value) {
+    at[k] = value;
+    const double result = loss(at);
+    at[k] = leaves[k].value;
+    return result;
+  };
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     const Value& x = *leaves[k].value;
     const WholeArray numbers(gathered(x));
@@ -141,9 +151,8 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
     const double step = how.step > 0 ? how.step : std::cbrt(epsilon);
     const double tolerance = how.tolerance > 0 ? how.tolerance : 2 * step;
     const double largest = maxima[k];
-    const std::string name = leaves[k].name.empty() ? "the weight" : "`" + leaves[k].name + "`";
     if (!std::isfinite(largest)) {
-      wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is not finite everywhere";
+      add_wrong(leaves[k], "not finite everywhere");
       continue;
     }
     const std::int64_t n = product(x.global.logical), count = std::min(n, std::max<std::int64_t>(how.elements, 1));
@@ -155,11 +164,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
       const double here = numbers[numbers.offset(index)], gradient = gradients[gradients.offset(index)];
       const double h = step * std::max(1.0, std::abs(here));
       const double above = rounded_to(x.dtype, here + h), below = rounded_to(x.dtype, here - h);
-      at[k] = with_number(x, index, above);
-      const double up = loss(at);
-      at[k] = with_number(x, index, below);
-      const double down = loss(at);
-      at[k] = leaves[k].value;
+      const double up = loss_with(k, with_number(x, index, above)), down = loss_with(k, with_number(x, index, below));
       const double slope = (up - down) / (above - below);
       // The loss is rounded as well.
       const double noise = 4 * epsilon * std::max(std::abs(up), std::abs(down)) / (above - below);
@@ -181,11 +186,8 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
     compared += count;
     if (differ == 0 && count < n) {
       const Direction direction(x, numbers, gradients, step);
-      at[k] = with_numbers(x, numbers, direction.above);
-      const double up = loss(at);
-      at[k] = with_numbers(x, numbers, direction.below);
-      const double down = loss(at);
-      at[k] = leaves[k].value;
+      const double up = loss_with(k, with_numbers(x, numbers, direction.above));
+      const double down = loss_with(k, with_numbers(x, numbers, direction.below));
       const double change = up - down;
       const double noise = 4 * epsilon * std::max(std::abs(up), std::abs(down));
       const double wanted = tolerance * std::max(direction.typical, std::abs(change)), allowed = wanted + noise;
@@ -193,15 +195,15 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
       if (difference > wanted && difference <= allowed && noise > wanted)
         too_coarse = std::max(too_coarse, noise / (2 * step));
       if (!(difference <= allowed))
-        wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at some of its " +
-                 std::to_string(n) + " elements, but not at the " + std::to_string(count) +
-                 " that were compared: a small move of all changes the loss by " + six_digits(change) + ", not by " +
-                 six_digits(direction.along) + " as the gradient says (allowed is a difference of " +
-                 six_digits(allowed) + "); compare more of them with GradientCheck::elements";
+        add_wrong(leaves[k],
+                  "wrong at some of its " + std::to_string(n) + " elements, but not at the " + std::to_string(count) +
+                      " that were compared: a small move of all changes the loss by " + six_digits(change) +
+                      ", not by " + six_digits(direction.along) + " as the gradient says (allowed is a difference of " +
+                      six_digits(allowed) + "); compare more of them with GradientCheck::elements");
     }
-    if (differ == 0) continue;
-    wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at " +
-             std::to_string(differ) + " of " + std::to_string(count) + " elements; its worst, at " + where;
+    if (differ > 0)
+      add_wrong(leaves[k], "wrong at " + std::to_string(differ) + " of " + std::to_string(count) +
+                               " elements; its worst, at " + where);
   }
   if (!wrong.empty())
     throw Error(
