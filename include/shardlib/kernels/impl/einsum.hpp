@@ -47,31 +47,31 @@ struct Staged {
       convert(exec, elements, static_cast<const In*>(in), fresh(exec, elements));
     }
   }
-  void sum_away(const Exec& exec, std::span<const std::int64_t> extents, std::span<const bool> summed,
+  void sum_away(const Exec& exec, std::span<const std::int64_t> shape, std::span<const bool> summed,
                 std::int64_t elements) {
     const Buffer before = scratch;
     const T* in = data;
-    kernels::reduce<SumOp>(exec, dtype_v<T>, in, extents, summed, fresh(exec, elements));
+    kernels::reduce<SumOp>(exec, dtype_v<T>, in, shape, summed, fresh(exec, elements));
   }
 };
 
 /// Copies from one order of dims to another. Both orders have the same indices.
-inline void reorder(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> index_extents,
+inline void reorder(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> sizes,
                     const DimVector& from, const void* in, const DimVector& to, void* out) {
-  DimVector extents;
+  DimVector shape;
   std::array<int, max_rank> perm{};
-  for (int d = 0; d < from.count; ++d) extents.push(index_extents[static_cast<std::size_t>(from[d])]);
+  for (int d = 0; d < from.count; ++d) shape.push(sizes[static_cast<std::size_t>(from[d])]);
   for (int d = 0; d < to.count; ++d) {
     for (int e = 0; e < from.count; ++e) {
       if (from[e] == to[d]) perm[static_cast<std::size_t>(d)] = e;
     }
   }
-  permute(exec, element_size, in, extents, std::span<const int>(perm.data(), static_cast<std::size_t>(to.count)), out);
+  permute(exec, element_size, in, shape, std::span<const int>(perm.data(), static_cast<std::size_t>(to.count)), out);
 }
 
 /// Runs the loop nest on operands that are converted from In to T. Only a result in its order can `add`.
 template <class T, class In, class Out>
-void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s, std::span<const std::int64_t> extents,
+void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s, std::span<const std::int64_t> sizes,
                   const void* lhs, std::span<const std::int64_t> lhs_shape, const void* rhs,
                   std::span<const std::int64_t> rhs_shape, Out* result, bool add) {
   std::array<Staged<T>, 2> operands;
@@ -80,7 +80,7 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
   for (std::size_t t = 0; t < 3; ++t) natural[t] = tensor_order(plan, static_cast<int>(t));
   const auto elements = [&](const DimVector& order) {
     std::int64_t n = 1;
-    for (const std::int64_t i : order.span()) n *= extents[static_cast<std::size_t>(i)];
+    for (const std::int64_t i : order.span()) n *= sizes[static_cast<std::size_t>(i)];
     return n;
   };
   for (std::size_t t = 0; t < 2; ++t) {
@@ -101,13 +101,13 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
     if (s.moved[t]) {
       const Buffer before = operand.scratch;
       const T* in = operand.data;
-      reorder(exec, sizeof(T), extents, natural[t], in, s.order[t], operand.fresh(exec, elements(natural[t])));
+      reorder(exec, sizeof(T), sizes, natural[t], in, s.order[t], operand.fresh(exec, elements(natural[t])));
     }
   }
   if (!s.moved[2]) return run_einsum_loops(exec, s, operands[0].data, operands[1].data, result, add);
   Staged<Out> out;
   run_einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])), false);
-  reorder(exec, sizeof(Out), extents, s.order[2], out.data, natural[2], result);
+  reorder(exec, sizeof(Out), sizes, s.order[2], out.data, natural[2], result);
 }
 
 /// Whether the loop nest multiplies operands of bf16 as they are: on a device, and on CPUs that have instructions for
@@ -156,21 +156,21 @@ template <class AnyIn, class AnyOut>
 void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
             std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
             void* result, bool add) {
-  std::array<std::int64_t, std::size_t{2} * max_rank> extents{};
+  std::array<std::int64_t, std::size_t{2} * max_rank> index_sizes{};
   std::int64_t outs = 1;
   std::int64_t total = 1;
   for (int i = 0; i < plan.count; ++i) {
     const auto& index = plan.at(i);
-    const std::int64_t extent = index.lhs >= 0 ? lhs_shape[static_cast<std::size_t>(index.lhs)]
-                                               : rhs_shape[static_cast<std::size_t>(index.rhs)];
-    if (index.rhs >= 0 && rhs_shape[static_cast<std::size_t>(index.rhs)] != extent) {
-      throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has size " + std::to_string(extent) +
+    const std::int64_t size = index.lhs >= 0 ? lhs_shape[static_cast<std::size_t>(index.lhs)]
+                                             : rhs_shape[static_cast<std::size_t>(index.rhs)];
+    if (index.rhs >= 0 && rhs_shape[static_cast<std::size_t>(index.rhs)] != size) {
+      throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has size " + std::to_string(size) +
                   ", but dim " + std::to_string(index.rhs) + " of rhs, the same index, has " +
                   std::to_string(rhs_shape[static_cast<std::size_t>(index.rhs)]) + "; give them one size");
     }
-    extents[static_cast<std::size_t>(i)] = extent;
-    total *= extent;
-    if (index.out >= 0) outs *= extent;
+    index_sizes[static_cast<std::size_t>(i)] = size;
+    total *= size;
+    if (index.out >= 0) outs *= size;
   }
   if (outs == 0 || (total == 0 && add)) return;
   detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
@@ -178,7 +178,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
       exec.zero(result, static_cast<std::size_t>(outs) * sizeof(Out));
       return;
     }
-    const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
+    const std::span<const std::int64_t> sizes(index_sizes.data(), static_cast<std::size_t>(plan.count));
     const EinsumLoops s = choose_einsum_loops(plan, sizes, std::is_floating_point_v<T>);
     if (add && !std::is_same_v<T, Out>)
       throw Error("einsum: only a result in the dtype of accumulation can be added to");
@@ -210,7 +210,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
 }
 
 template <class AnyIn, class AnyOut>
-void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids, std::span<const std::int64_t> extents,
+void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids, std::span<const std::int64_t> shape,
              std::span<const int> out_ids, const void* operand, void* result) {
   std::array<bool, max_rank> summed{};
   DimVector kept;  // positions in the operand
@@ -220,7 +220,7 @@ void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids
     summed[d] = std::find(out_ids.begin(), out_ids.end(), in_ids[d]) == out_ids.end();
     if (summed[d]) continue;
     kept.push(static_cast<std::int64_t>(d));
-    outs *= extents[d];
+    outs *= shape[d];
   }
   for (const int id : out_ids) {
     const auto at = std::find(in_ids.begin(), in_ids.end(), id);
@@ -230,15 +230,15 @@ void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids
   detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
     if (outs == 0) return;
     detail::Staged<T> staged;
-    staged.template load<In>(exec, operand, product(extents));
+    staged.template load<In>(exec, operand, product(shape));
     if (kept.count < static_cast<int>(in_ids.size())) {
-      staged.sum_away(exec, extents, std::span<const bool>(summed.data(), in_ids.size()), outs);
+      staged.sum_away(exec, shape, std::span<const bool>(summed.data(), in_ids.size()), outs);
     }
     if constexpr (std::is_same_v<T, Out>) {
-      detail::reorder(exec, sizeof(T), extents, kept, staged.data, wanted, result);
+      detail::reorder(exec, sizeof(T), shape, kept, staged.data, wanted, result);
     } else {
       detail::Staged<T> wide;
-      detail::reorder(exec, sizeof(T), extents, kept, staged.data, wanted, wide.fresh(exec, outs));
+      detail::reorder(exec, sizeof(T), shape, kept, staged.data, wanted, wide.fresh(exec, outs));
       detail::convert(exec, outs, wide.data, static_cast<Out*>(result));
     }
   });

@@ -75,18 +75,18 @@ struct MergedLoops {
   int count = 0;
   constexpr RoleLoop& at(int i) { return items[static_cast<std::size_t>(i)]; }
 
-  constexpr MergedLoops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
+  constexpr MergedLoops(const EinsumPlan& plan, std::span<const std::int64_t> sizes,
                         const std::array<DimVector, 3>& order) {
     for (int i = 0; i < plan.count; ++i) {
       const Role role = plan.at(i).role;
-      const std::int64_t extent = extents[static_cast<std::size_t>(i)];
-      if (extent == 1 || role == Role::lhs_only || role == Role::rhs_only) continue;
-      RoleLoop item{role, {extent, {}}};
+      const std::int64_t size = sizes[static_cast<std::size_t>(i)];
+      if (size == 1 || role == Role::lhs_only || role == Role::rhs_only) continue;
+      RoleLoop item{role, {size, {}}};
       for (std::size_t t = 0; t < 3; ++t) {
         std::int64_t stride = 1;
         for (int d = order[t].count; d-- > 0;) {
           if (order[t][d] == i) item.loop.strides[t] = stride;
-          stride *= extents[static_cast<std::size_t>(order[t][d])];
+          stride *= sizes[static_cast<std::size_t>(order[t][d])];
         }
       }
       at(count++) = item;
@@ -157,10 +157,10 @@ constexpr double inner_cost(EinsumLoops::Inner inner, const Loops3::Loop& row, c
 }
 
 /// The cheapest inner kernel for the given orders of dims.
-constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::int64_t> extents,
+constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::int64_t> sizes,
                                    const std::array<DimVector, 3>& order, bool matrices) {
   using Inner = EinsumLoops::Inner;
-  MergedLoops loops(plan, extents, order);
+  MergedLoops loops(plan, sizes, order);
   double total = 1;
   for (int i = 0; i < loops.count; ++i) total *= static_cast<double>(loops.at(i).loop.extent);
   double best = -1;
@@ -203,16 +203,15 @@ constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::
 
 /// The cheapest loop nest for the given sizes, one size (at least 1) for each index of the plan. `matrices` says
 /// whether the element type has a matrix product.
-constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
-                                          bool matrices) {
+constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<const std::int64_t> sizes, bool matrices) {
   using detail::Role;
   const std::array<DimVector, 3> natural{detail::tensor_order(plan, 0), detail::tensor_order(plan, 1),
                                          detail::tensor_order(plan, 2)};
-  EinsumLoops best = detail::choose_inner(plan, extents, natural, matrices);
+  EinsumLoops best = detail::choose_inner(plan, sizes, natural, matrices);
   double flops = 2;
   for (int i = 0; i < plan.count; ++i) {
     const bool alone = plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only;
-    flops *= alone ? 1.0 : static_cast<double>(extents[static_cast<std::size_t>(i)]);
+    flops *= alone ? 1.0 : static_cast<double>(sizes[static_cast<std::size_t>(i)]);
   }
   // A permute cannot gain much if the loops already run near the arithmetic limit, or if the problem is small.
   if (best.cost < 1000 || best.cost < 1.3 * flops / 150.0) return best;
@@ -236,13 +235,12 @@ constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<cons
       detail::append(plan, order[2], order[0], Role::m);
       detail::append(plan, order[2], order[1], Role::n);
     }
-    EinsumLoops candidate = detail::choose_inner(plan, extents, order, matrices);
+    EinsumLoops candidate = detail::choose_inner(plan, sizes, order, matrices);
     for (std::size_t t = 0; t < 3; ++t) {
       if ((moves >> t & 1U) == 0) continue;
       candidate.moved[t] = true;
       double elements = 1;
-      for (const std::int64_t i : order[t].span())
-        elements *= static_cast<double>(extents[static_cast<std::size_t>(i)]);
+      for (const std::int64_t i : order[t].span()) elements *= static_cast<double>(sizes[static_cast<std::size_t>(i)]);
       candidate.cost += 300.0 + elements;
     }
     if (candidate.cost < best.cost) best = candidate;
