@@ -129,7 +129,7 @@ TEST_CASE("a collective is under way beside the ops between its start and wait, 
       if (!state.pending.empty()) ++beside;
     });
     static_cast<void>(value_and_grad(mesh, loss<interleaved>, layers, input(mesh, 0), input(mesh, 1)));
-    // Twelve products and two derivatives of each, but for the input's in the first layer. Nothing runs beside the
+    // Twelve products and two derivatives of each, except the input's in the first layer. Nothing runs beside the
     // first and the last products of a pass.
     expect(products == 34, std::to_string(products) + " products");
     expect(beside >= 27, std::to_string(beside) + " products had a collective beside them");

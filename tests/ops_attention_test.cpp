@@ -695,7 +695,7 @@ TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memo
     if (most != 0)  // under mpirun those of other ranks are not here
       expect(most * 100 <= planned * 101 && planned * 100 <= most * 110,
              "planned " + show(planned) + ", a peak of " + show(most));
-  // A dry run's device is the mean of all, but for its memory, which does not grow with the devices.
+  // A dry run's device is the mean of all, except for its memory, which does not grow with the devices.
   std::vector<std::size_t> peaks;
   for (const int devices : {4, 8}) {
     const auto dry =

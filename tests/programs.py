@@ -612,7 +612,7 @@ def lora(p):
 
 
 def collective_matmul(p):
-    """--collective-matmul: the same training but for rounding, the same bits on threads and ranks, and what is sent."""
+    """--collective-matmul: the same training except for rounding, the same bits on threads and ranks, and what is sent."""
     train = [*p.small(), "--steps=6", "--learning-rate=0.01", f"--data={p.text}"]
     for options in [["--mesh=d=2,t=2"], ["--mesh=t=4", "--microbatches=2"], ["--mesh=s=2,t=2", "--recompute=none"], ["--mesh=d=2,t=2", "--dtype=bf16"]]:
         _, separate = p.measured("gpt_fsdp", [*train, *options])
@@ -1193,7 +1193,7 @@ def mlp(p):
         run = p.run("mlp_fsdp", [], ranks=2).succeeded()
         run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses, "the losses as on threads")
         p.run("mlp_fsdp", [], ranks=3).fails(2, "--mesh d=3", "8 hidden units", "choose 1, 2, 4 or 8")
-        # All ranks fail alike but for their own place in the mesh: one line.
+        # All ranks fail alike except for their own place in the mesh: one line.
         p.run("tutorial", ["--mesh=d=3,t=1"], ranks=3).fails(1, "`H/t/d`", "does not divide evenly into 3 shards", "device 0")
 
 

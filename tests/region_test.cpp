@@ -83,7 +83,7 @@ TEST_CASE("a block comes from the lowest range of up to four times its size, els
   CHECK(take(2) == six);              // of 3, 6, 6 and 20
   CHECK(take(5) == twenty);           // of 6 and 20: four times as many
   CHECK(take(4) == twenty + 5 * 64);  // what is left of a range is a range
-  CHECK(take(1) == six + 2 * 64);     // of 3, 4, 6 and 11, the lowest but for the 11
+  CHECK(take(1) == six + 2 * 64);     // of 3, 4, 6 and 11, the lowest except the 11
   CHECK(take(12) == twenty + 40 * 64);
   CHECK(region->reserved() == 52 * 64);
 }
@@ -196,7 +196,7 @@ TEST_CASE("blocks of any size are aligned, and none reaches into another") {
   }
   while (!blocks.empty()) free_last();
   const std::size_t reserved = region->reserved();
-  REQUIRE(region->allocate(reserved - 64) != nullptr);  // all one range again, but for a sanitizer's guard
+  REQUIRE(region->allocate(reserved - 64) != nullptr);  // all one range again, except for a sanitizer's guard
   CHECK(region->reserved() == reserved);
 }
 

@@ -778,7 +778,7 @@ TEST_CASE("rules: ragged_all_to_all, grouped_einsum") {
   for (const char* result : {"R/e M", "S/e N", "S/e"})
     ragged("R/e M", result, "P/e X", "P X/e",
            "the result, `" + std::string(result) +
-               "`, must have the dims of the operand, `R/e M`, but for the first: the rows that a device may get are "
+               "`, must have the dims of the operand, `R/e M`, except the first: the rows that a device may get are "
                "another number, so that dim has another name");
   ragged("R/d/e M", "S/d M", "P/d/e X", "P/d X/e",
          "dim `R/d/e` cannot become `S/d`: the rows stay sharded over the same axes, in the same order");
@@ -957,10 +957,10 @@ TEST_CASE("rules: ops along a dim") {
   refuse_take_along("V", "B V", "B K +t",
                     "the indices `B K +t` are partial over t, and a summand is not an index; " + reduce_first("B K"));
   refuse_take_along("V", "B/d V", "B K",
-                    "the indices `B K` must have the dims of the operand `B/d V` but for `V`: dim 1 is `B`, not `B/d`; "
+                    "the indices `B K` must have the dims of the operand `B/d V` except `V`: dim 1 is `B`, not `B/d`; "
                     "take the shard of each device with `shard<\"B K -> B/d K\">` (no traffic)");
   refuse_take_along("V", "B V", "B",
-                    "the indices `B` must have the dims of the operand `B V` but for `V`: dim `V` is missing");
+                    "the indices `B` must have the dims of the operand `B V` except `V`: dim `V` is missing");
   refuse_take_along("V", "V +t", "K/t",
                     "the operand is partial over t and the indices sharded over t (dim `K/t`), so a device would take "
                     "only its own summands; " +

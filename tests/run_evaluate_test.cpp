@@ -26,7 +26,7 @@ std::string file_with(const Scratch& scratch, const std::string& text) {
   return path;
 }
 
-/// Bytes but for tabs, and a space before each text, as Llama 2's tokenizer puts one.
+/// Bytes except tabs, and a space before each text, as Llama 2's tokenizer puts one.
 class SpaceFirst final : public io::Tokenizer {
  public:
   SpaceFirst() : Tokenizer("space", "space", 256, 0) {}

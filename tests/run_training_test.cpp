@@ -532,7 +532,7 @@ TEST_CASE("training: the holes that initialization leaves have gone back to the 
     expect(resident_pages(hole, bytes) == pages, "pages stay until then");
     run::Program program;
     program.step = [&](const run::Step&) {
-      expect(resident_pages(hole, bytes) < pages / 8, "but for what the loop itself has taken");
+      expect(resident_pages(hole, bytes) < pages / 8, "except what the loop itself has taken");
       return run::StepResult{1, 1};
     };
     run::train(device, training, tokens, "", program);

@@ -663,7 +663,7 @@ struct WeightsOf {
   Tensor<D, "A/d B/t"> a;
   Tensor<D, "A/d C"> c;
 };
-/// Second derivatives by weights of D are those by the same numbers in f64, but for rounding.
+/// Second derivatives by weights of D are those by the same numbers in f64, except for rounding.
 template <class D>
 void check_dtype(const Grid& mesh, double tolerance) {
   const auto loss = []<class E>(const WeightsOf<E>& w) {

@@ -134,7 +134,7 @@ auto counts_that_stay(const Tensor<f32, "R/d/e M">& rows, const Tensor<i32, "P/d
   return ragged_all_to_all<"R/d/e M -> S/d/e M">(rows, counts, counts, {{"S", 8}});
 }
 
-// expect: the result, `R/d/e M`, must have the dims of the operand, `R/d/e M`, but for the first: the rows that a device
+// expect: the result, `R/d/e M`, must have the dims of the operand, `R/d/e M`, except the first: the rows that a device
 // expect: may get are another number, so that dim has another name
 auto unbounded_rows(const Tensor<f32, "R/d/e M">& rows, const Tensor<i32, "P/d/e X">& counts) {
   return ragged_all_to_all<"R/d/e M -> R/d/e M">(rows, counts, all_to_all<"P/d/e X -> P/d X/e">(counts), {});

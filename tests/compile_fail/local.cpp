@@ -368,7 +368,7 @@ auto take_of_a_shard(const Tensor<f32, "B V/t">& x, const Tensor<i32, "B K">& id
   return take_along<"V">(x, ids);
 }
 
-// expect: take_along<`V`>: the indices `B K` must have the dims of the operand `B/d V` but for `V`: dim 1 is `B`, not
+// expect: take_along<`V`>: the indices `B K` must have the dims of the operand `B/d V` except `V`: dim 1 is `B`, not
 auto take_for_other_rows(const Tensor<f32, "B/d V">& x, const Tensor<i32, "B K">& ids) {
   return take_along<"V">(x, ids);
 }

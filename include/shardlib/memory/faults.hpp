@@ -31,7 +31,7 @@ struct FaultWord {
 };
 
 /// The checks that a device has begun. Each has a few words in the device's memory, one for each team of its kernel.
-/// Thread-safe, but for `next` and `add`, which are the device's thread's.
+/// Thread-safe, except `next` and `add`, which are the device's thread's.
 class Faults {
  public:
   static constexpr std::int64_t teams = 32;

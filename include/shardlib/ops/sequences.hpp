@@ -41,7 +41,7 @@ constexpr std::array<PositionRun, 2> positions_of_shard(SequenceOrder order, std
   return {{{place * part, part}, {(2 * devices - 1 - place) * part, part}}};
 }
 
-/// Queries and keys of two shards, by their places in memory. Each of these queries sees each of these keys, but for
+/// Queries and keys of two shards, by their places in memory. Each of these queries sees each of these keys, except
 /// segments, and no other pair of the shards sees each other.
 struct AttendedBlock {
   std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;

@@ -143,7 +143,7 @@ constexpr Verdict take_along(std::string_view dim, const TensorSpec& x, const Te
   if (at < indices.rank()) wanted.dims[at] = indices.dims[at];
   if (const Text diff = difference(indices, wanted); !diff.empty()) {
     const Text advice = conversion(indices, wanted);
-    return fail("the indices " + quoted(indices) + " must have the dims of the operand " + quoted(x) + " but for " +
+    return fail("the indices " + quoted(indices) + " must have the dims of the operand " + quoted(x) + " except " +
                 quoted(dim) + ": " + diff + (advice.empty() ? "" : "; ") + advice);
   }
   for (auto axis : indices.dims[at].axes)

@@ -51,7 +51,7 @@ constexpr Verdict ragged_all_to_all(std::string_view op, const TensorSpec& rows,
   if (!others_stay || in.dims[0].name == out.dims[0].name)
     return call.fail(
         "the result, " + quoted(to_string(out)) + ", must have the dims of the operand, " + quoted(to_string(in)) +
-        ", but for the first: the rows that a device may get are another number, so that dim has another name");
+        ", except the first: the rows that a device may get are another number, so that dim has another name");
   if (!(in.dims[0].axes == out.dims[0].axes))
     return call.fail("dim " + quoted(to_string(in.dims[0])) + " cannot become " + quoted(to_string(out.dims[0])) +
                      ": the rows stay sharded over the same axes, in the same order");

@@ -14,7 +14,7 @@ constexpr Text scan_over(const Dim& dim) {
   return quoted(Text("linear_scan<\"") + dim.name + "\", over<\"" + joined(dim.axes, " ") + "\">>");
 }
 
-/// Checks the operands of a scan but for the sharding of its dim. It is not linear in both together, so nothing may be
+/// Checks the operands of a scan except the sharding of its dim. It is not linear in both together, so nothing may be
 /// partial.
 constexpr Text scanned(const TensorSpec& factors, const TensorSpec& summands) {
   for (const TensorSpec* x : {&factors, &summands})

@@ -187,7 +187,7 @@ inline void multiply_gathered(const Value& made, const Value& shard, std::string
                               std::span<ShardProducts* const> products) {
   const DeviceRing ring(made, axis);
   Buffer here = shard.data();
-  std::optional<ArrivingShard> arriving;  // `here`, but for the device's own
+  std::optional<ArrivingShard> arriving;  // `here`, except for the device's own
   for (int step = 0; step < ring.size(); ++step) {
     const bool last = step + 1 == ring.size();
     const Buffer next = last ? Buffer() : made.device->pool()->allocate(here.bytes());

@@ -60,7 +60,7 @@ struct SeenKeys {
   i32 segment[TileRows<Team>::slots];
   const i32* segments;  ///< of the keys; null if there are none
   std::int64_t along;
-  int all;  ///< keys that each query sees, but for segments
+  int all;  ///< keys that each query sees, except for segments
 
   SHARDLIB_FUNCTION SeenKeys(const Team& team, const FusedAttention& of, const HeadOffsets& head, int first)
       : segments(of.key_segments == nullptr ? nullptr : of.key_segments + head[3]),

@@ -113,7 +113,7 @@ function draw(c) {
     out += `<text x="${Math.min(x_at(v), w - 4 * label.length - 4).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
       label}</text>`;
   out += `<text x="${(c.left + right) / 2}" y="${h - 6}" text-anchor="middle">${axes[state.axis].title}</text>`;
-  // A picture of its own clips what is outside, but for marks at the ends.
+  // A picture of its own clips what is outside, except marks at the ends.
   const clip = [c.left - 5, margin.top, right - c.left + 10, bottom - margin.top];
   out += `<svg x="${clip[0]}" y="${clip[1]}" width="${clip[2]}" height="${clip[3]}" viewBox="${clip.join(" ")}">`;
   const notes = c.notes.filter(n => !state.hidden.has(n.run))
