@@ -92,8 +92,8 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() override {
-    // Others may wait for what this device has started and dropped. Where a member has failed, NCCL could wait for
-    // ever.
+    // Others may wait for what this device has started and dropped. Where a member has failed, NCCL could wait
+    // forever.
     try {
       staged_->check_failure();
       if (std::uncaught_exceptions() > 0) abort();
