@@ -216,7 +216,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     Result result;
     try {
       // It lives until the others know that it has ended: its groups may wait for them at their end.
-      const auto device = DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind), sums);
+      const auto device = DevicePtr::make(mesh, i, world, threads, tuning, kind, place_of_thread(i, count, kind), sums);
       run_device(device, threads, body);
       world->finish(i);
     } catch (const Aborted&) {
