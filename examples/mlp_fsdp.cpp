@@ -78,7 +78,8 @@ void train(const DevicePtr& device, const Settings& settings) {
   if (!settings.run.empty())
     if (const auto newest = io::newest_whole(mesh, checkpoints_of(settings))) {
       step = io::load(mesh, *newest, trained).step;
-      if (mesh.rank() == 0 && step >= settings.steps) fmt::print("all {} steps are done\n", settings.steps);
+      if (mesh.rank() == 0 && step >= settings.steps)
+        fmt::print("--steps {} leaves nothing to train\n", settings.steps);
     }
   for (; step < settings.steps; ++step) {
     const auto [l, grads] = value_and_grad(mesh, loss, trained, x);

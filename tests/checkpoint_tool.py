@@ -63,7 +63,7 @@ def average(tool):
     three = tool.make("runs", 20, state((6, 1, 0.3), (6, 5), (9, 9, 9), 2), **{"setting.learning_rate": "0.3"})
     target = os.path.join(tool.root, "averaged")
     said = tool.run(0, "average", target, one, two, three)
-    check("step-00000030: the mean of 2 leaves of 3 checkpoints; 2 others are those of " + two in said, "average: " + said)
+    check("step-00000030: the mean of 2 arrays of 3 checkpoints; 2 other arrays from " + two in said, "average: " + said)
     check(f"note: learning_rate is 0.1 in '{one}', but 0.3 in '{two}'" in said, "average notes settings: " + said)
     about, made = tool.contents(os.path.join(target, "step-00000030"))
     single = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]

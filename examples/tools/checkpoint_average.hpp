@@ -168,7 +168,8 @@ inline int average(const AverageRequest& request) {
     io::save_arrays(request.target, meta, arrays);
   }
   fmt::print(
-      "wrote {}: the mean of {} leaves of {}{}\n", made, count, counted(checkpoints.size(), "checkpoint"),
-      file ? "" : fmt::format("; {} others are those of {}", std::ssize(newest.arrays()) - count, newest.path()));
+      "wrote {}: the mean of {} of {}{}\n", made, counted(count, "array"), counted(checkpoints.size(), "checkpoint"),
+      file ? ""
+           : fmt::format("; {} from {}", counted(std::ssize(newest.arrays()) - count, "other array"), newest.path()));
   return 0;
 }
