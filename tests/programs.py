@@ -778,6 +778,8 @@ def sampling_from_a_run(p):
         run = p.run("shardlib-sample", [folder, "--samples=2"]).succeeded()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
         run.check(run.out.count("A sample after 3 steps") == 2, "two samples")
+        run = p.run("shardlib-sample", [folder, "--prompt=a\a\x1b[2J\u009b\x7f\t.", "--max-tokens=1"]).succeeded()
+        run.check("\n\na\u2407\u241b[2J\ufffd\u2421\t." in run.out, "no control character reaches the terminal")
         shortened_samples(p, folder)
         launchers = [[]] + ([[*p.mpiexec, "-n", "2"]] if p.mpiexec and program == "gpt2" else [])
         for launcher in launchers:

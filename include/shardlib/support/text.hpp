@@ -66,6 +66,25 @@ inline std::string excerpt(std::string_view text, std::size_t most = 80) {
   return size < text.size() ? out + "..." : out;
 }
 
+/// The text with signs such as "␇" in place of control characters, which a terminal would obey, but for ends of lines
+/// and tabs. Invalid bytes become U+FFFD, and so do U+0080 to U+009F, which have no signs.
+inline std::string printable(std::string_view text) {
+  const std::string whole = as_utf8(text);
+  std::string out;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(whole[i]);
+    if (byte == 0xc2 && static_cast<unsigned char>(whole[i + 1]) < 0xa0) {
+      out += "\xef\xbf\xbd";
+      ++i;
+    } else if ((byte < 0x20 && whole[i] != '\n' && whole[i] != '\t') || byte == 0x7f) {
+      out += {'\xe2', '\x90', static_cast<char>(byte == 0x7f ? 0xa1 : 0x80 + byte)};
+    } else {
+      out += whole[i];
+    }
+  }
+  return out;
+}
+
 /// "1 file", "2 files".
 inline std::string counted(std::integral auto count, std::string_view what) {
   return (std::to_string(count) + " ").append(what) + (count == 1 ? "" : "s");

@@ -50,7 +50,7 @@ class Answers {
     if (training_.sample.max_tokens == 0 || !program_.decode) return true;
     SampleOptions options = sample_options(training_);
     const auto show = [&](std::string_view piece) {
-      if (speaks_) print_console(piece);
+      if (speaks_) print_console(shardlib::detail::printable(piece));
     };
     bool stopped = false;
     const auto stop = [&] { return stopped = stopping(device_); };
@@ -140,7 +140,7 @@ inline void converse(const DevicePtr& device, const Training& training, const Da
   Chat chat(*data.tokenizer, turn_template(training.turns), program.context, data.vocabulary, program.decode,
             sample_options(training));
   const auto show = [&](std::string_view piece) {
-    if (speaks) fmt::print("{}", piece), std::fflush(stdout);
+    if (speaks) fmt::print("{}", shardlib::detail::printable(piece)), std::fflush(stdout);
   };
   const auto complain = [&](const std::string& what) {
     if (speaks) fmt::print(stderr, "error: {}\n", what);
