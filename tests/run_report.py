@@ -300,6 +300,12 @@ def exports(run, folder):
         check(line == {k: v if k == "run" else float(v) for k, v in row.items() if v}, f"lines are the rows: {line}")
     done = run("first", "--csv", "nowhere/x.csv")
     check(done.returncode == 2 and "'nowhere/x.csv'" in done.stderr, f"a table that cannot be written: {done}")
+    put(f"{folder}/notes", "mine\n")
+    for option, again in ("--csv", "runs.csv"), ("--jsonl", "runs.jsonl"), ("-o", "by_tool.html"):
+        check(all(run("first", option, again).returncode == 0 for _ in range(2)), f"{option} replaces what it has written")
+        done = run("first", option, "notes")
+        check(done.returncode == 2 and "the file 'notes' holds something else" in done.stderr, f"{option} replaces nothing else: {done}")
+    check(text_of(folder, "notes") == "mine\n", "another file stays")
     done = run("first", "--csv", "a", "--jsonl", "b")
     check(done.returncode == 2 and "give one of" in done.stderr, f"one format at a time: {done}")
 

@@ -34,9 +34,10 @@ void write_table(const std::string& table, const std::string& file) {
   fmt::print("wrote {}\n", file);
 }
 
-/// Throws UsageError if the file that the option names is one of a run's own, which other programs read, or cannot be
-/// written.
-void require_free(const std::string& file, const std::vector<std::string>& runs, const std::string& option) {
+/// Throws UsageError if the file that the option names is one of a run's own, which other programs read, does not begin
+/// as what replaces it does, or cannot be written.
+void require_free(const std::string& file, const std::vector<std::string>& runs, const std::string& option,
+                  const std::string& begin) {
   namespace fs = std::filesystem;
   if (file == "-") return;
   std::error_code gone;
@@ -50,6 +51,9 @@ void require_free(const std::string& file, const std::vector<std::string>& runs,
     if (own) throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
   }
   io::require_writable(file, option);
+  if (io::begins_otherwise(file, begin))
+    throw UsageError(option + ": the file '" + file + "' holds something else, which would be lost: choose another " +
+                     "path, or move it away");
 }
 
 int program(int argc, char** argv) {
@@ -74,13 +78,16 @@ int program(int argc, char** argv) {
   if (!csv.empty() || !jsonl.empty()) {
     if ((!csv.empty() && !jsonl.empty()) || !output.empty() || follow > 0)
       throw UsageError("give one of --csv, --jsonl and the page's options --output and --follow");
-    require_free(csv.empty() ? jsonl : csv, runs, csv.empty() ? "--jsonl" : "--csv");
+    if (csv.empty())
+      require_free(jsonl, runs, "--jsonl", "{\"run\": ");
+    else
+      require_free(csv, runs, "--csv", "run,step,");
     write_table(csv.empty() ? run::to_jsonl(runs) : run::to_csv(runs), csv.empty() ? jsonl : csv);
     return 0;
   }
   const bool own_page = output.empty() && runs.size() == 1 && std::filesystem::is_directory(runs[0]);
   if (output.empty()) output = own_page ? runs[0] + "/report.html" : "report.html";
-  require_free(output, runs, "--output");
+  require_free(output, runs, "--output", "<!DOCTYPE html>");
   for (bool more = true; more;) {
     const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::goes_on(run); });
     more = live && follow > 0;

@@ -103,6 +103,9 @@ void remove_folder(const std::string& path);
 /// Throws UsageError, which begins with the option, unless a file can be written at `path`. An existing file does not
 /// change. Call it early for outputs that are written late. `require_writable("out.svg", "--timeline")`
 void require_writable(const std::string& path, const std::string& option);
+/// Whether a regular file has other bytes than `begin` at its start, so that another program's data would be lost. An
+/// empty file has none. `begins_otherwise("runs.csv", "run,step")`
+[[nodiscard]] bool begins_otherwise(const std::string& path, std::string_view begin);
 /// Removes the temporary files and folders directly in `folder` that dead processes of this machine have left. Those of
 /// living processes stay, and those of other machines too, until nothing in them has changed for a day. What cannot be
 /// removed stays without an error. `remove_stale_temporaries("runs/first")`

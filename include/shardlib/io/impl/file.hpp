@@ -185,6 +185,14 @@ SHARDLIB_INLINE void require_writable(const std::string& path, const std::string
   }
 }
 
+SHARDLIB_INLINE bool begins_otherwise(const std::string& path, std::string_view begin) {
+  if (!std::filesystem::is_regular_file(path)) return false;
+  const InputFile file(path);
+  Bytes bytes(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), begin.size())));
+  file.read(0, bytes);
+  return !begin.starts_with(as_text(bytes));
+}
+
 SHARDLIB_INLINE void remove_stale_temporaries(const std::string& folder) {
   namespace fs = std::filesystem;
   std::vector<fs::path> stale;

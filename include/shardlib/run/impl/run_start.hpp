@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -77,12 +76,7 @@ inline void require_one_run(const DevicePtr& device, const Training& training, c
 /// lost.
 inline void require_metrics(const std::string& path) {
   const JsonLines tried(path, JsonLines::Mode::append, "check --metrics");
-  if (!std::filesystem::is_regular_file(path)) return;
-  std::string begin(record_begin.size(), '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(begin.data(), std::ssize(begin));
-  begin.resize(static_cast<std::size_t>(file.gcount()));
-  if (!record_begin.starts_with(begin))
+  if (io::begins_otherwise(path, record_begin))
     throw UsageError("--metrics '" + path + "': the file holds something else than records of a run, and would be " +
                      "emptied; choose another path, or move it away");
 }
