@@ -88,10 +88,7 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
                                        "tokens seen", "tokens/s",        "MFU",
                                        "step time",   "memory",          "training time"};
   std::string out = "<div class=\"box\"><table class=\"summary\"><tr><th>run</th>";
-  for (const std::string& head : heads)
-    out +=
-        fmt::format("<th class=\"num\"{}>{}</th>",
-                    head == "loss at the end" ? " title=\"the mean over the last hundredth of the steps\"" : "", head);
+  for (const std::string& head : heads) out += "<th class=\"num\">" + head + "</th>";
   out += "</tr>";
   const auto shown = [](Unit q, double v) { return std::isfinite(v) ? unit_text(q, v) : std::string("–"); };
   for (const RunData& run : runs) {
@@ -140,7 +137,8 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
       out += fmt::format("<td class=\"num\" data-label=\"{}\">{}</td>", heads[i], cells[i]);
     out += "</tr>";
   }
-  return out + "</table></div>\n";
+  return out +
+         "</table><p class=\"sub\">The loss at the end is the mean over the last hundredth of the steps.</p></div>\n";
 }
 
 /// Unusual actions of the runs: resumed, skipped a step, went back. If there are many, only the newest.
