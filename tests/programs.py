@@ -277,6 +277,7 @@ def resuming(p):
     run = p.gpt(*common, f"--run={p.folder}/whole", "--step-graph").succeeded()
     drawn = text_of(f"{p.folder}/whole/step.svg")
     run.check("layers/0/w_q" in drawn and "layers/1/w_q" in drawn, "--step-graph draws all layers")
+    run.check(re.search(f"^drawing {p.folder}/whole/step.svg from [0-9]+ lines", run.out, re.M), "and says so before")
     run.check(">update<" in drawn and "adamw" in drawn, "--step-graph draws the update")
     run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
     check('mesh = "d=2,s=1,t=2"' in text_of(f"{p.folder}/whole/config.toml"), "the run's configuration names the mesh")
