@@ -80,8 +80,8 @@ struct NormSlope {
 }  // namespace detail
 
 /// log(sum(exp(x))) over unsharded dims, which does not overflow. It is -inf where all elements are or there is none,
-/// and inf where one is. Backward: softmax, of which elements that are inf have equal shares. `logsumexp<"B/d V ->
-/// B/d">(logits)`
+/// and inf where one is. Backward: softmax, of which elements that are inf have equal shares.
+/// `logsumexp<"B/d V -> B/d">(logits)`
 template <OpSpec O, dtype D, Spec S>
 auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"logsumexp", O, D, S> {
   using X = Tensor<D, S>;
@@ -141,8 +141,8 @@ namespace detail {
 template <OpName Name, OpSpec O, class B, Spec S>
 using truth_t = Tensor<after_t<is_condition<Name, B>, B>, result_of<rules::local_max, Name, O, S>>;
 }
-/// True where at least one element over unsharded dims is true, so false of no elements. `any<"B/d V ->
-/// B/d">(greater(x, 0.0))`
+/// True where at least one element over unsharded dims is true, so false of no elements.
+/// `any<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"any", O, B, S> {
   return greater(

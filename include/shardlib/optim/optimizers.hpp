@@ -1,4 +1,4 @@
-// Optimizers, sums of gradients and averages of weights, over trees of tensors.
+// Optimizers and averages of weights, over trees of tensors.
 #pragma once
 
 #include <array>
@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
@@ -25,9 +24,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/types/gradient.hpp"
 #include "shardlib/types/leaves.hpp"
-#include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib {
