@@ -1,5 +1,5 @@
 // Histograms of leaves over all devices, by a call of one's own, and in the events of a run.
-#include <shardlib/run/histograms.hpp>
+#include <shardlib/run/leaf_histograms.hpp>
 #include <shardlib/run/run_directory.hpp>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
@@ -125,7 +125,7 @@ struct Tree {
   Tensor<f32, ""> scalar;
 };
 
-TEST_CASE("histograms: those of the whole arrays on every mesh, without padding and copies", "[run][histogram]") {
+TEST_CASE("leaf_histograms: those of the whole arrays on every mesh, without padding and copies", "[run][histogram]") {
   std::map<std::string, Histogram> due;
   auto both = values<f32>({7, 13}), rows = values<f32>({7, 13}), replicated = values<f32>({7, 13});
   both.data[0] = -static_cast<float>(inf);
@@ -161,7 +161,7 @@ TEST_CASE("histograms: those of the whole arrays on every mesh, without padding 
         tree.bytes = place<decltype(tree.bytes)>(mesh, bytes, sizes);
         tree.mask = place<decltype(tree.mask)>(mesh, mask, sizes);
         tree.scalar = place<decltype(tree.scalar)>(mesh, scalar, sizes);
-        const auto found = run::histograms(mesh, tree);
+        const auto found = run::leaf_histograms(mesh, tree);
         expect(found.size() == due.size(), show(found.size()) + " leaves");
         for (const auto& [name, h] : due) expect_same(found.at(name), h, name);
       });
@@ -171,7 +171,8 @@ struct Stage {
   Tensor<f32, "M/d"> own, shared;
 };
 
-TEST_CASE("histograms: stages have leaves of their own, and a leaf on two stages counts once", "[run][histogram]") {
+TEST_CASE("leaf_histograms: stages have leaves of their own, and a leaf on two stages counts once",
+          "[run][histogram]") {
   const auto shared = values<f32>({5});
   on_mesh("p=2,d=2", [&](const Mesh<"p d">& whole) {
     const Mesh<"d"> stage(Device::submesh(whole.device(), "p"));
@@ -181,7 +182,7 @@ TEST_CASE("histograms: stages have leaves of their own, and a leaf on two stages
     const Stage tree{place<Tensor<f32, "M/d">>(stage, own, sizes), place<Tensor<f32, "M/d">>(stage, shared, sizes)};
     const std::string name = "layers." + show(whole.axis_index("p"));
     const auto found =
-        run::histograms(whole, tree, [&](const std::string& leaf) { return leaf == "own" ? name : leaf; });
+        run::leaf_histograms(whole, tree, [&](const std::string& leaf) { return leaf == "own" ? name : leaf; });
     expect(found.size() == 3, show(found.size()) + " leaves");
     expect_same(found.at("shared"), reference(shared.data), "shared");
     expect_same(found.at(name), reference(own.data), name);
@@ -189,17 +190,18 @@ TEST_CASE("histograms: stages have leaves of their own, and a leaf on two stages
   });
 }
 
-TEST_CASE("histograms: leaves that are empty, or not alike on all devices", "[run][histogram]") {
+TEST_CASE("leaf_histograms: leaves that are empty, or not alike on all devices", "[run][histogram]") {
   on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
     const Tensor<f32, "M/d"> none;
-    expect(error_of([&] { static_cast<void>(run::histograms(mesh, none)); }) == "histograms: the leaf 'value' is empty",
+    expect(error_of([&] { static_cast<void>(run::leaf_histograms(mesh, none)); }) ==
+               "leaf_histograms: the leaf 'value' is empty",
            "an empty leaf");
     const auto odd = zeros<f32, "M/d">(mesh, {{"M", mesh.device()->rank() == 0 ? 4 : 6}});
-    expect(error_of([&] { static_cast<void>(run::histograms(mesh, odd)); }) ==
+    expect(error_of([&] { static_cast<void>(run::leaf_histograms(mesh, odd)); }) ==
                "the leaf 'value' has another shape, dtype or layout on device 1",
            "other sizes");
     const auto nothing = zeros<f32, "M/d">(mesh, {{"M", 0}});
-    const Histogram h = run::histograms(mesh, nothing).at("value");
+    const Histogram h = run::leaf_histograms(mesh, nothing).at("value");
     expect(std::ranges::all_of(h.counts, [](auto count) { return count == 0; }) && h.min > h.max, "no elements");
   });
 }

@@ -13,7 +13,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/io/checkpoint/writer.hpp"
-#include "shardlib/run/histograms.hpp"
+#include "shardlib/run/leaf_histograms.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/run/tensorboard.hpp"
 #include "shardlib/run/training.hpp"
@@ -73,7 +73,7 @@ class RunHistograms {
     for (std::size_t i = 0; i < gradients_.size(); ++i)
       leaves.push_back({"gradients" + leaves[i].name.substr(leaves[i].name.find('/')), gradients_[i], scale_});
     gradients_.clear();
-    for (const auto& [tag, histogram] : histograms(*device_, leaves))
+    for (const auto& [tag, histogram] : leaf_histograms(*device_, leaves))
       if (events != nullptr) events->histogram(tag, record.step, histogram);
     record.seconds.emplace_back("histograms", shardlib::detail::steady_seconds() - begin);
   }

@@ -22,7 +22,7 @@ struct ScaledLeaf {
   shardlib::detail::ValuePtr value;
   double scale = 1;
 };
-[[nodiscard]] std::map<std::string, Histogram> histograms(Device& device, const std::vector<ScaledLeaf>& leaves);
+[[nodiscard]] std::map<std::string, Histogram> leaf_histograms(Device& device, const std::vector<ScaledLeaf>& leaves);
 
 }  // namespace detail
 
@@ -30,17 +30,17 @@ struct ScaledLeaf {
 /// any mesh. Only the last bits of `sum` and `sum_squares` depend on the mesh, because they are sums of the shards'
 /// sums. Names are those of io::save: "layers.0.w_q". Leaves with the same name after `rename` are copies of one array.
 /// Collective: the devices exchange names, and reduce twice, for all leaves together. A dry run gets none. Throws Error
-/// for an empty leaf. `histograms(mesh, weights).at("embed")`
+/// for an empty leaf. `leaf_histograms(mesh, weights).at("embed")`
 template <Spec A, class Tree>
-[[nodiscard]] std::map<std::string, Histogram> histograms(const Mesh<A>& mesh, const Tree& tree,
-                                                          const io::Rename& rename = {}) {
+[[nodiscard]] std::map<std::string, Histogram> leaf_histograms(const Mesh<A>& mesh, const Tree& tree,
+                                                               const io::Rename& rename = {}) {
   std::vector<detail::ScaledLeaf> leaves;
   for (auto& [name, value] : io::detail::named_values(tree, rename)) leaves.push_back({name, value});
-  return detail::histograms(*mesh.device(), leaves);
+  return detail::leaf_histograms(*mesh.device(), leaves);
 }
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/histograms.hpp"
+#include "shardlib/run/impl/leaf_histograms.hpp"
 #endif

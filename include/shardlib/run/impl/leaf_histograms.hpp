@@ -1,7 +1,7 @@
-// Definitions of histograms.hpp.
+// Definitions of leaf_histograms.hpp.
 #pragma once
 
-#include "shardlib/run/histograms.hpp"
+#include "shardlib/run/leaf_histograms.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -37,11 +37,12 @@ inline Histogram histogram_of_shard(const ScaledLeaf& leaf) {
   return found;
 }
 
-SHARDLIB_INLINE std::map<std::string, Histogram> histograms(Device& device, const std::vector<ScaledLeaf>& leaves) {
+SHARDLIB_INLINE std::map<std::string, Histogram> leaf_histograms(Device& device,
+                                                                 const std::vector<ScaledLeaf>& leaves) {
   if (device.is_dry()) return {};
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [name, value, scale] : leaves) {
-    if (!value) throw Error("histograms: the leaf '" + name + "' is empty");
+    if (!value) throw Error("leaf_histograms: the leaf '" + name + "' is empty");
     static_cast<void>(value->data());  // on all devices alike: a deferred value may need them to communicate
     const io::detail::ShardPlace shard = io::detail::shard_place(name, *value);
     list.push_back({shard.leaf, shard.place});
