@@ -21,7 +21,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib::detail {
 

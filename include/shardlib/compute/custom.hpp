@@ -22,6 +22,7 @@
 #include "shardlib/spec/require.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/numbers_in.hpp"
 #include "shardlib/types/owned.hpp"
 
 namespace shardlib::detail {

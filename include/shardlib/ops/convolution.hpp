@@ -10,6 +10,7 @@
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib {
 

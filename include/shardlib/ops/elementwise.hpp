@@ -10,6 +10,7 @@
 #include "shardlib/rules/all.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
+#include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib {
 

@@ -19,7 +19,7 @@
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/loop.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/numbers_in.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
 #include "shardlib/ops/symbol.hpp"
 #include "shardlib/support/error.hpp"

@@ -6,6 +6,7 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib {
 

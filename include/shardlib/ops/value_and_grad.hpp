@@ -16,7 +16,6 @@
 #include "shardlib/support/handle.hpp"
 #include "shardlib/types/gradient.hpp"
 #include "shardlib/types/leaves.hpp"
-#include "shardlib/types/owned.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tree.hpp"
 

@@ -16,7 +16,7 @@
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/stopwatch.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib::detail {
 
