@@ -29,7 +29,7 @@
 #include "shardlib/kernels/body/scans.hpp"
 #include "shardlib/kernels/body/sort.hpp"
 #include "shardlib/ops/map.hpp"
-#include "shardlib/ops/symbol.hpp"
+#include "shardlib/ops/map/symbol.hpp"
 
 namespace shardlib::detail {
 

@@ -15,7 +15,7 @@
 #include "kernel_teams.hpp"
 #include "shardlib/kernels/body/map_program.hpp"
 #include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/ops/symbol.hpp"
+#include "shardlib/ops/map/symbol.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;

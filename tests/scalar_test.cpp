@@ -3,8 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "shardlib/ops/map/number.hpp"
 #include "shardlib/spec/dtype.hpp"
-#include "shardlib/ops/number.hpp"
 #include "support.hpp"
 
 using namespace shardlib;

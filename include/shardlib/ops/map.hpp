@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "shardlib/ops/hyper_dual.hpp"
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/hyper_dual.hpp"
+#include "shardlib/ops/map/number.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
@@ -21,7 +21,7 @@
 #include "shardlib/support/loop.hpp"
 #include "shardlib/types/numbers_in.hpp"
 #if defined(SHARDLIB_TYPED_KERNELS)
-#include "shardlib/ops/symbol.hpp"
+#include "shardlib/ops/map/symbol.hpp"
 #include "shardlib/support/error.hpp"
 #endif
 

@@ -4,7 +4,7 @@
 #include <concepts>
 #include <type_traits>
 
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/number.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/types/owned.hpp"
 #include "shardlib/types/signature.hpp"

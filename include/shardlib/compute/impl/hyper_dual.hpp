@@ -1,11 +1,11 @@
-// Definitions of ops/hyper_dual.hpp.
+// Definitions of ops/map/hyper_dual.hpp.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
-#include "shardlib/ops/hyper_dual.hpp"
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/hyper_dual.hpp"
+#include "shardlib/ops/map/number.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {

@@ -1,4 +1,4 @@
-// The kernel of a map whose function is instructions (ops/map_program.hpp).
+// The kernel of a map whose function is instructions (ops/map/program.hpp).
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "shardlib/kernels/body/elementwise.hpp"
-#include "shardlib/ops/map_program.hpp"
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/number.hpp"
+#include "shardlib/ops/map/program.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/wrapping.hpp"

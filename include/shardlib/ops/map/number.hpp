@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "shardlib/ops/real.hpp"
+#include "shardlib/ops/map/real.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/spec/require.hpp"
 #include "shardlib/support/function.hpp"
@@ -229,7 +229,7 @@ template <class T>
 inline constexpr bool is_jet = false;
 template <class T, std::size_t N>
 inline constexpr bool is_jet<Jet<T, N>> = true;
-/// Whether the type is the Symbol of ops/symbol.hpp, which stands for a number where a device traces the function.
+/// Whether the type is the Symbol of ops/map/symbol.hpp, which stands for a number where a device traces the function.
 template <class T>
 inline constexpr bool is_symbol = false;
 /// The type of argument that a function of `map` receives: a `real` number, a Jet of one, or a symbol.

@@ -1,5 +1,5 @@
 // The instructions of a function of map: operations, kinds of numbers, and a program of both. Symbols write them
-// (symbol.hpp), and kernels/body/map_program.hpp interprets them.
+// (ops/map/symbol.hpp), and kernels/body/map_program.hpp interprets them.
 #pragma once
 
 #include <array>

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/ops/map_program.hpp"
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/number.hpp"
+#include "shardlib/ops/map/program.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 

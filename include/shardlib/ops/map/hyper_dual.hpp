@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "shardlib/ops/map_program.hpp"
-#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/map/number.hpp"
+#include "shardlib/ops/map/program.hpp"
 #include "shardlib/spec/small.hpp"
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
