@@ -167,7 +167,7 @@ auto on_threads(const std::string& mesh, const F& f) {
   if (device_count(axes) == 1)
     detail::run_device(DevicePtr::make(axes, 0), 1, body);
   else
-    detail::launch_threads(axes, body, device_count(axes), 1);
+    detail::launch_threads(axes, body, {.threads = 1});
   return result;
 }
 

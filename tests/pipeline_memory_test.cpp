@@ -48,20 +48,20 @@ struct Wide {
 /// The most bytes of the pool that each rank keeps, as multiples of what all its layers keep of one microbatch.
 std::vector<double> kept(const pipeline::Schedule& schedule, int microbatches) {
   std::vector<double> result(ranks);
-  detail::launch_threads(
-      {{"p", ranks}, {"d", 1}, {"t", 1}},
-      [&](const DevicePtr& device) {
-        const Staged mesh(device);
-        const Wide program{pipeline::LayerMap(schedule, layers), mesh.stage().device()};
-        Weights w;
-        for (std::size_t i = 0; i < program.layer_map.of_rank(mesh.rank()).size(); ++i)
-          w.layers.push_back(full<f32, "M/d/t">(mesh.stage(), sizes, 0.01));
-        const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, w, sizes);
-        constexpr double layer = rows * width * sizeof(f32);
-        result[static_cast<std::size_t>(mesh.rank())] =
-            static_cast<double>(detail::program_state(device).residual_bytes) / (layer * layers / ranks);
-      },
-      ranks, 1);
+  detail::launch_threads({{"p", ranks}, {"d", 1}, {"t", 1}},
+                         [&](const DevicePtr& device) {
+                           const Staged mesh(device);
+                           const Wide program{pipeline::LayerMap(schedule, layers), mesh.stage().device()};
+                           Weights w;
+                           for (std::size_t i = 0; i < program.layer_map.of_rank(mesh.rank()).size(); ++i)
+                             w.layers.push_back(full<f32, "M/d/t">(mesh.stage(), sizes, 0.01));
+                           const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, w, sizes);
+                           constexpr double layer = rows * width * sizeof(f32);
+                           result[static_cast<std::size_t>(mesh.rank())] =
+                               static_cast<double>(detail::program_state(device).residual_bytes) /
+                               (layer * layers / ranks);
+                         },
+                         {.threads = 1});
   return result;
 }
 

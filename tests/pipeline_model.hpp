@@ -59,7 +59,7 @@ inline void on_threads(const std::string& mesh, const DeviceBody& body) {
   if (device_count(axes) == 1)
     detail::run_device(DevicePtr::make(axes, 0), 1, body);
   else
-    detail::launch_threads(axes, body, device_count(axes), 1);
+    detail::launch_threads(axes, body, {.threads = 1});
 }
 
 /// The model that is not cut, on the mesh that its stages would have: the gradients of the microbatches, one by one.

@@ -190,52 +190,76 @@ inline void check_settings() {
 #endif
 }
 
-SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
-                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind, GpuSums sums) {
+/// How the devices end that are threads of this process.
+class DeviceEndings {
+ public:
+  explicit DeviceEndings(int devices) : endings_(static_cast<std::size_t>(devices)) {}
+  /// This device has ended: by an error, because another one had (`aborted`), or with neither.
+  void add(int device, const std::exception_ptr& error, bool aborted) {
+    const std::lock_guard lock(mutex_);
+    endings_[static_cast<std::size_t>(device)] = {error, aborted};
+    ++ended_;
+    changed_.notify_all();
+  }
+  /// Waits for all devices. False: one has timed out, and another one does not end within `patience` after that.
+  [[nodiscard]] bool wait(const ThreadWorld& world, std::chrono::milliseconds patience) {
+    const auto all_ended = [&] { return ended_ == endings_.size(); };
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return all_ended() || (ended_ > 0 && world.timed_out()); });
+    return changed_.wait_for(lock, patience, all_ended);
+  }
+  /// The error of the lowest device that failed by itself, or else of the lowest that failed with another.
+  [[nodiscard]] std::exception_ptr first_error() {
+    const std::lock_guard lock(mutex_);
+    for (const bool aborted : {false, true})
+      for (const DeviceEnding& ending : endings_)
+        if (ending.error && ending.aborted == aborted) return ending.error;
+    return nullptr;
+  }
+
+ private:
+  struct DeviceEnding {
+    std::exception_ptr error;
+    bool aborted = false;
+  };
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<DeviceEnding> endings_;
+  std::size_t ended_ = 0;
+};
+
+SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body,
+                                    const LaunchOptions& options) {
+  const int count = device_count(mesh);
   constexpr std::size_t device_bytes = std::size_t{1} << 20;  // stack, pool and groups, besides its tensors
   if (const std::size_t left = left_bytes(); left / device_bytes < static_cast<std::size_t>(count))
     throw UsageError("mesh " + to_string(mesh) + ": " + std::to_string(count) + " devices as threads take about " +
                      std::to_string(count) + " MB for themselves, but " + std::to_string(left / device_bytes) +
                      " MB of memory are left: choose a smaller mesh");
-  const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
-  struct Result {
-    std::exception_ptr error;
-    bool aborted = false;
-  };
-  std::vector<Result> results(static_cast<std::size_t>(count));
+  const auto world = std::make_shared<ThreadWorld>(count, options.tuning, options.watchdog);
+  DeviceEndings endings(count);
   std::vector<std::thread> devices;
-  devices.reserve(results.size());
+  devices.reserve(static_cast<std::size_t>(count));
   // No device begins before all have a thread: what one allocates may be what another's stack needed.
   std::promise<bool> all_started;
   const std::shared_future<bool> go = all_started.get_future().share();
-  std::mutex mutex;
-  std::condition_variable changed;
-  int ended = 0;  // guarded by the mutex, as the results are
   const auto run = [&, go](int i) {
     if (!go.get()) return;
-    Result result;
+    std::exception_ptr error;
+    bool aborted = false;
     try {
       // It lives until the others know that it has ended: its groups may wait for them at their end.
-      const auto device = DevicePtr::make(mesh, i, world, threads, tuning, kind, place_of_thread(i, count, kind), sums);
-      run_device(device, threads, body);
+      const auto device = DevicePtr::make(mesh, i, world, options.threads, options.tuning, options.kind,
+                                          place_of_thread(i, count, options.kind), options.sums);
+      run_device(device, options.threads, body);
       world->finish(i);
     } catch (const Aborted&) {
-      result = {std::current_exception(), true};
+      error = std::current_exception(), aborted = true;
     } catch (...) {
-      result = {std::current_exception(), false};
+      error = std::current_exception();
     }
-    if (result.error) world->abort();
-    const std::lock_guard lock(mutex);
-    results[static_cast<std::size_t>(i)] = std::move(result);
-    ++ended;
-    changed.notify_all();
-  };
-  // The error of the lowest device that failed by itself, or else of the lowest that failed with another.
-  const auto first_error = [&]() -> std::exception_ptr {
-    for (const bool aborted : {false, true})
-      for (const Result& result : results)
-        if (result.error && result.aborted == aborted) return result.error;
-    return nullptr;
+    if (error) world->abort();
+    endings.add(i, error, aborted);
   };
   bool started = true;
   try {
@@ -244,22 +268,17 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     started = false;
   }
   all_started.set_value(started);
-  if (started) {
-    const auto all_ended = [&] { return ended == count; };
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return all_ended() || (ended > 0 && world->timed_out()); });
-    // A device that is stuck outside of communication never ends, and there is no way to end its thread alone.
-    if (!changed.wait_for(lock, 5 * tuning.patience, all_ended)) {
-      print_error(ending_of(first_error()).message);
-      std::_Exit(1);
-    }
+  // A device that is stuck outside of communication never ends, and there is no way to end its thread alone.
+  if (started && !endings.wait(*world, 5 * options.tuning.patience)) {
+    print_error(ending_of(endings.first_error()).message);
+    std::_Exit(1);
   }
   for (std::thread& device : devices) device.join();
   if (!started) {
     throw UsageError("mesh " + to_string(mesh) + ": the system allows no more than " + std::to_string(devices.size()) +
                      " threads, one for each device: choose a smaller mesh");
   }
-  if (const std::exception_ptr error = first_error()) std::rethrow_exception(error);
+  if (const std::exception_ptr error = endings.first_error()) std::rethrow_exception(error);
 }
 
 }  // namespace detail
@@ -284,11 +303,10 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   if (under_mpi()) return detail::launch_rank(mesh, planned, options);
 #endif
   detail::check_settings();
-  const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
-  if (count > 1)
-    return detail::launch_threads(mesh, planned, count, threads, options.tuning, options.watchdog, options.kind,
-                                  options.sums);
-  detail::run_device(DevicePtr::make(mesh, 0, nullptr, threads, options.tuning, options.kind), threads, planned);
+  if (options.threads == 0) options.threads = detail::threads_per_device(count);
+  if (count > 1) return detail::launch_threads(mesh, planned, options);
+  detail::run_device(DevicePtr::make(mesh, 0, nullptr, options.threads, options.tuning, options.kind), options.threads,
+                     planned);
 }
 
 SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int devices, const DeviceBody& body,

@@ -7,13 +7,15 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/device/device.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/support/tuning.hpp"
 
-namespace shardlib::detail {
+namespace shardlib {
+
+struct LaunchOptions;
+
+namespace detail {
 
 /// How a program, or a part of it that all ranks run, has ended on this rank.
 struct Ending {
@@ -46,14 +48,13 @@ SHARDLIB_INLINE void print_error(const std::string& message);
 SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads,
                                 const std::function<void(const DevicePtr&)>& body);
 
-/// The body on `count` devices, each a thread of this process. Where a device has waited too long and another one does
-/// not end, it prints the error and ends the process with status 1.
+/// The body on the devices of a mesh, each a thread of this process with `options.threads` CPU threads. Where a device
+/// has waited too long and another one does not end, it prints the error and ends the process with status 1.
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
-                                    const std::function<void(const DevicePtr&)>& body, int count, int threads,
-                                    const Tuning& tuning = {}, const Watchdog& watchdog = {},
-                                    DeviceKind kind = DeviceKind::cpu, GpuSums sums = GpuSums::tree);
+                                    const std::function<void(const DevicePtr&)>& body, const LaunchOptions& options);
 
-}  // namespace shardlib::detail
+}  // namespace detail
+}  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/device/impl/launch.hpp"
