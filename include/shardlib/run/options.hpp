@@ -102,10 +102,12 @@ class Options {
     std::function<std::string(const Options&)> why;
   };
   struct Request;
+  struct ConfigFile;
 
   [[gnu::cold]] Options& declare(std::string name, Target target, std::string help, const Validator& validator);
   [[nodiscard]] Request read_command_line(int argc, const char* const* argv) const;
-  [[nodiscard]] std::vector<Setting> read_config(const std::string& file, Request& request) const;
+  [[noreturn]] void refuse_option(const std::string& name) const;
+  [[noreturn]] void refuse_argument(const std::string& word) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
   void apply(const Setting& setting);
   void refuse_without_effect(const Request& request) const;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <iterator>
 #include <ranges>
 #include <system_error>
 
@@ -59,6 +58,29 @@ SHARDLIB_INLINE std::string Options::who_knows(const std::string& name) const {
   return {};
 }
 
+SHARDLIB_INLINE void Options::refuse_option(const std::string& name) const {
+  if (const std::string who = who_knows(name); !who.empty()) detail::bad_option("unknown option " + name + ": " + who);
+  std::vector<std::string> names{"--help", "--version"};
+  if (has_settings()) names.emplace_back("--config");
+  if (!presets_.empty()) names.emplace_back("--preset");
+  for (const Option& option : options_) {
+    names.push_back(option.name);
+    if (std::holds_alternative<bool*>(option.target)) names.push_back("--no-" + option.name.substr(2));
+  }
+  detail::bad_option("unknown option " + name + detail::hint(nearest(name, names)));
+}
+
+SHARDLIB_INLINE void Options::refuse_argument(const std::string& word) const {
+  std::vector<std::string> names;
+  for (const Argument& argument : single_arguments_) names.push_back(argument.name);
+  if (!names.empty())
+    detail::bad_option(fmt::format("'{}' is one argument too many: give {} alone", word, fmt::join(names, " and ")));
+  std::error_code error;
+  const bool is_data = find("--data", false) != none && std::filesystem::exists(word, error);
+  detail::bad_option("'" + word + "': every value here needs its option's name before it" +
+                     (is_data ? ", as in --data " + word : ""));
+}
+
 SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char* const* argv) const {
   Request request;
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
@@ -67,32 +89,10 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   request.version = has("--version");
   if (request.help || request.version) return request;
 
-  const auto unknown = [&](const std::string& name) {
-    if (const std::string who = who_knows(name); !who.empty())
-      detail::bad_option("unknown option " + name + ": " + who);
-    std::vector<std::string> names{"--help", "--version"};
-    if (has_settings()) names.emplace_back("--config");
-    if (!presets_.empty()) names.emplace_back("--preset");
-    for (const Option& option : options_) {
-      names.push_back(option.name);
-      if (std::holds_alternative<bool*>(option.target)) names.push_back("--no-" + option.name.substr(2));
-    }
-    detail::bad_option("unknown option " + name + detail::hint(nearest(name, names)));
-  };
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
-      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size()) {
-        std::vector<std::string> names;
-        for (const Argument& argument : single_arguments_) names.push_back(argument.name);
-        if (!names.empty())
-          detail::bad_option(
-              fmt::format("'{}' is one argument too many: give {} alone", word, fmt::join(names, " and ")));
-        std::error_code error;
-        const bool is_data = find("--data", false) != none && std::filesystem::exists(word, error);
-        detail::bad_option("'" + word + "': every value here needs its option's name before it" +
-                           (is_data ? ", as in --data " + word : ""));
-      }
+      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size()) refuse_argument(word);
       request.arguments.push_back(word);
       continue;
     }
@@ -106,7 +106,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
     }
     const bool is_config = name == "--config" && has_settings(), is_preset = name == "--preset" && !presets_.empty();
     if (index == none ? !is_config && !is_preset : name.starts_with("--no-") && name != options_[index].name && !no)
-      unknown(name);
+      refuse_option(name);
     const bool is_flag = index != none && std::holds_alternative<bool*>(options_[index].target);
     std::string value = no ? "false" : "true";
     if (is_flag && equals != std::string::npos)
@@ -143,43 +143,67 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   return request;
 }
 
-SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::string& file, Request& request) const {
-  std::vector<Setting> settings;
-  const toml::table root =
-      detail::parse_toml(naming_option("--config", [&] { return detail::read_config_file(file); }), file);
-  const auto place = [&](const auto& at) { return fmt::format("{}:{}", file, at.source().begin.line); };
-  const auto section_name = [](const std::string& group) {
-    return group.empty() ? std::string("the beginning of the file") : "[" + shardlib::detail::excerpt(group) + "]";
-  };
-  const std::vector<std::string> files_groups = groups();
+/// A file of --config.
+struct Options::ConfigFile {
+  const Options& options;
+  const std::string& file;
+  Request& request;                ///< gets the preset that the file names
+  std::vector<Setting>& settings;  ///< gets the settings of the file
 
-  // A key of another program, perhaps in a section of its own.
-  const auto refuse_known_elsewhere = [&](const std::string& group, const toml::key& key) {
-    std::string name = "--" + std::string(key.str());
-    std::ranges::replace(name, '_', '-');
-    if (const std::string who = who_knows(name); !who.empty())
-      throw UsageError(fmt::format("{}: unknown key '{}' in {}: {}", place(key), key.str(), section_name(group), who));
-  };
-  const auto read_key = [&](const std::string& group, const toml::key& key, const toml::node& node) {
-    const std::string name(key.str());
-    const std::size_t index = find(name, true);
-    if (index == none || options_[index].validator.command_line_only) {
-      if (index != none)
-        throw UsageError(fmt::format("{}: '{}' is not a setting of a file: give {} on the command line", place(key),
-                                     shardlib::detail::excerpt(name), options_[index].name));
-      refuse_known_elsewhere(group, key);
-      std::vector<std::string> keys;
-      for (const Option& option : options_) {
-        if (option.group == group && !option.validator.command_line_only) keys.push_back(option.key);
-      }
-      std::string near = nearest(name, keys);
-      for (const Option& option : options_) {
-        if (near.empty() && !option.validator.command_line_only) near = nearest(name, {option.key});
-      }
-      throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), shardlib::detail::excerpt(name),
-                                   section_name(group), detail::hint(near.empty() ? "" : "'" + near + "'")));
+  void read() {
+    const toml::table root =
+        detail::parse_toml(naming_option("--config", [&] { return detail::read_config_file(file); }), file);
+    for (const auto& [key, node] : root) {
+      if (const toml::table* section = node.as_table())
+        read_section(key, *section);
+      else if (key.str() == "preset" && !options.presets_.empty())
+        read_preset(key, node);
+      else
+        read_key("", key, node);
     }
-    const Option& option = options_[index];
+  }
+
+ private:
+  template <class At>
+  [[nodiscard]] std::string place(const At& at) const {
+    return fmt::format("{}:{}", file, at.source().begin.line);
+  }
+  [[nodiscard]] static std::string section_name(const std::string& group) {
+    return group.empty() ? "the beginning of the file" : "[" + shardlib::detail::excerpt(group) + "]";
+  }
+
+  void read_section(const toml::key& key, const toml::table& section) {
+    const std::string name(key.str());
+    const std::vector<std::string> groups = options.groups();
+    if (name.empty() || std::ranges::find(groups, name) == groups.end()) {
+      for (const auto& [inner, value] : section) refuse_known_elsewhere(name, inner);
+      std::string near = nearest(name, groups);
+      if (!near.empty()) near = "[" + near + "]";
+      throw UsageError(
+          fmt::format("{}: unknown section [{}]{}", place(key), shardlib::detail::excerpt(name), detail::hint(near)));
+    }
+    for (const auto& [inner, value] : section) read_key(name, inner, value);
+  }
+
+  void read_preset(const toml::key& key, const toml::node& node) const {
+    const auto* text = node.as_string();
+    if (text == nullptr)
+      throw UsageError(fmt::format("{}: preset: {} is not a preset's name in quotes", place(key),
+                                   shardlib::detail::excerpt(detail::line_of(node))));
+    if (!request.preset.empty() && request.preset != text->get())
+      throw UsageError(
+          fmt::format("{} {}: {} already has the preset '{}', and settings of a file override a preset; remove one "
+                      "of them",
+                      request.preset_place, request.preset, place(key), shardlib::detail::excerpt(text->get())));
+    request.preset = text->get();
+    if (request.preset_place.empty()) request.preset_place = place(key) + ": preset";
+  }
+
+  void read_key(const std::string& group, const toml::key& key, const toml::node& node) {
+    const std::string name(key.str());
+    const std::size_t index = options.find(name, true);
+    if (index == none || options.options_[index].validator.command_line_only) refuse_key(group, key, index);
+    const Option& option = options.options_[index];
     if (option.group != group)
       throw UsageError(fmt::format("{}: the key '{}' belongs in {}, not in {}", place(key),
                                    shardlib::detail::excerpt(name), section_name(option.group), section_name(group)));
@@ -193,37 +217,34 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
           fmt::format("{}: {} is not {}", setting.place, shardlib::detail::excerpt(detail::line_of(node)), expected));
     }
     settings.push_back(std::move(setting));
-  };
-
-  for (const auto& [key, node] : root) {
-    const std::string name(key.str());
-    if (const toml::table* section = node.as_table()) {
-      if (name.empty() || std::ranges::find(files_groups, name) == files_groups.end()) {
-        for (const auto& [inner, value] : *section) refuse_known_elsewhere(name, inner);
-        std::string near = nearest(name, files_groups);
-        if (!near.empty()) near = "[" + near + "]";
-        throw UsageError(
-            fmt::format("{}: unknown section [{}]{}", place(key), shardlib::detail::excerpt(name), detail::hint(near)));
-      }
-      for (const auto& [inner, value] : *section) read_key(name, inner, value);
-    } else if (name == "preset" && !presets_.empty()) {
-      const auto* text = node.as_string();
-      if (text == nullptr)
-        throw UsageError(fmt::format("{}: preset: {} is not a preset's name in quotes", place(key),
-                                     shardlib::detail::excerpt(detail::line_of(node))));
-      if (!request.preset.empty() && request.preset != text->get())
-        throw UsageError(
-            fmt::format("{} {}: {} already has the preset '{}', and settings of a file override a preset; remove one "
-                        "of them",
-                        request.preset_place, request.preset, place(key), shardlib::detail::excerpt(text->get())));
-      request.preset = text->get();
-      if (request.preset_place.empty()) request.preset_place = place(key) + ": preset";
-    } else {
-      read_key("", key, node);
-    }
   }
-  return settings;
-}
+
+  [[noreturn]] void refuse_key(const std::string& group, const toml::key& key, std::size_t index) const {
+    const std::string name(key.str());
+    if (index != none)
+      throw UsageError(fmt::format("{}: '{}' is not a setting of a file: give {} on the command line", place(key),
+                                   shardlib::detail::excerpt(name), options.options_[index].name));
+    refuse_known_elsewhere(group, key);
+    std::vector<std::string> keys;
+    for (const Option& option : options.options_) {
+      if (option.group == group && !option.validator.command_line_only) keys.push_back(option.key);
+    }
+    std::string near = nearest(name, keys);
+    for (const Option& option : options.options_) {
+      if (near.empty() && !option.validator.command_line_only) near = nearest(name, {option.key});
+    }
+    throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), shardlib::detail::excerpt(name),
+                                 section_name(group), detail::hint(near.empty() ? "" : "'" + near + "'")));
+  }
+
+  /// A key of another program, perhaps in a section of its own.
+  void refuse_known_elsewhere(const std::string& group, const toml::key& key) const {
+    std::string name = "--" + std::string(key.str());
+    std::ranges::replace(name, '_', '-');
+    if (const std::string who = options.who_knows(name); !who.empty())
+      throw UsageError(fmt::format("{}: unknown key '{}' in {}: {}", place(key), key.str(), section_name(group), who));
+  }
+};
 
 SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request& request) const {
   std::vector<Setting> settings;
@@ -290,8 +311,7 @@ SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   asks_version_ = request.version && !request.help;
   if (request.help || request.version) return false;
   std::vector<Setting> config;
-  for (const std::string& file : request.configs)
-    std::ranges::move(read_config(file, request), std::back_inserter(config));
+  for (const std::string& file : request.configs) ConfigFile{*this, file, request, config}.read();
   for (const Setting& setting : read_preset(request)) apply(setting);
   preset_ = request.preset;
   for (const Setting& setting : config) apply(setting);
