@@ -280,4 +280,5 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/run/impl/training.hpp"
 #include "shardlib/run/impl/training_loop.hpp"
+#include "shardlib/run/impl/training_options.hpp"
 #endif
