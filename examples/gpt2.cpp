@@ -151,6 +151,28 @@ class Decoder {
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
+void declare_presets(run::Options& options) {
+  // clang-format off
+  const auto gpt2 = [&](const char* name, const char* layers, const char* width, const char* heads, const char* ff) {
+    options.preset(name, {{"layers", layers}, {"d_model", width}, {"heads", heads}, {"d_ff", ff},
+                          {"context", "1024"}, {"seq", "1024"}, {"learning_rate", "6e-4"}});
+  };
+  gpt2("gpt2-124m", "12", "768", "12", "3072");
+  gpt2("gpt2-350m", "24", "1024", "16", "4096");
+  gpt2("gpt2-774m", "36", "1280", "20", "5120");
+  gpt2("gpt2-1558m", "48", "1600", "25", "6400");
+  // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, in the order of the data,
+  // Adam at a constant rate. Its model has dropout, but its training calls the model without `training=True`, so none.
+  options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"},
+                             {"context", "256"}, {"norm", "post"}, {"activation", "relu"}, {"tied", "false"},
+                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"shuffle", "no"}, {"batch", "256"},
+                             {"seq", "256"}, {"learning_rate", "1e-3"}, {"warmup", "0"},
+                             {"final_learning_rate", "1"}, {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"},
+                             {"sample_every", "200"}, {"prompt", "Once upon a time"}, {"top_k", "10"},
+                             {"temperature", "1"}});
+  // clang-format on
+}
+
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, except for rounding
@@ -195,26 +217,7 @@ void declare(run::Options& options, Options& o) {
               run::value_name("DIR") | run::command_line_only());
   options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
               run::value_name("FILE") | run::command_line_only());
-
-  // clang-format off
-  const auto gpt2 = [&](const char* name, const char* layers, const char* width, const char* heads, const char* ff) {
-    options.preset(name, {{"layers", layers}, {"d_model", width}, {"heads", heads}, {"d_ff", ff},
-                          {"context", "1024"}, {"seq", "1024"}, {"learning_rate", "6e-4"}});
-  };
-  gpt2("gpt2-124m", "12", "768", "12", "3072");
-  gpt2("gpt2-350m", "24", "1024", "16", "4096");
-  gpt2("gpt2-774m", "36", "1280", "20", "5120");
-  gpt2("gpt2-1558m", "48", "1600", "25", "6400");
-  // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, in the order of the data,
-  // Adam at a constant rate. Its model has dropout, but its training calls the model without `training=True`, so none.
-  options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"},
-                             {"context", "256"}, {"norm", "post"}, {"activation", "relu"}, {"tied", "false"},
-                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"shuffle", "no"}, {"batch", "256"},
-                             {"seq", "256"}, {"learning_rate", "1e-3"}, {"warmup", "0"},
-                             {"final_learning_rate", "1"}, {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"},
-                             {"sample_every", "200"}, {"prompt", "Once upon a time"}, {"top_k", "10"},
-                             {"temperature", "1"}});
-  // clang-format on
+  declare_presets(options);
 }
 
 template <dtype C>

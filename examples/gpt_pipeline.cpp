@@ -366,11 +366,8 @@ class Trainer {
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
-void declare(run::Options& options, Options& o) {
-  run::declare(options, o.training);
-  // Where and when the layers run and what is computed again, not what they compute.
-  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
-  o.training.model_settings = {{"init", "depth-scaled"}};  // what checkpoints without --init have
+// What gpt_pipeline leaves to shardlib-sample, and what the tutorial's model has no text for.
+void declare_without_effect(run::Options& options, const Options& o) {
   options.without_effect({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
     return "in gpt_pipeline: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp with the settings of the "
            "run";
@@ -385,6 +382,14 @@ void declare(run::Options& options, Options& o) {
                ? ""
                : "with --model jaxpp-tutorial, which has no text: leave it out";
   });
+}
+
+void declare(run::Options& options, Options& o) {
+  run::declare(options, o.training);
+  // Where and when the layers run and what is computed again, not what they compute.
+  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
+  o.training.model_settings = {{"init", "depth-scaled"}};  // what checkpoints without --init have
+  declare_without_effect(options, o);
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,

@@ -98,13 +98,33 @@ inline void note_settings(const io::Checkpoint& newest, const io::Checkpoint& ot
   }
 }
 
-inline int average(const AverageRequest& request) {
-  if (request.paths.size() < 2)
-    throw UsageError(fmt::format("{} checkpoint is given: an average needs two or more", request.paths.size()));
-  for (std::size_t i = 0; i < request.paths.size(); ++i)
+inline void require_distinct(const std::vector<std::string>& paths) {
+  if (paths.size() < 2)
+    throw UsageError(fmt::format("{} checkpoint is given: an average needs two or more", paths.size()));
+  for (std::size_t i = 0; i < paths.size(); ++i)
     for (std::size_t j = 0; j < i; ++j)
-      if (std::error_code none; std::filesystem::equivalent(request.paths[i], request.paths[j], none))
-        throw UsageError(fmt::format("the checkpoint '{}' is given twice: give each one once", request.paths[i]));
+      if (std::error_code none; std::filesystem::equivalent(paths[i], paths[j], none))
+        throw UsageError(fmt::format("the checkpoint '{}' is given twice: give each one once", paths[i]));
+}
+
+/// Whether the average becomes a file, not a checkpoint in a folder.
+inline bool to_file(const AverageRequest& request) {
+  return request.target.ends_with(".safetensors");
+}
+
+/// Throws UsageError if the average, of this path and step, has no place.
+inline void require_target(const AverageRequest& request, const std::string& made, std::int64_t step) {
+  if (io::file_exists(request.target + "/manifest.json"))
+    throw UsageError("'" + request.target +
+                     "' is a checkpoint: the first argument is the folder or file that gets the average, then come "
+                     "the checkpoints");
+  if (!to_file(request)) require_place(request.target);
+  require_new(made);
+  if (!to_file(request)) require_latest(request.target, step);
+}
+
+inline int average(const AverageRequest& request) {
+  require_distinct(request.paths);
   std::vector<io::Checkpoint> checkpoints;
   for (const std::string& path : request.paths) checkpoints.push_back(io::Checkpoint::open(path));
   const io::Checkpoint& newest =
@@ -119,17 +139,11 @@ inline int average(const AverageRequest& request) {
                     "weights' names as --prefix, or --prefix '' for all leaves",
                     newest.path(), request.prefix));
   for (const io::Checkpoint& checkpoint : checkpoints) require_same_leaves(newest, checkpoint, request.prefix);
-  const bool file = request.target.ends_with(".safetensors");
+  const bool file = to_file(request);
   io::CheckpointMeta meta = newest.meta();
   if (request.step >= 0) meta.step = request.step;
   const std::string made = file ? request.target : request.target + "/" + io::checkpoint_name(meta.step);
-  if (io::file_exists(request.target + "/manifest.json"))
-    throw UsageError("'" + request.target +
-                     "' is a checkpoint: the first argument is the folder or file that gets the average, then come "
-                     "the checkpoints");
-  if (!file) require_place(request.target);
-  require_new(made);
-  if (!file) require_latest(request.target, meta.step);
+  require_target(request, made, meta.step);
   for (const std::string& path : request.paths) static_cast<void>(open_verified(path));
   for (const io::Checkpoint& checkpoint : checkpoints) note_settings(newest, checkpoint);
   if (std::ranges::any_of(newest.arrays(), [&](const io::CheckpointArray& leaf) {

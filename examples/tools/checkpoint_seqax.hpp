@@ -134,19 +134,16 @@ inline void require_seqax(const io::Checkpoint& checkpoint) {
                       what, name, text, value));
 }
 
-inline int to_seqax(const std::string& path, const std::string& directory, std::int64_t step_asked) {
-  const io::Checkpoint checkpoint = open_verified(path);
-  require_seqax(checkpoint);
-  std::int64_t layers = 0;
-  while (checkpoint.find(fmt::format("weights.layers.{}.norm1", layers)) != nullptr) ++layers;
-  const std::vector<Stack> all = stacks(layers);
+/// The sizes of the dims of the checkpoint's leaves, which must be those of the arrays.
+inline std::map<std::string, std::int64_t> sizes_of(const io::Checkpoint& checkpoint, const std::vector<Stack>& all) {
+  const auto fail = [&](const std::string& leaf, const std::string& why) {
+    throw UsageError(
+        fmt::format("checkpoint '{}': the leaf '{}' {}; to-seqax takes checkpoints of gpt_fsdp --init seqax",
+                    checkpoint.path(), leaf, why));
+  };
+  if (checkpoint.find("weights.layers.0.norm1") == nullptr) fail("weights.layers.0.norm1", "is missing");
   std::set<std::string> used;
   std::map<std::string, std::int64_t> sizes;
-  const auto fail = [&](const std::string& leaf, const std::string& why) {
-    throw UsageError(fmt::format(
-        "checkpoint '{}': the leaf '{}' {}; to-seqax takes checkpoints of gpt_fsdp --init seqax", path, leaf, why));
-  };
-  if (layers == 0) fail("weights.layers.0.norm1", "is missing");
   for (const Stack& stack : all)
     for (const std::string& leaf : stack.ours) {
       const io::CheckpointArray* const array = checkpoint.find(leaf);
@@ -159,6 +156,40 @@ inline int to_seqax(const std::string& path, const std::string& directory, std::
     }
   for (const io::CheckpointArray& array : checkpoint.arrays())
     if (!used.contains(array.name)) fail(array.name, "has no place in seqax's model");
+  return sizes;
+}
+
+/// Writes an array of seqax into a folder. A chunk is one of our leaves.
+inline void write_stack(const io::Checkpoint& checkpoint, const std::string& folder, const Stack& stack,
+                        const std::map<std::string, std::int64_t>& sizes) {
+  io::ZarrInfo info;
+  io::Index shape;
+  for (const std::string& dim : stack.our_dims) shape.push_back(sizes.at(dim));
+  info.shape = stack.front;
+  info.shape.insert(info.shape.end(), shape.begin(), shape.end());
+  info.chunks.assign(stack.front.size(), 1);
+  for (const std::int64_t size : shape) info.chunks.push_back(std::max<std::int64_t>(size, 1));
+  info.compressor.id = "";
+  info.fill_value = "null";
+  const io::ZarrArray array = io::ZarrArray::create(folder + "/" + stack.name, info);
+  io::Index place(stack.front.size(), 0);
+  io::Bytes bytes(static_cast<std::size_t>(io::volume(shape)) * sizeof(float));
+  for (const std::string& leaf : stack.ours) {
+    checkpoint.read(leaf, io::Index(shape.size(), 0), shape, bytes);
+    io::Index chunk = place;
+    chunk.resize(info.shape.size(), 0);
+    array.write_chunk_bytes(chunk, bytes);
+    io::next_place(place, stack.front);
+  }
+}
+
+inline int to_seqax(const std::string& path, const std::string& directory, std::int64_t step_asked) {
+  const io::Checkpoint checkpoint = open_verified(path);
+  require_seqax(checkpoint);
+  std::int64_t layers = 0;
+  while (checkpoint.find(fmt::format("weights.layers.{}.norm1", layers)) != nullptr) ++layers;
+  const std::vector<Stack> all = stacks(layers);
+  const std::map<std::string, std::int64_t> sizes = sizes_of(checkpoint, all);
 
   const std::int64_t step = step_asked >= 0 ? step_asked : checkpoint.meta().step;
   const std::string made = fmt::format("{}/{:010}", directory, step);  // ten digits, as seqax's step_to_str
@@ -168,27 +199,7 @@ inline int to_seqax(const std::string& path, const std::string& directory, std::
   Unfinished temporary{io::detail::temporary_name(made)};
   io::make_new_folder(temporary.folder);
   const io::ZarrGroup group = io::ZarrGroup::create(temporary.folder);
-  for (const Stack& stack : all) {
-    io::ZarrInfo info;
-    io::Index shape;
-    for (const std::string& dim : stack.our_dims) shape.push_back(sizes.at(dim));
-    info.shape = stack.front;
-    info.shape.insert(info.shape.end(), shape.begin(), shape.end());
-    info.chunks.assign(stack.front.size(), 1);  // a chunk is one of our leaves
-    for (const std::int64_t size : shape) info.chunks.push_back(std::max<std::int64_t>(size, 1));
-    info.compressor.id = "";
-    info.fill_value = "null";
-    const io::ZarrArray array = io::ZarrArray::create(temporary.folder + "/" + stack.name, info);
-    io::Index place(stack.front.size(), 0);
-    io::Bytes bytes(static_cast<std::size_t>(io::volume(shape)) * sizeof(float));
-    for (const std::string& leaf : stack.ours) {
-      checkpoint.read(leaf, io::Index(shape.size(), 0), shape, bytes);
-      io::Index chunk = place;
-      chunk.resize(info.shape.size(), 0);
-      array.write_chunk_bytes(chunk, bytes);
-      io::next_place(place, stack.front);
-    }
-  }
+  for (const Stack& stack : all) write_stack(checkpoint, temporary.folder, stack, sizes);
   group.set_attributes({{"write_completed", true}});
   for (const auto& entry : std::filesystem::recursive_directory_iterator(temporary.folder))
     io::sync_path(entry.path().string());
@@ -222,6 +233,20 @@ inline void require_group(const std::string& path) {
   throw UsageError(
       fmt::format("'{}' is not a checkpoint of seqax: it has no .zgroup{}", path,
                   newest.empty() ? "" : fmt::format("; give one of the checkpoints in it, '{}/{}'", path, newest)));
+}
+
+/// Adds the leaves of this shape that stand in an array of seqax one after the other.
+inline void add_leaves(std::vector<io::ArrayToSave>& leaves, const Stack& stack, const io::ZarrArray& array,
+                       const io::Index& shape) {
+  io::Index place(stack.front.size(), 0);
+  for (const std::string& leaf : stack.ours) {
+    io::Index offset = place, box(stack.front.size(), 1);
+    offset.resize(array.info().shape.size(), 0);
+    box.insert(box.end(), shape.begin(), shape.end());
+    leaves.push_back({{leaf, DType::f32, shape, stack.our_dims},
+                      [array, offset, box](std::span<std::byte> out) { array.read_bytes(offset, box, out); }});
+    io::next_place(place, stack.front);
+  }
 }
 
 inline int from_seqax(const std::string& path, const std::string& directory, std::int64_t step_asked) {
@@ -265,15 +290,7 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
                                    io::detail::show_shape(stack.front)));
     const io::Index ours(shape.begin() + front, shape.end());
     if (const std::string why = take_sizes(sizes, stack.our_dims, ours); !why.empty()) fail(stack.name, why);
-    io::Index place(stack.front.size(), 0);
-    for (const std::string& leaf : stack.ours) {
-      io::Index offset = place, box(stack.front.size(), 1);
-      offset.resize(shape.size(), 0);
-      box.insert(box.end(), ours.begin(), ours.end());
-      arrays.push_back({{leaf, DType::f32, ours, stack.our_dims},
-                        [array, offset, box](std::span<std::byte> out) { array.read_bytes(offset, box, out); }});
-      io::next_place(place, stack.front);
-    }
+    add_leaves(arrays, stack, array, ours);
   }
   for (const std::string& name : group.arrays())
     if (!used.contains(name)) fail(name, "has no place in gpt_fsdp's model");

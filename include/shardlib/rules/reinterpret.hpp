@@ -103,6 +103,26 @@ constexpr Verdict reinterpret_mesh(std::string_view map, const TensorSpec& mesh)
   return {out, {}};
 }
 
+namespace detail_ {
+
+/// Why the operand's placements over the axes of a group are not one over all of them, in the order of the ranks. Empty
+/// if they are.
+constexpr Text check_group(const AxisMap::Group& group, const TensorSpec& x) {
+  const Placement first = x.placement(group.from[0]);
+  for (auto axis : group.from) {
+    if (x.placement(axis) == first) continue;
+    return "the operand " + quoted(x) + " is " + describe(x, group.from[0]) + " and " + describe(x, axis) + ", but " +
+           quoted(joined(group.from, " ")) + " become " + quoted(joined(group.to, " ")) +
+           " together; give the operand one placement over all of them first";
+  }
+  if (first.kind != Placement::sharded || find_run(x.dims[first.dim].axes, group.from) >= 0) return {};
+  return "dim " + quoted(to_string(x.dims[first.dim])) + " is not sharded over " + quoted(joined(group.from, " ")) +
+         " in this order, which is that of " + quoted(joined(group.to, " ")) +
+         "; its shards would lie on other devices";
+}
+
+}  // namespace detail_
+
 /// reinterpret<"d s -> e">(x, mesh): a placement over all axes of a group, in their order, becomes one over the axes
 /// that take their place. A tensor that is replicated over all of them stays replicated.
 constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, const TensorSpec& x) {
@@ -115,21 +135,8 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
   for (int i = parsed.groups.size(); i-- > 0;) {
     const AxisMap::Group& group = parsed.groups[i];
     if (const Text why = detail_::check_run(mesh, group.to); !why.empty()) return fail(why);
-    const Placement first = x.placement(group.from[0]);
-    for (auto axis : group.from) {
-      mapped.push_back(axis);
-      if (x.placement(axis) == first) continue;
-      return fail("the operand " + quoted(x) + " is " + describe(x, group.from[0]) + " and " + describe(x, axis) +
-                  ", but " + quoted(joined(group.from, " ")) + " become " + quoted(joined(group.to, " ")) +
-                  " together; give the operand one placement over all of them first");
-    }
-    if (first.kind == Placement::sharded) {
-      const Dim& dim = x.dims[first.dim];
-      if (detail_::find_run(dim.axes, group.from) < 0)
-        return fail("dim " + quoted(to_string(dim)) + " is not sharded over " + quoted(joined(group.from, " ")) +
-                    " in this order, which is that of " + quoted(joined(group.to, " ")) +
-                    "; its shards would lie on other devices");
-    }
+    if (const Text why = detail_::check_group(group, x); !why.empty()) return fail(why);
+    for (auto axis : group.from) mapped.push_back(axis);
   }
   // All axes at once, because a group may bring a name that another one takes away.
   Axes used;

@@ -62,41 +62,39 @@ inline std::string disagreement(const std::vector<std::pair<int, std::uint64_t>>
   return text;
 }
 
-SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValues& leaves,
-                                    const ReplicatedNumbers& numbers, const std::string& when) {
-  if (device.size() == 1 || device.is_dry()) return;
-  const auto name_of = [](const std::string& name) { return shardlib::detail::Fingerprint().add(name).value(); };
-  std::vector<Checksum> mine;
-  for (const auto& [name, number] : numbers) mine.push_back({name_of(name), number});
-  for (const auto& [name, leaf] : leaves) mine.push_back({name_of(name), leaf ? checksum_of(*leaf) : 0});
-  std::string text(mine.size() * sizeof(Checksum), '\0');
-  if (!mine.empty()) std::memcpy(text.data(), mine.data(), text.size());
-  const std::vector<std::string> texts = io::gather_texts(device, text);
+inline std::uint64_t key_of(const std::string& name) {
+  return shardlib::detail::Fingerprint().add(name).value();
+}
 
-  const auto find = [&](std::size_t rank, std::uint64_t name) -> std::optional<std::uint64_t> {
-    const std::string& from = texts[rank];
-    Checksum entry;
-    for (std::size_t at = 0; at < from.size(); at += sizeof entry) {
-      std::memcpy(&entry, from.data() + at, sizeof entry);
-      if (entry.name == name) return entry.value;
-    }
-    return std::nullopt;
-  };
-  // Describes how the replicas of this device's values differ; empty if they do not.
-  const auto differs = [&](const std::string& name, const shardlib::detail::Value* leaf) {
+/// The checksums of all devices.
+class GatheredChecksums {
+ public:
+  /// Collective.
+  GatheredChecksums(Device& device, const io::detail::NamedValues& leaves, const ReplicatedNumbers& numbers)
+      : device_(device) {
+    std::vector<Checksum> mine;
+    for (const auto& [name, number] : numbers) mine.push_back({key_of(name), number});
+    for (const auto& [name, leaf] : leaves) mine.push_back({key_of(name), leaf ? checksum_of(*leaf) : 0});
+    std::string text(mine.size() * sizeof(Checksum), '\0');
+    if (!mine.empty()) std::memcpy(text.data(), mine.data(), text.size());
+    texts_ = io::gather_texts(device, text);
+  }
+
+  /// How the replicas of this device's shard of a leaf differ, or of a number, which has none; empty if they do not.
+  [[nodiscard]] std::string difference(const std::string& name, const shardlib::detail::Value* leaf) const {
     const TensorSpec* const spec = leaf != nullptr ? leaf->spec : nullptr;
     // A leaf may be on another factorization of the mesh, which has the same ranks.
-    const bool seen = leaf != nullptr && &leaf->device->original() == &device;
-    const Device& mesh = seen ? *leaf->device : device;
-    const std::vector<int> here = axis_indices(mesh, device.rank());
+    const bool seen = leaf != nullptr && &leaf->device->original() == &device_;
+    const Device& mesh = seen ? *leaf->device : device_;
+    const std::vector<int> here = axis_indices(mesh, device_.rank());
     std::vector<std::pair<int, std::uint64_t>> copies;
     std::vector<bool> along(here.size());
-    for (int rank = 0; rank < device.size(); ++rank) {
+    for (int rank = 0; rank < device_.size(); ++rank) {
       const std::vector<int> there = axis_indices(mesh, rank);
       bool same_shard = true;
       for (std::size_t i = 0; i < here.size(); ++i)
         same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, mesh.axes()[i].name));
-      const auto value = same_shard ? find(static_cast<std::size_t>(rank), name_of(name)) : std::nullopt;
+      const auto value = same_shard ? find(static_cast<std::size_t>(rank), key_of(name)) : std::nullopt;
       if (!value) continue;
       copies.emplace_back(rank, *value);
       for (std::size_t i = 0; i < here.size(); ++i) along[i] = along[i] || there[i] != here[i];
@@ -106,18 +104,38 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
       if (along[i]) over.push_back(mesh.axes()[i].name);
     const std::string how = disagreement(copies);
     return how.empty() ? how : fmt::format("is replicated over {}, but {}", fmt::join(over, ","), how);
-  };
+  }
+
+ private:
+  [[nodiscard]] std::optional<std::uint64_t> find(std::size_t rank, std::uint64_t key) const {
+    const std::string& from = texts_[rank];
+    Checksum entry;
+    for (std::size_t at = 0; at < from.size(); at += sizeof entry) {
+      std::memcpy(&entry, from.data() + at, sizeof entry);
+      if (entry.name == key) return entry.value;
+    }
+    return std::nullopt;
+  }
+
+  const Device& device_;
+  std::vector<std::string> texts_;
+};
+
+SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValues& leaves,
+                                    const ReplicatedNumbers& numbers, const std::string& when) {
+  if (device.size() == 1 || device.is_dry()) return;
+  const GatheredChecksums checksums(device, leaves, numbers);
   std::string found;
   int more = 0;
   const auto note = [&](const std::string& what, const std::string& how) {
     if (how.empty()) return;
     found.empty() ? static_cast<void>(found = what + " " + how) : static_cast<void>(++more);
   };
-  for (const auto& [name, number] : numbers) note("`" + name + "`", differs(name, nullptr));
+  for (const auto& [name, number] : numbers) note("`" + name + "`", checksums.difference(name, nullptr));
   for (const auto& [name, leaf] : leaves) {
     if (!leaf) continue;
     note(fmt::format("the leaf `{}` of spec `{}`", name, std::string_view(to_string(*leaf->spec))),
-         differs(name, leaf.get()));
+         checksums.difference(name, leaf.get()));
   }
   if (more > 0) found += fmt::format("; {} more differ{}", more, more == 1 ? "s" : "");
   // Each device compares the replicas of its own values. All throw what the first device has found.
