@@ -537,7 +537,9 @@ TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops
 
     parts[3].powers.resize(1);
     ERROR_IS(
-        "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of one structure",
+        "stack<`L`>: trees of different structure: the Array `powers` has 2 entries in the first tree and 1 in "
+        "another; "
+        "build them from one configuration",
         stack<"L">(parts));
     parts.clear();
     ERROR_IS("stack<`L`>: there is nothing to stack; give one tree at least", stack<"L">(parts));

@@ -119,15 +119,14 @@ struct ExtremumVjp {
 template <OpName Name, OpSpec O, class D, Spec S>
 using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
 /// Of no elements it is an error, or where `of_none` the least or greatest number.
-template <OpName Name, OpSpec O, class D, Spec S>
-auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site,
-              bool of_none = false) -> local_reduction_t<Name, O, D, S> {
+template <OpName Name, class Op, OpSpec O, class D, Spec S>
+auto extremum(const Tensor<D, S>& x, const Site& site, bool of_none = false) -> local_reduction_t<Name, O, D, S> {
   using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
   const GlobalSizes sizes =
       of_none ? kept_sizes(x.value(), parsed<Out::spec>) : chosen_sizes(op, x.value(), parsed<Out::spec>);
   const ExtremumVjp<Name, Tensor<D, S>> backward{op, differentiated_twice(x.value())};
-  return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), backward));
+  return record_unary<Name, Out>(op, x, sizes, reduce_kernel<Op, D>, vjp_of_result(x, save(x), backward));
 }
 }  // namespace detail
 
@@ -135,7 +134,7 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
 /// elements that are equal to the maximum. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
-  return detail::extremum<"max", O>(x, detail::reduce_kernel<kernels::detail::MaxOp, D>, site);
+  return detail::extremum<"max", kernels::detail::MaxOp, O>(x, site);
 }
 template <dtype D, Spec S>
 auto max(const Tensor<D, S>& /*x*/) {
@@ -147,7 +146,7 @@ SHARDLIB_FORM(max, "max<\"A B -> A\">(x)`, or for the larger of two elements `ma
 /// elements that are equal to the minimum. `min<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
-  return detail::extremum<"min", O>(x, detail::reduce_kernel<kernels::detail::MinOp, D>, site);
+  return detail::extremum<"min", kernels::detail::MinOp, O>(x, site);
 }
 template <dtype D, Spec S>
 auto min(const Tensor<D, S>& /*x*/) {

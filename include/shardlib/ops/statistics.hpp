@@ -91,7 +91,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
     return cast<D>(logsumexp<O>(cast<f32>(x, site), site), site);
   } else {
     const X value(detail::without_gradient(x.value()));
-    const Out most = detail::extremum<"max", O>(value, detail::reduce_kernel<kernels::detail::MaxOp, D>, site, true);
+    const Out most = detail::extremum<"max", kernels::detail::MaxOp, O>(value, site, true);
     const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
     const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
     if (detail::differentiated_twice(x.value()))
@@ -120,8 +120,7 @@ auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statisti
 }
 SHARDLIB_NEEDS_OP_SPEC(var)
 
-/// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative. The
-/// squares may overflow.
+/// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative. The squares may overflow.
 /// `vector_norm<"B/d M -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto vector_norm(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"vector_norm", O, D, S> {
@@ -145,17 +144,13 @@ using truth_t = Tensor<after_t<is_condition<Name, B>, B>, result_of<rules::local
 /// `any<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"any", O, B, S> {
-  return greater(
-      detail::extremum<"max", O>(cast<i32>(x, site), detail::reduce_kernel<kernels::detail::MaxOp, i32>, site, true),
-      0.0, site);
+  return greater(detail::extremum<"max", kernels::detail::MaxOp, O>(cast<i32>(x, site), site, true), 0.0, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(any)
 /// True where every element over unsharded dims is true, so true of no elements. `all<"B/d V -> B/d">(greater(x, 0.0))`
 template <OpSpec O, dtype B, Spec S>
 auto all(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"all", O, B, S> {
-  return greater(
-      detail::extremum<"min", O>(cast<i32>(x, site), detail::reduce_kernel<kernels::detail::MinOp, i32>, site, true),
-      0.0, site);
+  return greater(detail::extremum<"min", kernels::detail::MinOp, O>(cast<i32>(x, site), site, true), 0.0, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(all)
 

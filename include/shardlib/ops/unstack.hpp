@@ -162,11 +162,6 @@ struct stack_fields<Dim, std::tuple<F...>> {
   using type = std::tuple<stack_t<Dim, F>...>;
 };
 
-[[noreturn, gnu::noinline, gnu::cold]] inline void fail_stack(const OpInfo& op, const Path& path, std::size_t first,
-                                                              std::size_t size) {
-  throw Error(op.describe() + ": the list `" + path.text() + "` has " + std::to_string(size) +
-              " elements in one tree, but " + std::to_string(first) + " in the first; stack trees of one structure");
-}
 /// Stacks the leaves at one place of several trees. A leaf that no tree has stays without a value.
 template <DimName Dim, class To, class W>
 void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<const W*>& trees, DimSize stacked) {
@@ -175,27 +170,25 @@ void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<
     bool any = trees.empty();
     for (const W* part : trees) any = any || UntypedAccess::value(*part) != nullptr, parts.push_back(*part);
     if (any) to = record_stack<To>(op, parts, stacked);
-  } else if constexpr (is_array<W>) {
-    const std::size_t size = trees.empty() ? 0 : trees.front()->size();
-    for (const W* list : trees)
-      if (list->size() != size) fail_stack(op, path, size, list->size());
-    to.resize(size);
-    for (std::size_t i = 0; i < size; ++i) {
-      std::vector<const typename W::value_type*> elements;
-      for (const W* list : trees) elements.push_back(&(*list)[i]);
-      stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements, stacked);
-    }
   } else if constexpr (has_entries<W>) {
     if (trees.empty()) return;
     const std::size_t held = held_by(*trees.front());
     for (const W* tree : trees)
       if (held_by(*tree) != held) fail_structure(op.describe(), entries_kind<W>(), path.text(), held, held_by(*tree));
     hold(to, held);
-    at_entry<W>(held, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-      std::vector<const std::tuple_element_t<I, parts_below_t<W>>*> entries;
-      for (const W* tree : trees) entries.push_back(&entry<I>(*tree));
-      stack_leaves<Dim>(op, path, entry<I>(to), entries, stacked);
-    });
+    if constexpr (is_array<W>) {
+      for (std::size_t i = 0; i < held; ++i) {
+        std::vector<const typename W::value_type*> elements;
+        for (const W* list : trees) elements.push_back(&(*list)[i]);
+        stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements, stacked);
+      }
+    } else {
+      at_entry<W>(held, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+        std::vector<const std::tuple_element_t<I, parts_below_t<W>>*> entries;
+        for (const W* tree : trees) entries.push_back(&entry<I>(*tree));
+        stack_leaves<Dim>(op, path, entry<I>(to), entries, stacked);
+      });
+    }
   } else {
     const auto member = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       std::vector<const std::tuple_element_t<I, field_types<W>>*> members;
