@@ -218,12 +218,14 @@ struct AdamW {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     return {zeros_like(weights), zeros_like(weights)};
   }
+  /// The form of every Optimizer, for code that is given one.
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     update(weights, moments.mu, moments.nu, grads, learning_rate, scale, step, decays, copies...);
   }
-  /// The same, with moments that are not Moments.
+  /// The form for a program that has AdamW alone and holds the two moments itself, as `zeros_like(weights)`. They may
+  /// be trees of another type, with the same leaves in f32.
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
