@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 on one GPU: its losses against the CPU's, tokens/s, MFU, and PyTorch beside it.
+"""A training step of GPT-2 on one GPU: its losses against the CPU's, tokens/s, MFU, and the same of PyTorch.
 
 Builds nothing: scripts/gpu.sh does, and runs this. MFU counts the model FLOPs of gpt2_step.py against the GPU's dense
 bf16 peak, which is known for the GPUs in PEAKS, or given by --peak. A figure is the median of the steps after the first

@@ -3,7 +3,7 @@
 
 The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304; the tokens are random, the same batch in
 every step. All begin with the same weights; all but llm.c decay the same ones and clip the gradient norm to 1, and llm.c
-stands beside ours with its settings. Losses under the same settings must agree. A turn is a process of its own; its first
+is compared with ours under its settings. Losses under the same settings must agree. A turn is a process of its own; its first
 steps do not count, and the figure is the median of the steps of all turns. As the machine's speed drifts, its peak is
 measured before each turn, and "of the peak" is the median of the turns' shares. Model FLOPs are those of Chowdhery et al.
 2022, appendix B, with half of the attention, as it is causal (the program's MFU has all of it): a token takes 6 for each
@@ -142,7 +142,7 @@ class TorchRun:
 class Llmc:
     """llm.c's own training program, built by its Makefile; its batch is 4 x 64, and its AdamW's settings are fixed."""
 
-    settings = ("--beta2=0.999", "--weight-decay=0", "--clip=0")  # beside LEARNING_RATE
+    settings = ("--beta2=0.999", "--weight-decay=0", "--clip=0")  # in addition to LEARNING_RATE
 
     def __init__(self, options):
         self.folder = os.path.realpath(options.llmc)

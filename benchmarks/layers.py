@@ -29,7 +29,7 @@ def over_link(rate, commands):
 
 
 def print_table(options, alone, forms, check, digits=0):
-    """Measures each form, a command by its name, over each rate and without a limit, beside `alone`, and prints the table.
+    """Measures each form, a command by its name, over each rate and without a limit, with `alone` for comparison, and prints the table.
     `check` gets the loss of `alone` and those of the forms."""
     size = {form: int(ran([*command, "--count"])) for form, command in forms.items()}
     print(f"{options.layers} layers, d_model {options.d_model}, {options.batch} x {options.seq} tokens, 2 ranks; a rank sends "

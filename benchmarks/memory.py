@@ -6,7 +6,7 @@ Each policy runs on one device and on two ranks. MB and pages are those of all r
   planned MB      by --plan
   pool/plan       the pool's high-water mark over it (rank 0's, once for each rank)
   pages/plan      the pages that the pool's blocks have touched; what is above pool/plan is fragmentation
-  start MB        the process beside the pool's pages when the first weights are made: MPI, text, code
+  start MB        the process without the pool's pages when the first weights are made: MPI, text, code
   growth/plan     the growth since then; it is of the proportional set size, so that shared pages count once
   others MB       the part of the growth that is not the pool's, mostly memory of libraries, which the plan does not count
   faults a step   page faults, from the third step on

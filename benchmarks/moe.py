@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""One layer of a mixture of experts, forward and backward, in f32: ours by index beside the one-hot form (products that dispatch and
-combine, as in GShard and Switch) and beside PyTorch, on this machine, taking turns.
+"""One layer of a mixture of experts, forward and backward, in f32: ours by index against the one-hot form (products that dispatch and
+combine, as in GShard and Switch) and against PyTorch, on this machine, taking turns.
 
 Router, two experts a token, SwiGLU. All have the same tokens and weights, random ones; no expert lacks a gradient, and the
 tokens have one too. Dropless forms compute the same loss, and those with a capacity of 1.25 drop the same rows: the losses must

@@ -4,7 +4,7 @@
 //   moe_layer --tokens 2048 --form one-hot       prints a JSON object: milliseconds of each round, and the loss
 //   moe_layer --save numbers.safetensors         writes tokens and weights instead, for another implementation
 //
-// benchmarks/moe.py runs it beside PyTorch.
+// benchmarks/moe.py compares it with PyTorch.
 #include <fmt/format.h>
 
 #include <shardlib/io/formats/safetensors.hpp>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bytes over the link between two nodes, beside what the types say: gpt_fsdp on two network namespaces (root) with two ranks
+"""Bytes over the link between two nodes, and what the types say: gpt_fsdp on two network namespaces (root) with two ranks
 each, which share memory.
 
   d=4       weights are sharded over all ranks. Of n ranks, k in a node, a rank would send (n-1)/k times what crosses the

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What --plan predicts of a step beside what a step takes: FSDP on two ranks in network namespaces, over links of several
+"""What --plan predicts for a step, and what the step takes: FSDP on two ranks in network namespaces, over links of several
 rates.
 
 Two things are fitted, over a link without a limit: --plan-efficiency, so that the prediction without communication is

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
-# GPT-2 124M beside its peers', and its memory;
-# a mixture of experts beside its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what
+# GPT-2 124M and that of its peers, and its memory;
+# a mixture of experts against its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what
 # overlaps, what tensor parallelism hides in its products and context parallelism in attention, and what --plan predicts;
 # and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
 # For an idle machine: about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
@@ -63,7 +63,7 @@ quietly build/log/benchmarks-configure.log "configuring" cmake --preset release 
 quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" \
   --target figures peak moe_layer tensor_parallel ring_attention gpt2 gpt_fsdp gpt_pipeline
 
-# Written beside what is built first: a run that ends early leaves the figures of the one before.
+# Written next to what is built first: a run that ends early leaves the figures of the one before.
 results=build/benchmarks/results.md
 parts=build/benchmarks/parts.md
 plot=build/benchmarks/gpt2_step.svg

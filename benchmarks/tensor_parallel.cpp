@@ -1,7 +1,7 @@
 // Layers of a transformer with tensor parallelism over t, forward and backward, on random numbers. The residual stream
 // is sharded along the sequence (Megatron's sequence parallelism), so each branch begins by a gather over t and ends by
-// a scatter of its sums. Both are ops of their own, or a part of the products beside them (collective matmul), or they
-// run beside the other half of the batch (interleaved).
+// a scatter of its sums. Both are ops of their own, or a part of the products next to them (collective matmul), or they
+// run during the other half of the batch (interleaved).
 //
 //   mpirun -n 2 tensor_parallel --mesh d=1,t=2 --form separate    prints JSON: seconds of each step, and the loss
 //
@@ -79,7 +79,7 @@ struct Half {
   auto gathered() { return wait(*std::exchange(entering, std::nullopt)); }
 };
 
-/// The collectives of one half run beside the products of the other. A branch is two functions, `up` and `down`.
+/// The collectives of one half run during the products of the other. A branch is two functions, `up` and `down`.
 void branches(Half& a, Half& b, const Tensor<f32, "M">& norm, const Tensor<f32, "M">* norm_after, const auto& up,
               const auto& down) {
   const auto of_a = up(a.gathered());

@@ -4,7 +4,7 @@ namespaces (root), over links of several rates. A rank has one core.
 
 `separate`: gathers and scatters are ops of their own, before and after the products. `collective-matmul`: the products take
 shards as they arrive and send those of their sums (gathering, einsum_scatter). `interleaved`: the batch has two halves, and the
-collectives of one run beside all ops of the other (all_gather_start, reduce_scatter_start). All compute the same loss.
+collectives of one run during all ops of the other (all_gather_start, reduce_scatter_start). All compute the same loss.
 
 For each rate and form it prints the median milliseconds of a step, over max(T_compute, T_wire):
 

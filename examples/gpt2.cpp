@@ -303,7 +303,7 @@ int program(int argc, char** argv) {
   if (!o.load.empty() && !o.training.plan)
     o.training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(o.load).describe(); });
   if (o.lora > 0 && o.load.empty() && !o.training.plan)
-    throw UsageError("--lora trains adapters beside the weights of --load, which the run does not keep: give it too");
+    throw UsageError("--lora trains adapters of the weights of --load, which the run does not keep: give it too");
   if (o.lora > 0) o.training.frozen_weights = o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
 # compute-sanitizer, and trains GPT-2: losses against the CPU's, and those on two GPUs against those on one where there are
-# two, tokens/s and MFU, beside PyTorch where it is installed; the largest preset that fits, and the time of each op.
+# two, tokens/s and MFU, with PyTorch's where it is installed; the largest preset that fits, and the time of each op.
 # Needs nvcc, cuBLAS and libraries of scripts/setup.sh (not Kokkos, MPI, oneDNN), and says which are missing; no network.
 # CMAKE_PREFIX_PATH names the folders of libraries that are not the system's.
 #   scripts/gpu.sh                    all of it

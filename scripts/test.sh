@@ -22,7 +22,7 @@ failed=0
 summary=()
 started=$SECONDS
 
-# What runs beside this script ends with it, also by Ctrl-C, which a job in the background would not notice.
+# What runs in the background of this script ends with it, also by Ctrl-C, which a job in the background would not notice.
 declare -A background=()
 in_background() { # COMMAND...: in a process group of its own, $!
   set -m
@@ -98,7 +98,7 @@ built() { # a build that fails counts as one failure
   if ! build "$@"; then failed=$((failed + 1)) && return 1; fi
 }
 
-# A build that takes what the jobs beside it leave of the processors: some mostly wait, others keep one core busy.
+# A build that takes what the other jobs leave of the processors: some mostly wait, others keep one core busy.
 build_at_leisure() {
   renice -n 19 $BASHPID >/dev/null
   build "$@"

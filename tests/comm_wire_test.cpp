@@ -1,4 +1,4 @@
-// What collectives hand to MPI, byte by byte, beside what the program counts.
+// What collectives hand to MPI, byte by byte, and what the program counts.
 #if defined(SHARDLIB_WITH_MPI)
 #include <mpi.h>
 

@@ -486,7 +486,7 @@ def compare(program):
         for name, option in [("llama", "--qkv-bias"), ("qwen2", "--qk-norm")]:
             at = f"{scratch}/{name}"
             words = gpt("--steps=0", f"--load={at}", option, status=2).stderr
-            check(option in words and "model_type" in words, f"refused: {option} beside {name}: {words.strip()}")
+            check(option in words and "model_type" in words, f"refused: {option} with {name}: {words.strip()}")
         check("--qk-norm" in gpt("--steps=0", "--qkv-bias", "--qk-norm", f"--run={scratch}/never", f"--export={scratch}/never-export",
                                  status=2).stderr, "--export of both, which no class has")  # fmt: skip
         at = scratch + "/window"

@@ -1,4 +1,4 @@
-// Collectives that start at one place and end at another: what runs beside them in both passes, recompute, second
+// Collectives that start at one place and end at another: what runs meanwhile in both passes, recompute, second
 // derivatives, and memory. Values, cotangents and adjoint law are in ops_collectives_test.cpp.
 #include <algorithm>
 #include <cmath>
@@ -56,7 +56,7 @@ X in_turn(const X& x, const X& y, const Layers& layers) {
   };
   return through(x) + through(y);
 }
-/// The same. The collectives of one input run beside the products of the other.
+/// The same. The collectives of one input run during the products of the other.
 X interleaved(X x, X y, const Layers& layers) {
   auto to_x = gather_start(x);
   std::optional<decltype(sum_start(Summand()))> of_y;
@@ -118,7 +118,7 @@ TEST_CASE("two interleaved inputs have the bits of one after the other", "[ops]"
   });
 }
 
-TEST_CASE("a collective is under way beside the ops between its start and wait, in both passes", "[ops]") {
+TEST_CASE("a collective is under way during the ops between its start and wait, in both passes", "[ops]") {
   on_mesh("d=1,t=2", [](const Grid& mesh) {
     const Layers layers = make_layers(mesh, 3);
     const detail::ProgramState& state = detail::program_state(mesh.device());
@@ -129,10 +129,10 @@ TEST_CASE("a collective is under way beside the ops between its start and wait, 
       if (!state.pending.empty()) ++beside;
     });
     static_cast<void>(value_and_grad(mesh, loss<interleaved>, layers, input(mesh, 0), input(mesh, 1)));
-    // Twelve products and two derivatives of each, except the input's in the first layer. Nothing runs beside the
+    // Twelve products and two derivatives of each, except the input's in the first layer. Nothing runs during the
     // first and the last products of a pass.
     expect(products == 34, std::to_string(products) + " products");
-    expect(beside >= 27, std::to_string(beside) + " products had a collective beside them");
+    expect(beside >= 27, std::to_string(beside) + " products ran during a collective");
   });
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("prefetch starts the gathers of a function that starts and awaits them
       const auto [found, sent_now] = run([](const X& w) { return wait(gather_start(w)); }, kept);
       expect_same_bits(expected.second, found.second, kept);
       expect(sent_now == sent, std::to_string(sent_now) + " bytes instead of " + std::to_string(sent));
-      expect(beside >= 2, std::to_string(beside) + " layers had the gather of another one beside them");
+      expect(beside >= 2, std::to_string(beside) + " layers ran during the gather of another one");
     }
   });
 }

@@ -256,7 +256,7 @@ TEST_CASE("a shift has started when it returns, and its result waits for it", "[
   });
 }
 
-TEST_CASE("transfers of shift run beside the ops that do not read them, forward and backward", "[ops][shift]") {
+TEST_CASE("transfers of shift run during the ops that do not read them, forward and backward", "[ops][shift]") {
   const auto step = [](const DevicePtr& device) {
     return value_and_grad(Ring(device), around, block(Ring(device))).second;
   };

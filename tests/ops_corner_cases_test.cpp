@@ -92,7 +92,7 @@ TEST_CASE("map: a root of 0 that is not differentiated", "[ops]") {
     };
     const auto of_both = [&](const Both& w) { return loss(w.x, w.y); };
     const auto both = value_and_grad(mesh, of_both, Both{g, v}).second;
-    expect(fetch(both.get<&Both::x>()).data[0] == 12, "beside an infinite derivative by the other operand");
+    expect(fetch(both.get<&Both::x>()).data[0] == 12, "next to an infinite derivative by the other operand");
     expect(fetch(both.get<&Both::y>()).data[0] == -double{infinity}, "which stays");
   });
 }

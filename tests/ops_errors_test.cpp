@@ -329,7 +329,7 @@ TEST_CASE("a table with too many rows along several dims", "[ops][errors]") {
   const auto fails = [&](const char* op, const auto& f) {
     expect_error(f, "index_unreduced<`" + std::string(op) +
                         "`>: the looked-up dims of the shard of the table span 2^32 steps or more; put them first and "
-                        "beside each other in the table's spec, or shard it further (" +
+                        "next to each other in the table's spec, or shard it further (" +
                         device->describe() + ")");
   };
   const auto look_up = [&](std::int64_t w) {

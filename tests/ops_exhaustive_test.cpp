@@ -297,7 +297,7 @@ TEST_CASE("every einsum over matrices and three axes", "[ops][exhaustive][slow]"
   for (const auto& [a, b] : operands) matrix.out.emplace_back(product(a->spec, b->spec));
   for (std::size_t i = 0; i < operands.size(); ++i)
     matrix.legal.push_back({operands[i].first, operands[i].second, &matrix.out[i]});
-  // On one axis R R, P R, R P, or one of the 3 dims sharded: as above with 3 states beside the dims.
+  // On one axis R R, P R, R P, or one of the 3 dims sharded: as above with 3 states in addition to the dims.
   CHECK(matrix.legal.size() == 27 + 3 * 3 * 9 + 6 * 6 * 3 + 6 * 10);
   CHECK(matrix.legal.size() + matrix.refused == 92 * 92);
   for (const std::string mesh : {"d=2,t=2,p=2", "d=2,t=3,p=2", "d=1,t=2,p=2"}) {

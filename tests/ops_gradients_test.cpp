@@ -197,7 +197,7 @@ TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
   });
 }
 
-TEST_CASE("results beside the loss", "[ops][grad]") {
+TEST_CASE("results in addition to the loss", "[ops][grad]") {
   on_devices([](const Grid& mesh) {
     const Weights w = weights(mesh);
     const auto plain = [](const Weights& p) -> Loss { return sum(tanh(p.a) * p.b); };
@@ -386,14 +386,15 @@ TEST_CASE("a gradient by what std::optional and std::variant hold is that by Arr
     static_assert(std::is_same_v<std::remove_const_t<decltype(reduced)>, Array<"layers", Block>>);
     expect_equal(elements_of(reduced), elements_of(reduce_gradients(mesh, expected)));
 
-    // By a part, which is a std::variant itself, with a std::optional as an argument and as a result beside the loss.
+    // By a part, which is a std::variant itself, with a std::optional as an argument and as a result in addition to the
+    // loss.
     const auto of_part = [](const Kinds& kinds, const X& y, const std::optional<Tensor<f32, "M">>& b) {
       const X z = FeedForward()(y, kinds);
       return std::pair(sum(square(b ? z + *b : z)), b);
     };
     const auto [l, by_part, back] = value_and_grad(mesh, of_part, Kinds(dense), x, std::optional(bias));
     static_assert(std::is_same_v<std::remove_cvref_t<decltype(by_part)>, std::variant<Gradient<Grid, Dense>, Experts>>);
-    expect(back.has_value(), "the result beside the loss");
+    expect(back.has_value(), "the result in addition to the loss");
     expect_says(differentiate(mesh, of_part, Kinds(dense), x, std::optional<Tensor<f32, "M">>()), {"no error"});
     expect_says(
         [&] {

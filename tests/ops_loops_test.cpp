@@ -279,10 +279,11 @@ TEST_CASE("scan_layers with recompute saves less", "[ops][loops][recompute]") {
            "everything " + show(bytes["everything"]) + ", marked " + show(bytes["marked"]) + ", dots " +
                show(bytes["dots"]) + ", none " + show(bytes["none"]));
     expect(of_stacked == bytes, "stacked layers keep as much");
-    // Parts that are views take no memory beside what is stacked.
+    // Parts that are views take no memory in addition to what is stacked.
     const std::size_t weights = (s.in.span().size_bytes() + s.out.span().size_bytes());
     const std::size_t taken = peak(mesh.device(), [&] { static_cast<void>(unstack<"Y">(s)); });
-    expect(s.in.span().size_bytes() / 3 % 64 == 0 && taken == 0, show(taken) + " bytes beside " + show(weights));
+    expect(s.in.span().size_bytes() / 3 % 64 == 0 && taken == 0,
+           show(taken) + " bytes in addition to " + show(weights));
   });
 }
 

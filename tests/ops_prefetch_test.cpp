@@ -1,4 +1,4 @@
-// prefetch: gathers that run beside the layer before theirs, and sums of gradients beside the backward pass.
+// prefetch: gathers that run during the layer before theirs, and sums of gradients during the backward pass.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -151,7 +151,7 @@ TEST_CASE("weights that a layer reinterprets are prefetched too", "[ops][prefetc
   });
 }
 
-TEST_CASE("the gathers of the next layer run beside each layer, and the gradients' sums", "[ops][prefetch]") {
+TEST_CASE("the gathers of the next layer run during each layer, and the gradients' sums", "[ops][prefetch]") {
   on_mesh("d=2,t=1", [](const Grid& mesh) {
     const Model w = model(mesh, 5);
     const X x = input(mesh);

@@ -367,7 +367,7 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
   });
 }
 
-// What a function must not do either: pass a tensor on, or return one, beside its arguments and its result.
+// What a function must not do either: pass a tensor on, or return one, other than by its arguments and its result.
 thread_local X aside;  // of this device
 
 TEST_CASE("recompute: a tensor that leaves the function otherwise than as its result is an error", "[ops][recompute]") {

@@ -563,7 +563,7 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
       const HalfWeights g = rounded(random_weights(mesh, 10 + static_cast<std::uint64_t>(step), sizes));
       const Weights wide = widened(g);
       expect(global_norm(mesh, g) == global_norm(mesh, wide), "the norm is that of the numbers in f32");
-      // Copies beside gradients of either dtype, and either alone: the same bits.
+      // Copies with gradients of either dtype, and either alone: the same bits.
       if (step == 1)
         AdamW().update(w, mu, nu, wide, 0.01, 0.5, step, all, copies);
       else

@@ -130,7 +130,7 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
         expect(alone.has_value() == last, what + ": the logits alone");
         if (alone) expect_same(fetch(std::get<0>(*alone)), due.logits, what + ": the logits alone");
 
-        // What is kept beside it leaves the loss and the gradients as they were, to the bit.
+        // What is kept in addition leaves the loss and the gradients as they were, to the bit.
         const auto plain = pipeline::value_and_grad(mesh, schedule, microbatches, staging.program<gpt::Stages<f32>>(),
                                                     model, activation_sizes);
         expect(std::memcmp(plain.loss.value()->data().data(), step.loss.value()->data().data(), sizeof(f32)) == 0,

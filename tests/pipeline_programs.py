@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs gpt_pipeline as a user would, on threads and under mpirun, beside gpt_fsdp.
+"""Runs gpt_pipeline as a user would, on threads and under mpirun, and compares it with gpt_fsdp.
 
 pipeline_programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
 

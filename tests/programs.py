@@ -560,7 +560,7 @@ def gpt2(p):
 
 
 def lora(p):
-    """Adapters train beside weights that stay; merged, they are the same model; another base is refused."""
+    """Adapters train while the weights stay; merged, they are the same model; another base is refused."""
     sizes = "--layers=2 --d-model=16 --heads=2 --d-ff=16 --context=16".split()
     base, tuned, run_folder = (os.path.join(p.folder, name) for name in ["base", "tuned", "lora"])
     p.run("gpt2", [*sizes, "--batch=2", "--seq=16", "--steps=0", "--max-tokens=0", f"--run={p.folder}/lora-base",

@@ -13,7 +13,7 @@ static_assert(std::is_convertible_v<bool, bool_> && std::is_convertible_v<bool_,
 static_assert(!std::is_constructible_v<bool_, const char*> && !std::is_constructible_v<bool_, void*>);
 static_assert(!std::is_constructible_v<bool_, int> && !std::is_constructible_v<bool_, float>);
 
-// A constant of any type stands beside a number or a dual number.
+// A constant of any type is an operand next to a number or a dual number.
 static_assert(std::is_same_v<decltype(maximum(1.0F, 0)), float>);
 static_assert(std::is_same_v<decltype(minimum(0.0, 1.0F)), double>);
 static_assert(std::is_same_v<decltype(maximum(Jet<float, 2>(), 0.0)), Jet<float, 2>>);

@@ -608,7 +608,7 @@ TEST_CASE("second derivatives: what a nested call takes from the function around
       return cubes(std::get<2>(value_and_grad(mesh, of, w.a)));
     });
     expect(check_gradients(mesh, GradientCheck{.elements = 3}, auxiliary, w) == 9, "auxiliary");
-    // Weights of a call below another one that are constants: all of them, and one beside others.
+    // Weights of a call below another one that are constants: all of them, and one of several.
     const auto all_constant = allow_unused([&](const Weights& p) -> Loss {
       const auto middle = [&](const Tensor<f64, "A/d C">& c) -> Loss {
         const auto inner = [](const Tensor<f64, "A/d B/t">& a) { return std::pair(cubes(a), square(a)); };

@@ -195,7 +195,7 @@ TEST_CASE("token sources: nanoGPT's .bin ends documents with the end of text", "
   check_source(*open_tokens(folder.path(), Split::validation), {{65, 66, 67}});
 }
 
-TEST_CASE("token sources: a note beside .bin files says who made them, and what ends a document", "[data]") {
+TEST_CASE("token sources: a note next to .bin files says who made them, and what ends a document", "[data]") {
   const Scratch folder;
   const Documents documents = {{1, 2, 3}, {50256, 4}};
   BinWriter writer(folder / "train.bin", 7);

@@ -75,7 +75,7 @@ std::string base_weights(const Command& command, const std::string& config) {
   const fs::path whole = command.directory / path;
   if (fs::exists(whole)) return whole.string();
   throw UsageError(
-      fmt::format("the run has trained adapters beside the weights '{}', which are no longer there: give their "
+      fmt::format("the run has trained adapters of the weights '{}', which are no longer there: give their "
                   "place by --load PATH",
                   whole.string()));
 }

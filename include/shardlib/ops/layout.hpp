@@ -251,7 +251,7 @@ struct TakePart {
   std::int64_t at;
   Buffer operator()(const Value& in, const Value& out) const;
 };
-/// The operand as element `at` along a new first dim, beside zeros.
+/// The operand as element `at` along a new first dim, whose other elements are zeros.
 struct PutPart {
   std::int64_t at;
   Buffer operator()(const Value& in, const Value& out) const;

@@ -1,4 +1,4 @@
-// Writes numbers, texts and histograms for TensorBoard into an event file beside the run's own records.
+// Writes numbers, texts and histograms for TensorBoard into an event file, in addition to the run's own records.
 #pragma once
 
 #include <cstdint>

@@ -301,7 +301,7 @@ constexpr bool looks_canonical(std::string_view s) {
     } else if (s[i] == ' ') {
       if (!inside || !word_ends) return false;
     } else if (s[i] == ',' || s[i] == '-') {
-      // One space after a comma and around the arrow, and a dim or a sum beside them.
+      // One space after a comma and around the arrow, and a dim or a sum next to them.
       const std::size_t next = s[i] == ',' ? i + 1 : i + 2;
       if (i == 0 || word_ends != (s[i] == ',') || next + 1 >= s.size() || s[next] != ' ' || s[next + 1] == '-')
         return false;

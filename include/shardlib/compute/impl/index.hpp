@@ -88,7 +88,7 @@ SHARDLIB_INLINE void LookupLoops::join(const Value& table, const Indices& indice
     lookup.rows += (along.rows - 1) * along.row_stride;
     if (lookup.rows > std::int64_t{std::numeric_limits<u32>::max()})
       throw Error(
-          "the looked-up dims of the shard of the table span 2^32 steps or more; put them first and beside each other "
+          "the looked-up dims of the shard of the table span 2^32 steps or more; put them first and next to each other "
           "in the table's spec, or shard it further");
     const std::string name = "index tensor " + std::to_string(i + 1);
     const Buffer& ids = indices[i].ids->data();

@@ -152,7 +152,7 @@ inline std::string wrapped(const std::string& text, std::size_t indent, std::siz
   return out;
 }
 
-/// Formats two columns: the name, and the wrapped text beside it, or below it if the name is too long.
+/// Formats two columns: the name, and the wrapped text to its right, or below it if the name is too long.
 inline std::string two_columns(const std::string& left, const std::string& text, std::size_t width) {
   constexpr std::size_t column = 30;
   std::string out = "  " + left;

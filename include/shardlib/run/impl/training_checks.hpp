@@ -29,10 +29,10 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// Says which options of a training have no effect beside which others.
+/// Says which options of a training have no effect together with which others.
 inline void declare_without_effect(Options& o, const Training& t) {
   o.without_effect({"--steps"}, [&t](const Options&) {
-    return t.epochs > 0 ? fmt::format("beside --epochs {}, which sets the number of steps: give one of them", t.epochs)
+    return t.epochs > 0 ? fmt::format("with --epochs {}, which sets the number of steps: give one of them", t.epochs)
                         : "";
   });
   const auto needs = [&o](const std::vector<std::string>& names, const char* option, const auto& there) {
