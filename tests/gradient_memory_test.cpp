@@ -1,4 +1,4 @@
-// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in the place of another
+// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in place of another
 // array.
 #include <algorithm>
 #include <cmath>

@@ -436,7 +436,7 @@ TEST_CASE("token sources: a flipped bit of a .bin is an error where checksums st
   const std::string head = R"({"format": "shardlib-bin-checksums", "version": 1, "chunk_bytes": 65536, "begin": )";
   refused(head + "0, \"crc32c\": []}",
           "says that the tokens of '" + path + "' begin at byte 0, but they begin at byte 1024");
-  refused(head + "1024, \"crc32c\": [\"0g000000\"]}", "has \"0g000000\" in the place of a checksum");
+  refused(head + "1024, \"crc32c\": [\"0g000000\"]}", "has \"0g000000\" in place of a checksum");
   refused(
       head + "1024, \"crc32c\": [\"00000000\"]}",
       "has 1 checksums, but '" + path + "' has " + std::to_string((whole.size() - 1024 + 65535) / 65536) + " chunks");

@@ -36,7 +36,7 @@ if(WAY STREQUAL "add_subdirectory")
   run("Building the consumer" "${CMAKE_COMMAND}" --build "${build}")
   run("Running the consumer" "${build}/consumer")
 else()
-  # Here the project that users copy includes the whole library, in the place of the consumer, as that takes long.
+  # Here the project that users copy includes the whole library, in place of the consumer, as that takes long.
   run("Building the consumer's shapes" "${CMAKE_COMMAND}" --build "${build}" --target consumer_shapes)
   set(template "${SCRATCH}/template")
   run("Configuring examples/template" "${CMAKE_COMMAND}" -S "${SOURCE}/examples/template" -B "${template}" -G

@@ -1,5 +1,5 @@
-// The same devices under another factorization of their number: one axis `e` in the place of `d` and `s`, or two axes
-// in the place of one. No data moves: a device keeps its rank, its shards and its memory.
+// The same devices under another factorization of their number: one axis `e` in place of `d` and `s`, or two axes
+// in place of one. No data moves: a device keeps its rank, its shards and its memory.
 #pragma once
 
 #include <string_view>
@@ -18,7 +18,7 @@ ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& dev
                        const TensorSpec& dual);
 }  // namespace detail
 
-/// The mesh with other axes in the place of some that follow each other; ranks stay. One new axis gets the product of
+/// The mesh with other axes in place of some that follow each other; ranks stay. One new axis gets the product of
 /// the sizes that it replaces. For several new ones the call gives the sizes: `reinterpret<"e -> d s">(mesh, {{"d", 2},
 /// {"s", 4}})`. Throws if their product is another number of devices. `reinterpret<"d s -> e">(mesh)`
 template <OpSpec Axes, Spec A>

@@ -42,7 +42,7 @@ struct NoRate {
   return false;
 }
 
-/// The factors of leaves, for `update` in the place of `decays`: those of the last pattern that a name has, else 1. A
+/// The factors of leaves, for `update` in place of `decays`: those of the last pattern that a name has, else 1. A
 /// pattern that none of the tree's leaves has is a UsageError of `update`, `update_average` and `global_norm`. A rank
 /// of a pipeline has a part of the leaves: give a function there, `[&](std::string_view name) { return rules(name); }`.
 /// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`

@@ -9,7 +9,7 @@
 
 namespace shardlib::rules {
 
-/// The operand with the elements under each window: the lengths `to` in the place of `from`, and behind the last of
+/// The operand with the elements under each window: the lengths `to` in place of `from`, and behind the last of
 /// them the dims of the window. "B L C" with `L, K -> N` is "B N K C".
 constexpr TensorSpec under_windows(const TensorSpec& x, const TensorSpec& from, const TensorSpec& window,
                                    const TensorSpec& to) {

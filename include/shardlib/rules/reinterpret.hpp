@@ -75,7 +75,7 @@ constexpr Text check_run(const TensorSpec& mesh, const Axes& axes) {
 }
 }  // namespace detail_
 
-/// reinterpret<"d s -> e">(mesh): the mesh with other axes in the place of some that follow each other.
+/// reinterpret<"d s -> e">(mesh): the mesh with other axes in place of some that follow each other.
 constexpr Verdict reinterpret_mesh(std::string_view map, const TensorSpec& mesh) {
   const Text title = title_of("reinterpret", map) + ": ";
   const AxisMap parsed = parse_axis_map(map);

@@ -101,7 +101,7 @@ struct ProgramState {
 
 /// Adds an op to the run of the function that is checkpointed or replayed.
 [[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers = {});
-/// The next of the values that a checkpointed function has saved, for its replay, which needs it in the place of `due`.
+/// The next of the values that a checkpointed function has saved, for its replay, which needs it in place of `due`.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due);
 /// The error of a checkpointed function that is not the same when it runs again: `op` is where that shows.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why,

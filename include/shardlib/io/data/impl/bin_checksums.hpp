@@ -88,7 +88,7 @@ class BinChecksums {
       const std::string text = sum.is_string() ? sum.get<std::string>() : "";
       std::uint32_t value = 0;
       if (text.size() != 8 || !shardlib::detail::parse_number(text, value, 16))
-        fail("has " + sum.dump().substr(0, 60) + " in the place of a checksum");
+        fail("has " + sum.dump().substr(0, 60) + " in place of a checksum");
       result->sums_.push_back(value);
     }
     const std::uint64_t bytes = file.size() - begin, chunks = bytes / result->chunk_ + (bytes % result->chunk_ != 0);

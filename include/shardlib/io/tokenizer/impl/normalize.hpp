@@ -15,7 +15,7 @@
 
 namespace shardlib::io::detail {
 
-/// One of Unicode's normal forms; `prepend` puts `to` before a text; `replace` puts `to` in the place of each `from`.
+/// One of Unicode's normal forms; `prepend` puts `to` before a text; `replace` puts `to` in place of each `from`.
 struct Rewrite {
   enum Kind : std::uint8_t { nfc, nfd, nfkc, nfkd, prepend, replace } kind;
   std::string from, to;
