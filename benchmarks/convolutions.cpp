@@ -70,10 +70,7 @@ int main(int argc, char** argv) {
     std::int64_t rounds = 15;
     run::Options options("convolutions", "Times convolutions with and without those of oneDNN, on one thread.");
     options.add("--rounds", rounds, "calls of each", run::size());
-    if (!options.parse(argc, argv)) {
-      fmt::print("{}", options.answer());
-      return 0;
-    }
+    if (!options.parse(argc, argv)) return 0;
     fmt::print(
         "| windows, channels and length | forward | gradient of the operand | gradient of the weights |\n"
         "|---|---|---|---|\n");

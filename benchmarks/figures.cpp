@@ -413,8 +413,6 @@ int main(int argc, char** argv) {
     run::Options options("figures", "Measures kernels, and under mpirun collectives instead, for a minute.");
     bool safeguards = false;
     options.flag("--safeguards", safeguards, "under mpirun: what records and comparisons of calls cost, alone");
-    if (options.parse(argc, argv)) return figures(safeguards);
-    if (world_rank() == 0) fmt::print("{}", options.answer());
-    return 0;
+    return options.parse(argc, argv) ? figures(safeguards) : 0;
   });
 }

@@ -83,10 +83,7 @@ int program(int argc, char** argv, const char* name, const char* about, Options 
     options.add("--d-ff", o.d_ff, "width of the feed-forward branch", run::size());
     options.add("--steps", o.steps, "how often it is measured", run::size());
     options.flag("--count", o.count, "print what a device sends in a step instead, in bytes");
-    if (!options.parse(argc, argv)) {
-      fmt::print("{}", options.answer());
-      return 0;
-    }
+    if (!options.parse(argc, argv)) return 0;
     const auto mesh = parse_mesh(o.mesh);
     const DeviceBody measured = [&](const DevicePtr& device) { body(device, o); };
     if (o.count)

@@ -140,10 +140,7 @@ int program(int argc, char** argv) {
   options.add("--form", o.form, "how tokens reach their experts", run::one_of({"dropless", "capacity", "one-hot"}));
   options.add("--rounds", o.rounds, "how often it is measured", run::size());
   options.add("--save", o.save, "write tokens and weights as a safetensors file instead", run::value_name("FILE"));
-  if (!options.parse(argc, argv)) {
-    fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!options.parse(argc, argv)) return 0;
   if ((o.form == "dropless") != (o.config.capacity == 0))
     throw UsageError("--capacity: the forms capacity and one-hot take one above 0, and dropless has none");
   launch(parse_mesh(o.mesh), [&](const DevicePtr& device) {

@@ -165,10 +165,7 @@ int main(int argc, char** argv) {
     options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("s=N"));
     options.add("--length", length, "positions; a multiple of twice the devices", run::size(1));
     options.add("--heads", heads, "heads; a multiple of the devices", run::size(1));
-    if (!options.parse(argc, argv)) {
-      if (world_rank() == 0) fmt::print("{}", options.answer());
-      return 0;
-    }
+    if (!options.parse(argc, argv)) return 0;
     const auto axes = run::mesh_of(mesh, "s");
     const std::int64_t devices = device_count(axes);
     for (const auto& [option, size, parts] : {std::tuple("--length", length, 2 * devices), {"--heads", heads, devices}})

@@ -100,10 +100,7 @@ int main(int argc, char** argv) {
     options.add("--steps", settings.steps, "training steps", run::size(0));
     options.add("--run", settings.run, "folder of the run's checkpoints; an existing run is resumed",
                 run::value_name("DIR"));
-    if (!options.parse(argc, argv)) {
-      if (world_rank() == 0) fmt::print("{}", options.answer());
-      return 0;
-    }
+    if (!options.parse(argc, argv)) return 0;
     const auto mesh = run::mesh_of(settings.mesh, "d");
     if (hidden % device_count(mesh) != 0)
       throw UsageError(

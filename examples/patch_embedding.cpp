@@ -87,10 +87,7 @@ int main(int argc, char** argv) {
     std::string mesh = "d=1,t=1";
     run::Options options("patch_embedding", "Trains a classifier of textures, and compares two embeddings of patches.");
     options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("AXES"));
-    if (!options.parse(argc, argv)) {
-      if (world_rank() == 0) fmt::print("{}", options.answer());
-      return 0;
-    }
+    if (!options.parse(argc, argv)) return 0;
     launch(run::mesh_of(mesh, "d t"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
     return 0;
   });

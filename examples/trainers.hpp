@@ -57,12 +57,10 @@ void declare_model(shardlib::run::Options& options, ModelOptions& o, const char*
   options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
 }
 
-// Reads the command line. It prints what --help and the like ask for, and then returns false: nothing is to be trained.
+// Options::parse, which knows the options of the other trainers.
 inline bool parse(shardlib::run::Options& options, int argc, char** argv) {
   declare_others(options);
-  if (options.parse(argc, argv)) return true;
-  if (shardlib::world_rank() == 0) fmt::print("{}", options.answer());
-  return false;
+  return options.parse(argc, argv);
 }
 
 // The program of --graph: one layer.

@@ -268,9 +268,7 @@ int tool(int argc, char** argv) {
     Arguments arguments;
     run::Options options("shardlib-checkpoint " + word, command.purpose);
     const auto run = command.declare(options, arguments);
-    if (options.parse(argc - 1, argv + 1)) return run();
-    fmt::print("{}", options.answer());
-    return 0;
+    return options.parse(argc - 1, argv + 1) ? run() : 0;
   }
   if (word.empty()) throw UsageError(fmt::format("give a command: {} (see --help)", fmt::join(names, ", ")));
   const std::string near = run::nearest(word, names);

@@ -71,10 +71,7 @@ int program(int argc, char** argv) {
               run::value_name("FILE") | run::command_line_only());
   options.add("--jsonl", jsonl, "the same as JSON lines, an object for each step, for W&B and MLflow",
               run::value_name("FILE") | run::command_line_only());
-  if (!options.parse(argc, argv)) {
-    fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!options.parse(argc, argv)) return 0;
   if (!csv.empty() || !jsonl.empty()) {
     if ((!csv.empty() && !jsonl.empty()) || !output.empty() || follow > 0)
       throw UsageError("give one of --csv, --jsonl and the page's options --output and --follow");

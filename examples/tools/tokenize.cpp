@@ -270,10 +270,7 @@ int tool(int argc, char** argv) {
   options.without_effect({"--end-of-text", "--commit-seconds"}, [&o](const run::Options&) {
     return o.to == "llmc" ? "with --to llmc: leave it out, or choose --to flat-tokens" : "";
   });
-  if (!options.parse(argc, argv)) {
-    fmt::print("{}", options.answer());
-    return 0;
-  }
+  if (!options.parse(argc, argv)) return 0;
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   if (!o.field.empty() && o.document_per_file)
     throw UsageError(

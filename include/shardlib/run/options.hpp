@@ -59,7 +59,7 @@ class Options {
   /// `options.known_by({"gpt2"}, {"--lora"})`
   [[gnu::cold]] Options& known_by(const std::vector<std::string>& programs, const std::vector<std::string>& names);
 
-  /// Sets the values. Returns false if --help or --version was given: then print answer() on one rank and leave.
+  /// Sets the values. If --help or --version is given, prints answer() on the first rank and returns false: then leave.
   [[nodiscard, gnu::cold]] bool parse(int argc, const char* const* argv);
   /// After `parse`: gives an option a value that follows from something else, such as a model's file, which `origin`
   /// names. Throws UsageError if the user has given another one. `options.imply("--layers", "12", "'config.json'")`

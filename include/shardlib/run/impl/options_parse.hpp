@@ -14,6 +14,7 @@
 #include <ranges>
 #include <system_error>
 
+#include "shardlib/device/launch.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
@@ -309,7 +310,10 @@ SHARDLIB_INLINE void Options::refuse_without_effect(const Request& request) cons
 SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   Request request = read_command_line(argc, argv);
   asks_version_ = request.version && !request.help;
-  if (request.help || request.version) return false;
+  if (request.help || request.version) {
+    if (world_rank() == 0) fmt::print("{}", answer());
+    return false;
+  }
   std::vector<Setting> config;
   for (const std::string& file : request.configs) ConfigFile{*this, file, request, config}.read();
   for (const Setting& setting : read_preset(request)) apply(setting);
