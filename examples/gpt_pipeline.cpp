@@ -553,6 +553,19 @@ auto chosen_training(const Options& o) {
   return o.dtype == "bf16" ? train<Gpt<bf16>> : train<Gpt<f32>>;
 }
 
+// Draws one layer and one microbatch, with both ends of the pipeline on one rank.
+template <class F>
+void draw_layer(const Options& o, std::vector<AxisSize> mesh, const F& body) {
+  Options single = one_layer(o);
+  single.training.microbatches = 1;
+  single.stage_layers.clear();
+  single.training.batch /= o.training.microbatches;
+  mesh[0].size = 1;
+  const pipeline::Schedule whole = pipeline::GPipe(1);
+  run::write_svg(run::dot(mesh, body(single, whole), {.fold = true}), o.training.graph);
+  fmt::print("graph: {}\n", o.training.graph);
+}
+
 int program(int argc, char** argv) {
   Options o;
   run::Options options("gpt_pipeline", "Trains a model in pipeline stages, and samples with all devices together.");
@@ -592,18 +605,7 @@ int program(int argc, char** argv) {
   if (!o.training.graph.empty() && world_rank() == 0) io::require_writable(o.training.graph, "--graph");
   run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
   run::announce(options, o.training);
-  if (!o.training.graph.empty() &&
-      world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
-    Options single = one_layer(o);
-    single.training.microbatches = 1;
-    single.stage_layers.clear();
-    single.training.batch /= o.training.microbatches;
-    auto flat = mesh;
-    flat[0].size = 1;
-    const pipeline::Schedule whole = pipeline::GPipe(1);
-    run::write_svg(run::dot(flat, body(single, whole), {.fold = true}), o.training.graph);
-    fmt::print("graph: {}\n", o.training.graph);
-  }
+  if (!o.training.graph.empty() && world_rank() == 0) draw_layer(o, mesh, body);
   run::Training planned = o.training;
   planned.graph = "";
   if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute, &o.gather) ||

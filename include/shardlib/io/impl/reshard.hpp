@@ -153,8 +153,8 @@ class Resharding {
     for (int peer = 0; peer < all.size(); ++peer)
       if (out[index(peer)]) requests.push_back(all.send(out[index(peer)], peer, op_.site));
     for (Request& request : requests) request.wait();
-    all.barrier(
-        op_.site);  // a message keeps its memory until it is received, so that those of two batches would add up
+    // A message keeps its memory until it is received, so those of two batches would add up.
+    all.barrier(op_.site);
   }
 
   Device& device_;
