@@ -190,11 +190,11 @@ inline void check_settings() {
 #endif
 }
 
-/// How the devices end that are threads of this process.
+/// How the devices of this process, which are its threads, have ended.
 class DeviceEndings {
  public:
   explicit DeviceEndings(int devices) : endings_(static_cast<std::size_t>(devices)) {}
-  /// This device has ended: by an error, because another one had (`aborted`), or with neither.
+  /// Notes that a device has ended, with its error if it has one. `aborted`: it ended because another device failed.
   void add(int device, const std::exception_ptr& error, bool aborted) {
     const std::lock_guard lock(mutex_);
     endings_[static_cast<std::size_t>(device)] = {error, aborted};
