@@ -38,8 +38,9 @@ if(SHARDLIB_GPU_LANGUAGE)
   set_source_files_properties(${shardlib_gpu_sources} PROPERTIES LANGUAGE ${SHARDLIB_GPU_LANGUAGE})
 endif()
 add_library(shardlib_compiled STATIC EXCLUDE_FROM_ALL ${shardlib_sources})
-# Their headers cost more than they do: several definitions share one reading of them.
-set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+# Their headers cost more than they do: several definitions share one reading of them. CMake's default is 8;
+# CMAKE_UNITY_BUILD_BATCH_SIZE sets another number.
+set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON)
 target_compile_definitions(shardlib_compiled PUBLIC SHARDLIB_COMPILED)
 target_link_libraries(shardlib_compiled PUBLIC shardlib::shardlib)
 add_library(shardlib::compiled ALIAS shardlib_compiled)

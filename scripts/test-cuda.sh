@@ -26,8 +26,9 @@ if [ ! -x "$nvcc" ]; then
   exit 0
 fi
 
+# The library as test.sh builds it, which the compiler cache then has.
 quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset release -B build/cuda \
-  -DSHARDLIB_CHECK_CUDA=ON -DSHARDLIB_INSTALL_COMPILED=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+  -DSHARDLIB_CHECK_CUDA=ON -DSHARDLIB_INSTALL_COMPILED=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 -DCMAKE_CUDA_COMPILER="$nvcc" \
   "-DCMAKE_CUDA_ARCHITECTURES=$architectures" "${flags[@]}" \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_EXAMPLES=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
 quietly build/log/cuda-build.log "compiling with nvcc" cmake --build build/cuda -j "$jobs" --target $target

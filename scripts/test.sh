@@ -65,7 +65,7 @@ build() { # PRESET TARGET [CMAKE OPTION...]
   shift 2
   local begin=$SECONDS
   quietly "build/log/$preset-configure.log" "configuring $preset" cmake --preset "$preset" \
-    -DSHARDLIB_BUILD_TESTS=ON -DSHARDLIB_TEST_BATCH=6 "$@" &&
+    -DSHARDLIB_BUILD_TESTS=ON -DSHARDLIB_TEST_BATCH=6 -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 "$@" &&
     quietly "build/log/$preset-build.log" "building $preset" \
       cmake --build "build/$preset" -j "$jobs" --target "$target" &&
     echo "built $preset ($((SECONDS - begin)) s)"
