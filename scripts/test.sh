@@ -99,17 +99,22 @@ built() { # a build that fails counts as one failure
 }
 
 # A build that takes what the other jobs leave of the processors: some mostly wait, others keep one core busy.
-build_at_leisure() {
+build_at_leisure() { # PRESET [GROUP: another one, which goes first]
   renice -n 19 $BASHPID >/dev/null
-  build "$@"
+  if [ -n "${2:-}" ]; then tail --pid="$2" -f /dev/null; fi
+  build "$1" shardlib_tests
 }
 declare -A building=() sanitized=() # by preset, the process group of its build and of its tests
-start_build() { # PRESET
-  in_background build_at_leisure "$1" shardlib_tests
-  building[$1]=$!
+start_builds() { # unless they run
+  if [ ${#building[@]} = 0 ]; then
+    in_background build_at_leisure asan
+    building[asan]=$!
+    in_background build_at_leisure tsan "${building[asan]}"
+    building[tsan]=$!
+  fi
 }
 start_tests() { # PRESET REGEX: of the build, once it is there
-  if [ -z "${building[$1]:-}" ]; then start_build "$1"; fi
+  start_builds
   if ! await "${building[$1]}"; then failed=$((failed + 1)) && return 1; fi
   in_background run_tests "$1" -R "$2"
   sanitized[$1]=$!
@@ -122,10 +127,10 @@ fuzz="" cuda="" # their process groups
 # need little optimization of their own.
 release() {
   local status=0
+  # The last compilations of this build leave a core idle. The others take it where memory allows twice the compilers.
+  if [ $quick = no ] && [ "$gigabytes" -ge $((6 * jobs)) ]; then start_builds; fi
   built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_EXAMPLE_FLAGS=-O1 || return 1
-  if [ $quick = no ]; then
-    start_build asan
-  fi
+  if [ $quick = no ]; then start_builds; fi
   run_tests release || status=$?
   count_tests release $status
 }
