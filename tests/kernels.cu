@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "shardlib/compute/dropout.hpp"
+#include "shardlib/compute/einsum_bias.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/device/cuda_launcher.hpp"
@@ -105,6 +106,7 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(PointwiseElement<WrappingSum, T>, const T, const T, T)       \
   ELEMENTWISE(PointwiseElement<WrappingProduct, T>, const T, const T, T)   \
   ELEMENTWISE(PointwiseElement<Quotient, T>, const T, const T, T)          \
+  ELEMENTWISE(BiasGeluElement<T>, const T, const T, T, T)                  \
   ELEMENTWISE(LinearElement<Negate, T>, const T, T)                        \
   ELEMENTWISE(LinearElement<TimesNumber<float>, T>, const T, T)            \
   ELEMENTWISE(WhereElseNumberElement<T>, const bool_, const T, T)          \

@@ -1712,6 +1712,53 @@ TEST_CASE("rules: what a backward sum states, and einsum by one name", "[rules]"
          "(communicates) or `shard<\"M F -> M/t F\">` (no traffic)");
 }
 
+TEST_CASE("rules: einsum with a bias") {
+  const auto bias = [](const char* op, const char* x, const char* y, const char* b) {
+    return rules::einsum_bias("einsum_bias", op, x, y, b);
+  };
+  const auto refuse = [&](const char* op, const char* x, const char* y, const char* b, const std::string& why) {
+    illegal(bias(op, x, y, b), "einsum_bias<`" + std::string(op) + "`>: " + why);
+  };
+  legal(bias("B/d L M, M F/t -> B/d L F/t", "B/d L M", "M F/t", "F/t"), "B/d L F/t");
+  legal(bias("A B, B C -> C A", "A B", "B C", "A"), "C A");
+  legal(bias("A B, B C -> A C", "A B", "B C", ""), "A C");
+  legal(bias("A/t B, A/t C -> A/t B C", "A/t B", "A/t C", "A/t C"), "A/t B C");
+  const std::string summand =
+      "each device's products are `A C +t`, a summand over t: the sum would count the bias once per device; write "
+      "`einsum_unreduced`, take its sum with a `reduce_scatter` or `all_reduce<\"A C +t -> A C\">` (communicate), and "
+      "then add the bias with `+`";
+  refuse("A B/t, B/t C -> A C", "A B/t", "B/t C", "C", summand);
+  refuse("A B/t, B/t C -> A C +t", "A B/t", "B/t C", "C", summand);
+  refuse("A B, B C +t -> A C +t", "A B", "B C +t", "C", summand);
+  illegal(
+      rules::einsum_bias("einsum_bias_gelu", "A B/t, B/t C -> A C", "A B/t", "B/t C", "C"),
+      "einsum_bias_gelu<`A B/t, B/t C -> A C`>: each device's products are `A C +t`, a summand over t: the sum would "
+      "count the bias once per device, and gelu is not linear; write `einsum_unreduced`, take its sum with a "
+      "`reduce_scatter` or `all_reduce<\"A C +t -> A C\">` (communicate), and then add the bias with `+`");
+  refuse("A B, B C -> A C", "A B", "B C", "C +t", "the bias `C +t` is partial over t; " + reduce_first("C"));
+  refuse("A B, B C -> A C", "A B", "B C", "D C",
+         "dim `D` of the bias `D C` is not in the result `A C`; `+` after `einsum_unreduced` broadcasts the product "
+         "along it");
+  refuse("A B, B C -> A C", "A B", "B C", "C A",
+         "the dims of the result, `A C`, stand in another order in `C A`; `rearrange` one of the operands (a local "
+         "copy)");
+  refuse(
+      "A B, B C/t -> A C/t", "A B", "B C/t", "C",
+      "the bias `C` is `C/t` in the result, so their shards differ; take the shard of each device with `shard<\"C -> "
+      "C/t\">` (no traffic)");
+  refuse(
+      "A B, B C/t -> A C/t", "A B", "B C/t", "C/d",
+      "the bias `C/d` is `C/t` in the result, so their shards differ; `all_gather` it and `shard` it like the result "
+      "(communicates)");
+  refuse("A B, B C -> A C", "A B", "B C", "C/t",
+         "the bias `C/t` is `C` in the result, so their shards differ; gather it with `all_gather<\"C/t -> C\">` "
+         "(communicates)");
+  refuse(
+      "A B, B C -> A C +t", "A B", "B C", "C",
+      "the result spec says `+t`, but no operand is partial over t, and no dim that the result lacks is sharded over "
+      "it (likely an unsharded contraction); drop `+t`");
+}
+
 TEST_CASE("rules: einsum with a sum over two axes, in any order of them") {
   legal(rules::einsum_reduced("A B/t/d, B/t/d C -> A C", "A B/t/d", "B/t/d C"), "A C");
   legal(rules::einsum_reduced("A B/t/d, B/t/d C -> A/d C/t", "A B/t/d", "B/t/d C"), "A/d C/t");

@@ -36,7 +36,8 @@ using LossOf = std::function<Loss(const Weights&)>;
 // Ops that have second derivatives,
 constexpr std::string_view twice =
     "+ - * / abs clamp cos cross_entropy erf exp expm1 gelu log log1p map masked maximum minimum mod pow relu rsqrt "
-    "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_unreduced windows "
+    "sigmoid sin softplus sqrt square swish tanh where cast custom::record dropout einsum einsum_bias "
+    "einsum_bias_gelu einsum_unreduced windows "
     "all_gather all_reduce all_to_all reduce_scatter wait shard shift to_partial index_unreduced scatter_add sort "
     "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
     "stack_shards transpose tril triu unstack unstack_shards cumsum grouped_einsum layer_norm logsumexp max mean min "
@@ -238,6 +239,19 @@ void products(const Grid& mesh, Ops& ops) {
     const auto three = all_reduce<"A/d +t -> A/d">(
         einsum_unreduced<"A/d B/t, A/d C, B/t -> A/d +t">(w.a, w.c, shard<"B -> B/t">(w.b)));
     return cubes(all) + cubes(only) + cubes(one) + cubes(three);
+  });
+  const auto with_bias = [](const Weights& w, const auto& f) {
+    const auto rows = all_reduce<"C B/t +d -> C B/t">(einsum_unreduced<"A/d C, A/d B/t -> C B/t +d">(w.c, w.a)) * 0.05;
+    return cubes(f(w.c, rows, shard<"B -> B/t">(w.b)));
+  };
+  ops.exact("einsum_bias", [with_bias](const Weights& w) {
+    return with_bias(
+        w, [](const auto& x, const auto& y, const auto& b) { return einsum_bias<"A/d C, C B/t -> A/d B/t">(x, y, b); });
+  });
+  ops.exact("einsum_bias_gelu", [with_bias](const Weights& w) {
+    return with_bias(w, [](const auto& x, const auto& y, const auto& b) {
+      return einsum_bias_gelu<"A/d C, C B/t -> A/d B/t">(x, y, b);
+    });
   });
   ops.exact("windows", [](const Weights& w) {
     return cubes(windows<"C, K -> N">(w.c, {{"K", 2}}, {.stride = 2, .before = 1}));

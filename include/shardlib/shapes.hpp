@@ -13,6 +13,7 @@
 #include "shardlib/ops/create.hpp"             // full, zeros, iota, random numbers; item
 #include "shardlib/ops/dropout.hpp"            // dropout
 #include "shardlib/ops/einsum.hpp"             // einsum_unreduced, einsum
+#include "shardlib/ops/einsum_bias.hpp"        // einsum_bias, einsum_bias_gelu
 #include "shardlib/ops/elementwise.hpp"        // exp, relu, pow, maximum, where, cast, stop_gradient
 #include "shardlib/ops/index.hpp"              // index_unreduced, scatter_add, take_along
 #include "shardlib/ops/layout.hpp"    // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack, unstack

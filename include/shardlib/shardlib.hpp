@@ -37,6 +37,7 @@
 #include "shardlib/compute/custom.hpp"  // ops defined outside the library
 #include "shardlib/compute/dropout.hpp"
 #include "shardlib/compute/einsum.hpp"
+#include "shardlib/compute/einsum_bias.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/index.hpp"
 #include "shardlib/compute/layout.hpp"

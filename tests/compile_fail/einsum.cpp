@@ -1,4 +1,4 @@
-// Wrong programs: einsum_unreduced and index_unreduced.
+// Wrong programs: einsum_unreduced, einsum_bias and index_unreduced.
 #include "shardlib/shapes.hpp"
 
 using namespace shardlib;
@@ -169,4 +169,50 @@ auto op_spec_in_parentheses(const Tensor<f32, "A B">& x, const Tensor<f32, "B C"
 // expect: einsum: it does not take these arguments; write `einsum<..?A B/t, B/t C -> A C..?>\(x, y\)`
 auto op_spec_of_einsum_in_parentheses(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y) {
   return einsum("A B, B C -> A C", x, y);
+}
+
+// expect: einsum_bias<`B/d F/t, F/t M -> B/d M`>: each device..?s products are `B/d M \+t`, a summand over t: the sum would
+// expect: count the bias once per device; write `einsum_unreduced`, take its sum with a `reduce_scatter` or
+// expect: `all_reduce<..?B/d M \+t -> B/d M..?>` \(communicate\), and then add the bias with `\+`
+auto bias_of_summands(const Tensor<f32, "B/d F/t">& x, const Tensor<f32, "F/t M">& w, const Tensor<f32, "M">& bias) {
+  return einsum_bias<"B/d F/t, F/t M -> B/d M">(x, w, bias);
+}
+
+// expect: einsum_bias_gelu<`B/d F/t, F/t M -> B/d M \+t`>: each device..?s products are `B/d M \+t`, a summand over t: the
+// expect: sum would count the bias once per device, and gelu is not linear; write `einsum_unreduced`, take its sum
+// expect: all_reduce<..?B/d M \+t -> B/d M..?, f32>
+auto gelu_of_summands(const Tensor<bf16, "B/d F/t">& x, const Tensor<bf16, "F/t M">& w, const Tensor<bf16, "M">& b) {
+  return einsum_bias_gelu<"B/d F/t, F/t M -> B/d M +t">(x, w, b);
+}
+
+// expect: einsum_bias_gelu<`B M, M F/t -> B F/t`>: the bias `F` is `F/t` in the result, so their shards differ; take the
+// expect: `shard<..?F -> F/t..?>` \(no traffic\)
+auto whole_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M F/t">& w, const Tensor<f32, "F">& bias) {
+  return einsum_bias_gelu<"B M, M F/t -> B F/t">(x, w, bias);
+}
+
+// expect: einsum_bias<`B M, M F -> B F`>: the bias `F \+d` is partial over d; reduce it first, with a `reduce_scatter` or
+auto pending_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w, const Tensor<f32, "F +d">& bias) {
+  return einsum_bias<"B M, M F -> B F">(x, w, bias);
+}
+
+// expect: einsum_bias<`B M, M F -> B F`>: dim `G` of the bias `G` is not in the result `B F`; `\+` after `einsum_unreduced`
+auto bias_of_another_dim(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w, const Tensor<f32, "G">& bias) {
+  return einsum_bias<"B M, M F -> B F">(x, w, bias);
+}
+
+// expect: einsum_bias: the operands are f32 and bf16, and no dtype is promoted silently
+auto bias_of_another_dtype(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w, const Tensor<bf16, "F">& bias) {
+  return einsum_bias<"B M, M F -> B F">(x, w, bias);
+}
+
+// expect: einsum_bias: it does not take these arguments; write `einsum_bias<..?A B, B C -> A C..?>\(x, y, bias\)`
+auto product_without_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w) {
+  return einsum_bias<"B M, M F -> B F">(x, w);
+}
+
+// expect: einsum_bias_gelu: it does not take these arguments; write `einsum_bias_gelu<..?A B, B C -> A C..?>\(x, y, bias\)`
+auto bias_op_spec_in_parentheses(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w,
+                                 const Tensor<f32, "F">& bias) {
+  return einsum_bias_gelu("B M, M F -> B F", x, w, bias);
 }

@@ -10,6 +10,7 @@
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/memory/buffer.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
@@ -40,6 +41,12 @@ void launch_elements(const void* f, const Exec& exec, const kernels::body::Eleme
   kernels::run_typed(exec, loops.items(), kernels::body::Elementwise<Row>{loops, row});
 }
 #endif
+
+/// The result of a map of one operand, which the operand's kernel makes together with the operand.
+struct MadeWithOperand {
+  bool wanted = true;  ///< by whoever reads the operand
+  Buffer result;       ///< until the map has it
+};
 
 /// Computes the result of a map, which has the shape of `out`.
 [[nodiscard]] SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const std::vector<ValuePtr>& x,

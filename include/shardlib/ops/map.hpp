@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -36,6 +37,8 @@ namespace detail {
 
 inline constexpr std::size_t most_mapped = 4;
 
+struct MadeWithOperand;
+
 /// A type-erased function of numbers.
 struct MapFunction : Counted {
 #if defined(SHARDLIB_TYPED_KERNELS)
@@ -63,6 +66,7 @@ struct MapFunction : Counted {
   /// The derivative by the operands `by`, one after another, whose elements are at `x`, on the host. None: the result
   /// is no floating-point number.
   double (*derivative)(const void* f, const Differentiations& by, const std::byte* const* x) = nullptr;
+  std::shared_ptr<MadeWithOperand> made_with_operand;  ///< of an operand whose kernel may make the result too
 #if defined(SHARDLIB_TYPED_KERNELS)
   /// Calls a lambda with symbols of these dtypes. The launches of a lambda are null: its instructions run instead.
   /// Throws for a pointer.
@@ -251,14 +255,16 @@ constexpr UnbroadcastFn unbroadcast_fn() {
     return nullptr;
 }
 
-template <OpName Name, class Out, class F, class... X>
-Out map_as(const OpInfo& op, const F& f, const X&... x) {
-  using R = typename Out::value_type;
+template <OpName Name, class Out, class... X>
+Out map_by(const OpInfo& op, const Handle<const MapFunction>& function, const X&... x) {
   using Ct = Dual<Out, axes_of<Out::spec, X::spec...>()>;
   std::array<UnbroadcastFn, most_mapped> sums{};
-  if constexpr (floating<R>) sums = {unbroadcast_fn<Name, X, Ct>()...};
-  return Out(record_map(op, parsed<Out::spec>, parsed<Ct::spec>,
-                        Handle<MapLoops<F, R, typename X::value_type...>>::make(f), {x.value()...}, sums));
+  if constexpr (floating<typename Out::value_type>) sums = {unbroadcast_fn<Name, X, Ct>()...};
+  return Out(record_map(op, parsed<Out::spec>, parsed<Ct::spec>, function, {x.value()...}, sums));
+}
+template <OpName Name, class Out, class F, class... X>
+Out map_as(const OpInfo& op, const F& f, const X&... x) {
+  return map_by<Name, Out>(op, Handle<MapLoops<F, typename Out::value_type, typename X::value_type...>>::make(f), x...);
 }
 
 /// Calls a user's function with a Jet in both passes, so that `exp` in its body never means the C function.

@@ -9,6 +9,7 @@
 #include "shardlib/rules/convolution.hpp"
 #include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/einsum.hpp"
+#include "shardlib/rules/einsum_bias.hpp"
 #include "shardlib/rules/einsum_many.hpp"
 #include "shardlib/rules/grad.hpp"
 #include "shardlib/rules/index.hpp"

@@ -86,7 +86,8 @@ inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
   if (policy.name == "marked") return Handle<Kept>::make(marked);
   if (policy.name == "everything") return Handle<Kept>::make(!marked);
   if (policy.name == "dots")
-    return Handle<Kept>::make(!marked, Ops{"einsum_unreduced", "einsum_scatter", "grouped_einsum", "causal_attention"});
+    return Handle<Kept>::make(
+        !marked, Ops{"einsum_unreduced", "einsum_bias", "einsum_scatter", "grouped_einsum", "causal_attention"});
   if (policy.name == "attention") return Handle<Kept>::make(!marked, Ops{"causal_attention"}, all_occur);
   Ops ops;
   for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {

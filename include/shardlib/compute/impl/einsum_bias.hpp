@@ -1,0 +1,18 @@
+// Definitions of einsum_bias.hpp.
+#pragma once
+
+#include "shardlib/compute/einsum_bias.hpp"
+
+#include <memory>
+
+#include "shardlib/runtime/program_state.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE std::shared_ptr<MadeWithOperand> make_with_operand(const DevicePtr& device) {
+  const ProgramState::Mode mode = program_state(device).mode;
+  const bool runs_now = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
+  return std::make_shared<MadeWithOperand>(MadeWithOperand{.wanted = runs_now, .result = {}});
+}
+
+}  // namespace shardlib::detail

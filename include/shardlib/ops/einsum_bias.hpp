@@ -1,0 +1,86 @@
+// einsum_bias and einsum_bias_gelu: a product on each device, with its bias and its activation in one pass.
+#pragma once
+
+#include <memory>
+
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/map.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// The product of two operands plus a bias, all of dtype D. Its kernel also makes `gelu`, the gelu of the sum, if that
+/// is wanted.
+template <class D>
+struct EinsumBias {
+  const kernels::EinsumPlan* plan;
+  ValuePtr a, b, bias;
+  std::shared_ptr<MadeWithOperand> gelu;
+  Buffer operator()(const Value& out) const;
+};
+/// For a map of an operand that is about to be recorded.
+std::shared_ptr<MadeWithOperand> make_with_operand(const DevicePtr& device);
+
+template <OpSpec O, class Out, class X, class Y, class B>
+Out record_einsum_bias(const Site& site, const X& x, const Y& y, const B& bias,
+                       const std::shared_ptr<MadeWithOperand>& gelu) {
+  using D = typename Out::value_type;
+  const Calling op{"einsum_bias", O, site};
+  return record<"einsum_bias", Out>(
+      op, x.device(), sizes_by_name(op, parsed<Out::spec>, {&x.value(), &y.value(), &bias.value()}),
+      EinsumBias<D>{&einsum_plan<O>(), x.value(), y.value(), bias.value(), gelu}, vjp(x, save(y), einsum_vjp<X>),
+      vjp(y, save(x), einsum_vjp<Y>), vjp(bias, add_vjp<B>));
+}
+template <OpName Name, class D, class E, class F>
+inline constexpr bool einsum_bias_dtypes = is_float<Name, D>&& one_dtype<Name, D, E>&& one_dtype<Name, D, F>;
+
+}  // namespace detail
+
+/// einsum_unreduced of two operands plus a bias, whose dims are some of the result's: one pass over the result less
+/// than with `+`. Bits on the CPU are the same. The product may not be a pending sum, which would count the bias once
+/// per device. Backward: two einsums, and the sum over the dims that the bias lacks. `einsum_bias<"B/d L M, M F/t ->
+/// B/d L F/t">(x, w, bias)`
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype F, Spec B>
+auto einsum_bias(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B>& bias, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_bias_dtypes<"einsum_bias", D, E, F>, D>,
+              detail::result_for<D, rules::einsum_bias, OpName("einsum_bias"), O, S, T, B>> {
+  using Out = Tensor<D, detail::result_for<D, rules::einsum_bias, OpName("einsum_bias"), O, S, T, B>>;
+  return detail::record_einsum_bias<O, Out>(site, x, y, bias, nullptr);
+}
+SHARDLIB_FORM(einsum_bias, "einsum_bias<\"A B, B C -> A C\">(x, y, bias)")
+/// A compile error for an op spec in parentheses.
+template <tensor X>
+auto einsum_bias(const char* op, const X& x, ...) {
+  return einsum_bias(x, op);
+}
+
+/// The `gelu` of `einsum_bias`, whose kernel makes both. The backward pass reads what `einsum_bias` has made, which the
+/// op passes through save_for_backward. Errors and traces show `einsum_bias` and `gelu`.
+/// `einsum_bias_gelu<"B/d L M, M F/t -> B/d L F/t">(x, w, bias)`
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype F, Spec B>
+auto einsum_bias_gelu(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B>& bias,
+                      Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_bias_dtypes<"einsum_bias_gelu", D, E, F>, D>,
+              detail::result_for<D, rules::einsum_bias, OpName("einsum_bias_gelu"), O, S, T, B>> {
+  using Out = Tensor<D, detail::result_for<D, rules::einsum_bias, OpName("einsum_bias_gelu"), O, S, T, B>>;
+  const auto made = detail::make_with_operand(x.device());
+  const Out sum = save_for_backward(detail::record_einsum_bias<O, Out>(site, x, y, bias, made), site);
+  const auto gelu = detail::Handle<detail::MapLoops<detail::gelu_function, D, D>>::make(detail::gelu_function{});
+  gelu->made_with_operand = made;
+  return detail::map_by<"gelu", Out>(detail::Calling{"gelu", {}, site}, gelu, sum);
+}
+SHARDLIB_FORM(einsum_bias_gelu, "einsum_bias_gelu<\"A B, B C -> A C\">(x, y, bias)")
+/// A compile error for an op spec in parentheses.
+template <tensor X>
+auto einsum_bias_gelu(const char* op, const X& x, ...) {
+  return einsum_bias_gelu(x, op);
+}
+
+}  // namespace shardlib

@@ -1,0 +1,143 @@
+// einsum_bias and einsum_bias_gelu: each placement, and the bits, the reads and the memory of the ops that they stand
+// for.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "op_case.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// f of the product of the first two operands plus the third, by the result's elements.
+Reference product_and_bias(double (*f)(double)) {
+  return [f](const std::vector<Global>& x, Global& y) {
+    products()({x[0], x[1]}, y);
+    const Global product = y;
+    elementwise([f](const std::vector<double>& v) { return f(v[0] + v[1]); })({product, x[2]}, y);
+  };
+}
+double same_number(double x) {
+  return x;
+}
+double gelu_of(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+}
+
+#define BIAS(op, f, dtype, lhs, rhs, bias, out, ...)                                                    \
+  make_case<Tensor<dtype, lhs>, Tensor<dtype, rhs>, Tensor<dtype, bias>>(                               \
+      #op " " #dtype " " lhs ", " rhs " -> " out " and " bias,                                          \
+      [](const auto& x, const auto& y, const auto& b) { return op<lhs ", " rhs " -> " out>(x, y, b); }, \
+      product_and_bias(f), {.law = Law::none, __VA_ARGS__})
+#define EINSUM_BIAS(dtype, lhs, rhs, bias, out, ...) \
+  BIAS(einsum_bias, same_number, dtype, lhs, rhs, bias, out, __VA_ARGS__)
+#define EINSUM_BIAS_GELU(dtype, lhs, rhs, bias, out, ...) \
+  BIAS(einsum_bias_gelu, gelu_of, dtype, lhs, rhs, bias, out, __VA_ARGS__)
+
+TEST_CASE("einsum_bias: each placement of product and bias", "[ops]") {
+  check_cases({
+      EINSUM_BIAS(f32, "B K", "K C", "C", "B C", .tolerance = 1e-6),
+      EINSUM_BIAS(f32, "B/d K", "K C", "C", "B/d C", .tolerance = 1e-6),
+      EINSUM_BIAS(f32, "B/d L K", "K C/t", "C/t", "B/d L C/t", .tolerance = 1e-6),
+      EINSUM_BIAS(f32, "B/d L K", "K H/t D", "H/t D", "B/d L H/t D", .tolerance = 1e-6),
+      EINSUM_BIAS(f32, "B/d K", "B/d K C", "B/d", "B/d C", .tolerance = 1e-6),  // the first dim, not the last
+      EINSUM_BIAS(f32, "K B/d", "K C/t", "C/t", "C/t B/d", .tolerance = 1e-6),  // a result that is stored transposed
+      EINSUM_BIAS(f32, "A/d/t K", "K C", "", "A/d/t C", .tolerance = 1e-6),
+      EINSUM_BIAS(f64, "B/d K", "K C/t", "B/d C/t", "B/d C/t", .tolerance = 1e-9),
+      EINSUM_BIAS(bf16, "B/d K", "K C/t", "C/t", "B/d C/t", .tolerance = 0.02),
+  });
+}
+
+TEST_CASE("einsum_bias_gelu: each placement of product and bias", "[ops]") {
+  check_cases({
+      EINSUM_BIAS_GELU(f32, "B K", "K C", "C", "B C", .tolerance = 4e-6),
+      EINSUM_BIAS_GELU(f32, "B/d L K", "K C/t", "C/t", "B/d L C/t", .tolerance = 4e-6),
+      EINSUM_BIAS_GELU(f32, "B/d L K", "K H/t D", "H/t D", "B/d L H/t D", .tolerance = 4e-6),
+      EINSUM_BIAS_GELU(f32, "K B/d", "K C/t", "B/d", "C/t B/d", .tolerance = 4e-6),
+      EINSUM_BIAS_GELU(f64, "A/d/t K", "K C", "C", "A/d/t C", .tolerance = 1e-7),
+      EINSUM_BIAS_GELU(bf16, "B/d K", "K C/t", "C/t", "B/d C/t", .tolerance = 0.03),
+  });
+}
+
+template <class D>
+struct Layer {
+  Tensor<D, "M F/t"> up;
+  Tensor<D, "F/t"> bias;
+  Tensor<D, "F/t M"> down;
+};
+using Grid = Mesh<"d t">;
+using Loss = Tensor<f64, "+d +t">;
+
+template <bool Fused, class D>
+auto feed_forward(const Tensor<D, "B/d L M">& x, const Layer<D>& w) -> Tensor<D, "B/d L M +t"> {
+  const auto product = [&] { return einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w.up); };
+  Tensor<D, "B/d L F/t"> y;
+  if constexpr (Fused)
+    y = einsum_bias_gelu<"B/d L M, M F/t -> B/d L F/t">(x, w.up, w.bias);
+  else
+    y = gelu(save_for_backward(product() + w.bias));
+  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, w.down);
+}
+
+/// The bytes of loss and gradients on this device, and how often the ops ran.
+struct Step {
+  std::vector<std::byte> bytes;
+  std::int64_t products = 0, gelus = 0;
+};
+template <bool Fused, class D>
+Step step(const Grid& mesh, const RecomputePolicy& policy, const Sizes& sizes) {
+  const Layer<D> w{cast<D>(random_normal<f32, "M F/t">(mesh, sizes, {1, 0})),
+                   cast<D>(random_normal<f32, "F/t">(mesh, sizes, {1, 1})),
+                   cast<D>(random_normal<f32, "F/t M">(mesh, sizes, {1, 2}))};
+  const auto x = cast<D>(random_normal<f32, "B/d L M">(mesh, sizes, {1, 3}));
+  const auto loss = [policy](const Layer<D>& weights, const Tensor<D, "B/d L M">& in,
+                             const Tensor<f64, "B/d L M">& factors) -> Loss {
+    return sum(cast<f64>(explicit_activation_checkpointing(feed_forward<Fused, D>, policy)(in, weights)) * factors);
+  };
+  auto& counts = detail::program_state(mesh.device()).counts;
+  counts.clear();
+  const auto [l, g] = value_and_grad(mesh, loss, w, x, random_normal<f64, "B/d L M">(mesh, sizes, {1, 4}));
+  Step result{{}, counts[Fused ? "einsum_bias" : "+"].calls, counts["gelu"].calls};
+  const auto add = [&](const detail::ValuePtr& value) {
+    const Buffer shard = value->on_host();
+    result.bytes.insert(result.bytes.end(), shard.data(), shard.data() + value->bytes());
+  };
+  add(l.value());
+  for_each_leaf([&](std::string_view, const auto& leaf) { add(leaf.value()); }, g);
+  return result;
+}
+
+template <class D>
+void check_bits(const Grid& mesh) {
+  for (const auto& sizes :
+       {Sizes{{"B", 4}, {"L", 3}, {"M", 12}, {"F", 20}}, Sizes{{"B", 4}, {"L", 33}, {"M", 96}, {"F", 160}}})
+    for (const char* policy : {"none", "marked", "dots", "everything"}) {
+      INFO(policy);
+      const Step fused = step<true, D>(mesh, {policy}, sizes), spelled = step<false, D>(mesh, {policy}, sizes);
+      expect(fused.bytes == spelled.bytes, std::string("other bits, recompute ") + policy);
+      // What `dots` keeps has the bias in it already.
+      const std::int64_t products = std::string(policy) == "dots" ? 1 : spelled.products;
+      expect(fused.products == products, std::string("other products, recompute ") + policy);
+      expect(fused.gelus == spelled.gelus, std::string("other gelus, recompute ") + policy);
+    }
+}
+
+TEST_CASE("einsum_bias_gelu has the bits of the ops that it stands for, however it is recomputed", "[ops]") {
+  for (const char* axes : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(axes, [&](const DevicePtr& device) {
+      const Grid mesh(device);
+      check_bits<f32>(mesh);
+      check_bits<f64>(mesh);
+      check_bits<bf16>(mesh);
+    });
+}
+
+}  // namespace
