@@ -28,7 +28,7 @@ else()
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  target_link_libraries(shardlib INTERFACE CUDA::cudart CUDA::cublas)
+  target_link_libraries(shardlib INTERFACE CUDA::cudart CUDA::cublas CUDA::cublasLt)
   target_compile_definitions(shardlib INTERFACE SHARDLIB_LAUNCHER_CUDA)
   target_compile_options(
     shardlib INTERFACE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20;--extended-lambda;-Xcompiler=-fno-math-errno>")

@@ -1,5 +1,6 @@
 // einsum_bias and einsum_bias_gelu: each placement, and the bits, the reads and the memory of the ops that they stand
 // for.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -138,6 +139,23 @@ TEST_CASE("einsum_bias_gelu has the bits of the ops that it stands for, however 
       check_bits<f64>(mesh);
       check_bits<bf16>(mesh);
     });
+}
+
+TEST_CASE("a product whose cotangent is that of a gelu runs right before the gelu's VJP", "[ops]") {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
+    const Grid mesh(device);
+    std::vector<std::string> ran;
+    {
+      const detail::Observing observing(device, [&](const detail::OpReport& op) {
+        ran.push_back(std::string(op.op.name) + " " + std::string(to_string(op.spec).view()));
+      });
+      static_cast<void>(step<true, f32>(mesh, {"none"}, {{"B", 4}, {"L", 3}, {"M", 12}, {"F", 20}}));
+    }
+    const auto vjp =
+        std::find_if(ran.begin(), ran.end(), [](const std::string& op) { return op.starts_with("map_backward"); });
+    expect(vjp != ran.end() && vjp != ran.begin() && (vjp - 1)->starts_with("einsum_unreduced B/d L F/t"),
+           vjp == ran.end() ? "no VJP of gelu ran" : *(vjp - 1) + " ran before " + *vjp);
+  });
 }
 
 }  // namespace

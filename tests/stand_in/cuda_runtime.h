@@ -29,6 +29,7 @@ using cudaStream_t = CUstream_st*;
 enum cudaMemcpyKind { cudaMemcpyDefault };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 
+enum cudaDataType_t { CUDA_R_32F, CUDA_R_64F, CUDA_R_16BF };
 struct cudaDeviceProp {
   struct {
     char bytes[16];

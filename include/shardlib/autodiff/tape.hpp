@@ -53,8 +53,9 @@ struct Node : Counted {
   };
   std::vector<Edge> edges;
   int outputs = 1;
-  bool stopped = false;  ///< the program called stop_gradient on this value or on a value computed from it
-  bool twice = false;    ///< the residuals are those of the tape, so that the VJPs can be differentiated
+  bool stopped = false;        ///< the program called stop_gradient on this value or on a value computed from it
+  bool twice = false;          ///< the residuals are those of the tape, so that the VJPs can be differentiated
+  bool takes_product = false;  ///< a product that is the result's cotangent is deferred until the VJP reads it
   /// Casts the result's cotangent to the operands' dtype, once for all VJPs, where the result has another one.
   std::function<ValuePtr(ValuePtr cotangent)> cast_cotangent;
   /// Computes all VJPs at once, where that is cheaper (a fused loop).
@@ -244,6 +245,11 @@ template <class Out, class X, class K, class T>
 Out record_linear(const OpInfo& op, const X& x, const GlobalSizes& global, const K& forward, const T& transpose) {
   return Out(record_linear_erased(op, x.value(), parsed<Out::spec>, global, forward, transpose));
 }
+
+/// Records a deferred cotangent that is a product. `with_slope` is its kernel with an epilogue: it returns an empty
+/// buffer where there is none. See Storage::with_gelu_slope.
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr defer_product(
+    const Handle<Value>& out, Kernel&& kernel, std::function<Buffer(const Value& out, const Value& x)>&& with_slope);
 
 /// Adds the value to a sum of the same shape and dtype.
 using AddKernel = std::function<void(const Value& out, std::byte* sum)>;

@@ -41,12 +41,13 @@ using ProductKernel = Kernel (*)(const kernels::EinsumPlan& plan, const ValuePtr
 /// Records a product of operands and result of one dtype. Its VJPs, if it has any, are products of the same kind, with
 /// kernels that `product` makes.
 SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, DType dtype,
-                                               const TensorSpec& spec, Kernel&& kernel, ProductKernel product);
+                                               const TensorSpec& spec, const kernels::EinsumPlan& plan, Kernel&& kernel,
+                                               ProductKernel product);
 template <class Out, class K>
 Out record_product(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, const K& kernel) {
   using D = typename Out::value_type;
   return Out(record_product_erased(
-      op, x, y, dtype_v<D>, parsed<Out::spec>, Kernel(kernel),
+      op, x, y, dtype_v<D>, parsed<Out::spec>, *kernel.plan, Kernel(kernel),
       +[](const kernels::EinsumPlan& plan, const ValuePtr& a, const ValuePtr& b) -> Kernel {
         return PlannedEinsum<D>{plan, a, b};
       }));

@@ -1,10 +1,13 @@
 // The kernel of einsum_bias and einsum_bias_gelu for a device's shards.
 #pragma once
 
+#include <utility>
+
 #include "shardlib/compute/einsum.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/map.hpp"
 #include "shardlib/kernels/einsum.hpp"
+#include "shardlib/kernels/einsum_epilogue.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/ops/einsum_bias.hpp"
 #include "shardlib/runtime/value.hpp"
@@ -24,12 +27,24 @@ struct BiasGeluElement {
   }
 };
 
+/// Whether the dims are the last ones of the result, in its order.
+[[nodiscard]] SHARDLIB_INLINE bool are_last_dims(const TensorSpec& some, const TensorSpec& result);
+
 template <class D>
 Buffer EinsumBias<D>::operator()(const Value& out) const {
   const Buffer result = allocate(out);
   add_flops(out, einsum_flops(*a, *b));
   const Exec exec = out.device->exec();
   const bool both = gelu && gelu->wanted;
+  if (kernels::has_epilogues(exec) && are_last_dims(*bias->spec, *out.spec)) {
+    Buffer y = both ? allocate(out) : Buffer();
+    if (kernels::einsum_with(
+            exec, *plan, dtype_v<D>, a->data().data(), view(a->local), b->data().data(), view(b->local), result.data(),
+            {.bias = bias->data().data(), .bias_size = bias->count(), .gelu = both ? y.data() : nullptr})) {
+      if (both) gelu->result = std::move(y);
+      return result;
+    }
+  }
   kernels::einsum(exec, *plan, dtype_c<D>, dtype_c<D>, a->data().data(), view(a->local), b->data().data(),
                   view(b->local), result.data());
   const auto product = whole_operand(result.as<const D>(), out);

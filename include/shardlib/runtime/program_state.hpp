@@ -88,9 +88,10 @@ struct ProgramState {
   bool keep_shards = false;        ///< an op's operands keep their shards until the observer has the op's report
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
-  Pass pass = Pass::none;              ///< of value_and_grad
-  bool counting = false;               ///< run::count_step runs a step of the trainer
-  bool twice = false;                  ///< the derivatives of what runs now are themselves differentiated
+  Pass pass = Pass::none;        ///< of value_and_grad
+  bool counting = false;         ///< run::count_step runs a step of the trainer
+  bool defers_products = false;  ///< a VJP runs whose result a gelu's VJP reads, which may be one kernel with a product
+  bool twice = false;            ///< the derivatives of what runs now are themselves differentiated
   Transposing* transposing = nullptr;  ///< null: no VJP that is differentiated runs now
   Handle<const ModelPart> part;  ///< what runs now; null outside of checkpointed functions and their backward pass
   std::string stage_axis;        ///< of the StagedMesh, if there is one: a mesh without it is a stage's

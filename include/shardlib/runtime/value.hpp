@@ -35,6 +35,8 @@ struct Differentiated {
   const Differentiated* around;  ///< the same storage as a weight of a call around this one
 };
 
+struct Value;
+
 /// The buffer of a value or, for a deferred value, the function that computes it. Values that differ only in spec or
 /// in slot share it.
 struct Storage : Counted {
@@ -44,6 +46,9 @@ struct Storage : Counted {
   std::function<Buffer()> compute;
   /// Adds the result of `compute` to a sum of the value's dtype, without materializing it. Only few values have it.
   std::function<void(std::byte* sum)> add_to = nullptr;
+  /// For a product: computes it, in one kernel with its multiplication by the derivative of gelu at `x` if there is
+  /// such a kernel, and returns whether it has multiplied. Only products that a gelu's VJP reads have it.
+  std::function<bool(Storage& product, const Value& x)> with_gelu_slope = nullptr;
   const Differentiated* weight = nullptr;  ///< of the innermost call that differentiates by it
   Buffer mirror = {};                      ///< a copy of device memory in host memory, for `span`
 
@@ -52,11 +57,11 @@ struct Storage : Counted {
     if (!compute) return;
     const auto how = std::exchange(compute, nullptr);
     add_to = nullptr;
+    with_gelu_slope = nullptr;
     buffer = how();
   }
 };
 
-struct Value;
 /// Reports a read to the device's observer, if it wants reads.
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 /// Adds to the report of this read that the op writes into the shard too.

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/kernels/elementwise.hpp"
@@ -19,6 +20,20 @@
 #include "shardlib/types/call_site.hpp"
 
 namespace shardlib::detail {
+
+/// While it lives, products of a VJP are deferred if `defers`.
+class DefersProducts {
+ public:
+  DefersProducts(ProgramState& state, bool defers)
+      : state_(state), before_(std::exchange(state.defers_products, defers)) {}
+  DefersProducts(const DefersProducts&) = delete;
+  DefersProducts& operator=(const DefersProducts&) = delete;
+  ~DefersProducts() { state_.defers_products = before_; }
+
+ private:
+  ProgramState& state_;
+  bool before_;
+};
 
 class Backward::Pass : public Counted {
  public:
@@ -155,6 +170,7 @@ class Backward::Pass : public Counted {
       }
       const Slot input = std::exchange(edge.input, {});
       const TransposeOf line(p.node->op.site);
+      const DefersProducts here(*state_, !twice_ && input.node->takes_product);
       deliver(input, p.inputs.empty() ? run_vjp(p, edge) : std::move(p.inputs[i]));
       edge.saved.values.clear();
     }

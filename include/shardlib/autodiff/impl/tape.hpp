@@ -305,6 +305,27 @@ SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& 
                   OfOperand<UnaryKernel>{x, std::move(forward)});
 }
 
+SHARDLIB_INLINE ValuePtr defer_product(const Handle<Value>& out, Kernel&& kernel,
+                                       std::function<Buffer(const Value& out, const Value& x)>&& with_slope) {
+  defer(out, kernel);
+  out->storage->with_gelu_slope = [kernel = std::move(kernel), with_slope = std::move(with_slope),
+                                   shape = shape_of(*out)](Storage& product, const Value& x) {
+    bool multiplied = false;
+    product.compute = nullptr;
+    product.buffer = run(
+        [&](const Value& result) {
+          if (Buffer both = with_slope(result, x)) {
+            multiplied = true;
+            return both;
+          }
+          return kernel(result);
+        },
+        *shape);
+    return multiplied;
+  };
+  return out;
+}
+
 SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
                                               const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
                                               AddKernel&& add) {

@@ -15,6 +15,7 @@
 
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/kernels/einsum_epilogue.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/program_state.hpp"
 
@@ -86,15 +87,17 @@ inline ValuePtr product_cotangent(const ValuePtr& ct, const ValuePtr& other, con
   for (int i = kept.rank(); i-- > 0;)
     if (!ct->spec->has(kept.dims[i].name) && !other->spec->has(kept.dims[i].name)) kept.dims.erase(i);
   const TensorSpec& spec = lasting(kept);
-  const ValuePtr grad = record_product_erased(Calling("einsum_unreduced", {}, {}), ct, other, ct->dtype, spec,
-                                              product(plan_product(*ct->spec, *other->spec, spec), ct, other), product);
+  const kernels::EinsumPlan plan = plan_product(*ct->spec, *other->spec, spec);
+  const ValuePtr grad = record_product_erased(Calling("einsum_unreduced", {}, {}), ct, other, ct->dtype, spec, plan,
+                                              product(plan, ct, other), product);
   if (kept.rank() == due.rank()) return grad;
   return evaluate(make_recorded(Calling("broadcast", {}, {}), ct->device, ct->dtype, due, sizes, {}),
                   OfOperand{grad, &repeat_kernel});
 }
 
 SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr& x, const ValuePtr& y, DType dtype,
-                                               const TensorSpec& spec, Kernel&& kernel, ProductKernel product) {
+                                               const TensorSpec& spec, const kernels::EinsumPlan& plan, Kernel&& kernel,
+                                               ProductKernel product) {
   const ValuePtr operands[] = {x, y};
   const GlobalSizes global = sizes_by_name(op, spec, {&x, &y});
   std::vector<EdgeSource> sources;
@@ -105,7 +108,19 @@ SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr&
                          [of = operands[i]->spec, product](const ValuePtr& ct, const Residuals& saved) {
                            return product_cotangent(ct, saved.values[0], *of, saved.sizes, product);
                          }});
-  return evaluate(make_recorded(op, x->device, dtype, spec, global, sources), std::move(kernel));
+  const auto out = make_recorded(op, x->device, dtype, spec, global, sources);
+  const ProgramState& s = program_state(x->device);
+  if (!s.defers_products || s.mode != ProgramState::Mode::eager || x->dtype != dtype)
+    return evaluate(out, std::move(kernel));
+  return defer_product(out, std::move(kernel), [plan, x, y](const Value& result, const Value& at) {
+    const Exec exec = result.device->exec();
+    Buffer product = kernels::has_epilogues(exec) ? allocate(result) : Buffer();
+    if (!product || !kernels::einsum_with(exec, plan, result.dtype, x->data().data(), view(x->local), y->data().data(),
+                                          view(y->local), product.data(), {.slope_at = at.data().data()}))
+      return Buffer();
+    add_flops(result, einsum_flops(*x, *y));
+    return product;
+  });
 }
 
 SHARDLIB_INLINE EinsumOrder einsum_order(const OpInfo& op, const OpParts& parts, const std::vector<ValuePtr>& x) {

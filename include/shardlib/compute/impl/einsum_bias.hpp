@@ -15,4 +15,11 @@ SHARDLIB_INLINE std::shared_ptr<MadeWithOperand> make_with_operand(const DeviceP
   return std::make_shared<MadeWithOperand>(MadeWithOperand{.wanted = runs_now, .result = {}});
 }
 
+SHARDLIB_INLINE bool are_last_dims(const TensorSpec& some, const TensorSpec& result) {
+  const int before = result.rank() - some.rank();
+  for (int i = 0; i < some.rank(); ++i)
+    if (before < 0 || some.dims[i].name != result.dims[before + i].name) return false;
+  return some.rank() > 0;
+}
+
 }  // namespace shardlib::detail

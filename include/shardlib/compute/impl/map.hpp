@@ -278,6 +278,15 @@ inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations
   return out;
 }
 
+/// Whether the cotangent of a gelu, a product that is computed only now, has been multiplied by gelu's derivative at
+/// the operand in the same kernel.
+inline bool has_slope_of_product(const MapDerivatives& map, const ValuePtr& ct, const Residuals& residuals) {
+  if (map.function->made_with_operand == nullptr || ct.use_count() > 1 || ct->slot || ct->storage.use_count() > 1)
+    return false;
+  const auto with_slope = std::exchange(ct->storage->with_gelu_slope, nullptr);
+  return with_slope && with_slope(*ct->storage, *residuals.values[0]);
+}
+
 #if defined(SHARDLIB_TYPED_KERNELS)
 /// Calls a lambda with symbols, whose instructions a kernel then runs.
 inline void trace_map(const OpInfo& op, const MapFunction& function, const MapOperands& x) {
@@ -316,6 +325,7 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
       if (!x[i]->slot) continue;
       edges[i].saved.values = saved;
       edges[i].vjp = [map, i](const ValuePtr& ct, const Residuals& residuals) {
+        if (has_slope_of_product(map, ct, residuals)) return map.sums[i](with_spec(ct, *map.ct_spec));
         Differentiations by;
         by.push_back(static_cast<int>(i));
         const bool over = is_last_use(ct);
@@ -332,6 +342,7 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
         return grads;
       };
     attach(out, std::move(edges), std::move(fused_vjp), twice);
+    if (out->slot) out->slot.node->takes_product = function->made_with_operand != nullptr;
   }
   evaluate(
       out, [function, x = std::move(x)](const Value& shape) { return map_forward(*function, x, shape); }, {},

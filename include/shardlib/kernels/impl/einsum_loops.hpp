@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "shardlib/kernels/einsum_plan.hpp"
 #include "shardlib/kernels/strided.hpp"
@@ -68,6 +69,39 @@ constexpr void append(const EinsumPlan& plan, DimVector& to, const DimVector& fr
 constexpr bool is_matrix(const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
   return x.extent == 1 || y.extent == 1 || x.strides[t] == 1 || y.strides[t] == 1;
 }
+
+/// How tensor t stores the matrix with dims x and y: transposed if only x is contiguous.
+struct MatrixLayout {
+  bool transposed;
+  std::int64_t stride;  ///< between rows
+
+  MatrixLayout(const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t)
+      : transposed(y.extent > 1 && y.strides[t] != 1) {
+    const Loops3::Loop &rows = transposed ? y : x, &columns = transposed ? x : y;
+    stride = rows.extent > 1 ? rows.strides[t] : columns.extent;
+  }
+};
+
+/// The matrices of a loop nest's inner product: C = A B, or C' = B' A' where the result is stored transposed.
+struct EinsumMatrices {
+  MatrixLayout a, b, c;
+  std::int64_t rows, columns, depth;
+  bool swapped;  ///< the left operand of the einsum is B
+
+  explicit EinsumMatrices(const EinsumLoops& s)
+      : a(s.row, s.depth, 0),
+        b(s.depth, s.column, 1),
+        c(s.row, s.column, 2),
+        rows(s.row.extent),
+        columns(s.column.extent),
+        depth(s.depth.extent),
+        swapped(c.transposed) {
+    if (!swapped) return;
+    std::swap(a, b);
+    std::swap(rows, columns);
+    for (MatrixLayout* const turned : {&a, &b, &c}) turned->transposed = !turned->transposed;
+  }
+};
 
 /// The loops of the plan for the given orders of dims. Loops of size 1 are removed and adjacent ones merged.
 struct MergedLoops {

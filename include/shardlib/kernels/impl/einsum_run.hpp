@@ -19,39 +19,18 @@
 
 namespace shardlib::kernels::detail {
 
-/// How tensor t stores the matrix with dims x and y: transposed if only x is contiguous.
-struct MatrixLayout {
-  bool transposed;
-  std::int64_t stride;  ///< between rows
-
-  MatrixLayout(const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t)
-      : transposed(y.extent > 1 && y.strides[t] != 1) {
-    const Loops3::Loop &rows = transposed ? y : x, &columns = transposed ? x : y;
-    stride = rows.extent > 1 ? rows.strides[t] : columns.extent;
-  }
-};
-
 /// One matrix product of a loop nest at the given offsets, or those along the loop `batch`.
 template <class T, class Out>
 void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool accumulate,
                  const Loops3::Loop& batch = {}) {
-  struct Operand {
-    const T* data;
-    MatrixLayout layout;
-    std::int64_t next;  ///< distance to the next product's
-  };
-  const auto [next_lhs, next_rhs, next_out] = batch.strides;
-  const MatrixLayout c(s.row, s.column, 2);
-  Operand a{lhs, {s.row, s.depth, 0}, next_lhs}, b{rhs, {s.depth, s.column, 1}, next_rhs};
-  std::int64_t rows = s.row.extent, columns = s.column.extent;
-  if (c.transposed) {  // C' = B' A'
-    std::swap(a, b);
-    std::swap(rows, columns);
-    a.layout.transposed = !a.layout.transposed;
-    b.layout.transposed = !b.layout.transposed;
+  const EinsumMatrices g(s);
+  auto [next_a, next_b, next_c] = batch.strides;  // distances to the next product's
+  if (g.swapped) {
+    std::swap(lhs, rhs);
+    std::swap(next_a, next_b);
   }
-  gemm_batch(exec, a.layout.transposed, b.layout.transposed, rows, columns, s.depth.extent, a.data, a.layout.stride,
-             a.next, b.data, b.layout.stride, b.next, out, c.stride, next_out, batch.extent, accumulate);
+  gemm_batch(exec, g.a.transposed, g.b.transposed, g.rows, g.columns, g.depth, lhs, g.a.stride, next_a, rhs, g.b.stride,
+             next_b, out, g.c.stride, next_c, batch.extent, accumulate);
 }
 
 inline constexpr shardlib::detail::WrappingProduct multiply;

@@ -127,9 +127,8 @@ SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gp
 #if defined(SHARDLIB_LAUNCHER_HIP)
   check_cublas(hipblasSetAtomicsMode(cublas, HIPBLAS_ATOMICS_NOT_ALLOWED), "hipblasSetAtomicsMode");
 #else
-  constexpr std::size_t workspace = std::size_t{32} << 20;
-  workspace_ = take(workspace, "the workspace of cuBLAS");
-  check_cublas(cublasSetWorkspace(cublas, workspace_.get(), workspace), "cublasSetWorkspace");
+  workspace_ = take(workspace_bytes, "the workspace of cuBLAS");
+  check_cublas(cublasSetWorkspace(cublas, workspace_.get(), workspace_bytes), "cublasSetWorkspace");
   // Parts of a sum of bf16 stay f32 until they are added.
   check_cublas(cublasSetMathMode(cublas, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
                                                                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),

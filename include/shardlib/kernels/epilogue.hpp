@@ -1,0 +1,16 @@
+// What a GPU does with a product before it writes it to memory.
+#pragma once
+
+#include <cstdint>
+
+namespace shardlib::kernels {
+
+/// What follows a product. Arrays have the product's dtype.
+struct Epilogue {
+  const void* bias = nullptr;  ///< of the result's last dims, `bias_size` elements: added
+  std::int64_t bias_size = 0;
+  void* gelu = nullptr;            ///< receives the gelu of the result, and has its shape
+  const void* slope_at = nullptr;  ///< the result is multiplied by the derivative of gelu here; it has its shape
+};
+
+}  // namespace shardlib::kernels
