@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "op_case.hpp"
@@ -155,6 +156,36 @@ TEST_CASE("a product whose cotangent is that of a gelu runs right before the gel
         std::find_if(ran.begin(), ran.end(), [](const std::string& op) { return op.starts_with("map_backward"); });
     expect(vjp != ran.end() && vjp != ran.begin() && (vjp - 1)->starts_with("einsum_unreduced B/d L F/t"),
            vjp == ran.end() ? "no VJP of gelu ran" : *(vjp - 1) + " ran before " + *vjp);
+  });
+}
+
+TEST_CASE("gelu's VJP takes a product that has its derivative already", "[ops]") {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Sizes sizes{{"B", 2}, {"M", 3}, {"F", 4}};
+    const auto filled = [](const detail::Value& out, f32 number) {
+      Buffer result = detail::allocate(out);
+      kernels::apply_flat(out.device->exec(), out.count(), kernels::body::ConstantElement<f32>{number},
+                          result.as<f32>());
+      return result;
+    };
+    const auto gradient = [&](bool multiplies) {
+      const auto leaf = detail::as_leaf(*zeros<f32, "B F">(mesh, sizes).value());
+      const auto y = einsum_bias_gelu<"B M, M F -> B F">(zeros<f32, "B M">(mesh, sizes), zeros<f32, "M F">(mesh, sizes),
+                                                         Tensor<f32, "B F">(leaf));
+      detail::ValuePtr ct = detail::defer_product(
+          detail::make_recorded({"einsum_unreduced", {}, {}}, device, DType::f32, detail::parsed<"B F">,
+                                y.value()->global, {}),
+          [&](const detail::Value& out) { return filled(out, 6); },
+          [&](const detail::Value& out, const detail::Value&) { return multiplies ? filled(out, 7) : Buffer(); });
+      std::vector<std::pair<detail::Slot, detail::ValuePtr>> roots;
+      roots.emplace_back(y.value()->slot, std::move(ct));
+      detail::Backward backward(roots, {leaf->slot});
+      roots.clear();
+      return fetch(Tensor<f32, "B F">(backward.run()[0])).data.at(3);
+    };
+    expect(gradient(true) == 7, "not the kernel's result");
+    expect(gradient(false) == 3, "not the product times 0.5, the derivative at 0");
   });
 }
 
