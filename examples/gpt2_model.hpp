@@ -163,8 +163,9 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, W
   const Adapter<C, Whole> adapter = w.adapter.empty() ? Adapter<C, Whole>{} : w.adapter[0];
   const auto low = adapted_input(x, adapter, config);
   const auto project = [&](const auto& w_x, const auto& b_x, const auto& adapter_b) {
-    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x)) +
-                   split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}});
+    const auto whole = gathered(w_x);
+    const auto bias = split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}});
+    const auto y = einsum_bias<"B/d L M, M H/t D -> B/d L H/t D">(x, whole, bias);
     return save_for_backward(low ? y + einsum_unreduced<"B/d L R, R H/t D -> B/d L H/t D">(low, gathered(adapter_b))
                                  : y);
   };
@@ -194,8 +195,8 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const
     -> Tensor<C, "B/d L M +t"> {
   const auto w_up = gathered(w.w_up);
   const auto b_up = gathered(w.b_up);
-  const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up);
-  const auto y = config.relu ? relu(up) : gelu(up);
+  const auto y = config.relu ? relu(save_for_backward(einsum_bias<"B/d L M, M F/t -> B/d L F/t">(x, w_up, b_up)))
+                             : einsum_bias_gelu<"B/d L M, M F/t -> B/d L F/t">(x, w_up, b_up);
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
 
