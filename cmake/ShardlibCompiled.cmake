@@ -8,22 +8,25 @@ file(GLOB_RECURSE shardlib_definitions CONFIGURE_DEPENDS RELATIVE "${SHARDLIB_IN
      "${SHARDLIB_INCLUDE_ROOT}/shardlib/*.hpp")
 list(FILTER shardlib_definitions INCLUDE REGEX "/impl/")
 set(shardlib_sources "")
+set(shardlib_kernel_sources "") # of what starts kernels: those of these rooms, and all that calls templates of elementwise loops
+set(shardlib_joined_definitions "") # the same as one text, without the largest
 foreach(header IN LISTS shardlib_definitions)
   string(MAKE_C_IDENTIFIER "${header}" name)
   set(source "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${name}.cpp")
   file(CONFIGURE OUTPUT "${source}" CONTENT "#include \"${header}\"\n")
   list(APPEND shardlib_sources "${source}")
-endforeach()
-set(shardlib_joined_definitions "") # of what starts kernels
-foreach(header IN LISTS shardlib_definitions)
-  if(header MATCHES "^shardlib/(kernels|compute|optim|autodiff/impl/accumulator|device/impl/tree_kernel)" AND NOT header MATCHES "/instances_")
-    string(APPEND shardlib_joined_definitions "#include \"${header}\"\n")
+  file(STRINGS "${SHARDLIB_INCLUDE_ROOT}/${header}" loops REGEX "^#include \"shardlib/kernels/elementwise.hpp\"")
+  if(loops OR header MATCHES "^shardlib/(kernels|compute|optim|device/impl/tree_kernel)")
+    list(APPEND shardlib_kernel_sources "${source}")
+    if(NOT header MATCHES "/instances_")
+      string(APPEND shardlib_joined_definitions "#include \"${header}\"\n")
+    endif()
   endif()
 endforeach()
 if(SHARDLIB_GPU_LANGUAGE)
   # nvcc, or HIP's clang, compiles what starts kernels. The C++ compiler is faster, and makes toml++, which nvcc cannot.
   # CMake has no unity builds of CUDA, so the small definitions are put together here.
-  list(FILTER shardlib_sources EXCLUDE REGEX "/shardlib_((kernels|compute|optim)_impl_[^/]*|autodiff_impl_accumulator_hpp.cpp|device_impl_tree_kernel_hpp.cpp)$")
+  list(REMOVE_ITEM shardlib_sources ${shardlib_kernel_sources})
   foreach(header IN LISTS shardlib_definitions)
     if(header MATCHES "^shardlib/kernels/impl/(instances_[a-z]+)\\.hpp$")
       file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${CMAKE_MATCH_1}.cu"
