@@ -14,6 +14,7 @@
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/memory/simulated_queue.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
 #include "shardlib/device/kokkos_launcher.hpp"
@@ -37,6 +38,15 @@ inline std::string_view launcher_name() {
 #endif
 }
 
+namespace detail {
+/// The error of an op whose loop would run on the host, in memory that host code cannot access.
+[[noreturn]] inline void refuse_host_loop() {
+  throw Error(
+      "this op has no kernel for a device with memory of its own, which host code cannot access; use --device cpu, or "
+      "read tensors with span, item or fetch");
+}
+}  // namespace detail
+
 /// The execution instance that every local kernel takes.
 struct Exec {
   Pool* pool = nullptr;
@@ -53,11 +63,6 @@ struct Exec {
   void synchronize() const {
     if (on_device()) pool->device_memory()->synchronize();
   }
-  /// Waits for the stream, and opens the device's memory while the result lives. `for_each` does so by itself.
-  [[nodiscard]] MemoryAccess access() const {
-    synchronize();
-    return MemoryAccess(on_device() ? pool->device_memory() : nullptr);
-  }
   /// Puts work(), which holds by value all that it needs, into the simulated device's stream. Host memory has none: the
   /// work is done at once.
   template <class F>
@@ -66,10 +71,13 @@ struct Exec {
     if (on_device()) return pool->device_memory()->queue()->launch(work);
     work();
   }
-  /// Calls f(), which reads or writes shards on the calling thread. `exec.run([&] { product.run(); })`
+  /// Calls f(), which reads or writes shards on the calling thread, unless for_each would throw. `exec.run([&] {
+  /// product.run(); })`
   template <class F>
   void run(const F& f) const {
-    if (!dry) f();
+    if (dry) return;
+    if (on_device()) detail::refuse_host_loop();
+    f();
   }
   /// Calls f(elements) with n elements as host code can read them: themselves, or a copy of device memory.
   /// `exec.read(ids, n, [&](const i32* on_host) { ... })`
@@ -82,11 +90,12 @@ struct Exec {
     f(there.data());
   }
   /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
-  /// result does not depend on their order. Rethrows what one of them throws.
+  /// result does not depend on their order. Rethrows what one of them throws. Throws Error on a device with memory of
+  /// its own, whose loops are kernels.
   template <class F>
   void for_each(std::int64_t n, F&& f) const {
     if (dry) return;
-    const MemoryAccess open = access();
+    if (on_device()) detail::refuse_host_loop();
 #if defined(SHARDLIB_WITH_OPENMP)
     if (threads > 1 && n > 1) return for_each_in_parallel(n, f);
 #endif

@@ -50,8 +50,6 @@ class Gpu final : public Region {
 
   [[nodiscard]] bool is_device() const override { return true; }
   [[nodiscard]] Gpu* gpu() override { return this; }
-  /// Always throws: host code cannot access the memory.
-  void open() override;
   void synchronize() override;
   [[nodiscard]] Faults* faults() override { return &faults_; }
   bool copy(void* to, const void* from, std::size_t bytes) override;

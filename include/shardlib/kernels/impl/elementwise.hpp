@@ -109,7 +109,7 @@ struct ErasedRow {
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f,
                                   std::size_t f_bytes) {
-  if (exec.gpu() != nullptr) static_cast<void>(exec.access());  // throws: a GPU cannot call the loop
+  if (exec.gpu() != nullptr) shardlib::detail::refuse_host_loop();  // a GPU cannot call the loop
   const auto loops = elementwise_loops(exec, shape, operands);
   ErasedRow row{{}, operands.size(), true, loop, f, {}};
   std::copy(operands.begin(), operands.end(), row.operands.begin());

@@ -152,12 +152,6 @@ SHARDLIB_INLINE void Gpu::use() const {
   check_cuda(cudaSetDevice(ordinal_), "cudaSetDevice");
 }
 
-SHARDLIB_INLINE void Gpu::open() {
-  throw Error(
-      "this op has no kernel for a GPU yet, and host code cannot access a GPU's memory; use --device cpu, or "
-      "read tensors with span, item or fetch");
-}
-
 SHARDLIB_INLINE void Gpu::synchronize() {
   use();
   faults_.close([this](void* to, const void* from, std::size_t bytes) {

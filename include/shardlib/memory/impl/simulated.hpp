@@ -71,7 +71,7 @@ inline struct sigaction fault_handler_before {};
 inline void explain_fault(int, siginfo_t* info, void*) {
   constexpr const char* text =
       "error: host code accessed memory of the simulated device, outside of a kernel and of a copy; read tensors with "
-      "span, item or fetch, and run your own loops with Exec::for_each\n";
+      "span, item or fetch, and write loops over them as kernels (docs/kernels.md)\n";
   if (simulated_addresses.contain(reinterpret_cast<std::uintptr_t>(info->si_addr)))
     static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text)));
   sigaction(SIGSEGV, &fault_handler_before, nullptr);  // the access runs again, under that handler
