@@ -638,7 +638,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
     trace.finish();  // nothing is left to do
   });
   if (!ran || world_rank() != 0) return;
-  std::int64_t events = 0, bytes = 0, calls = 0, ops = 0, counters = 0;
+  std::int64_t events = 0, bytes = 0, calls = 0, ops = 0, counters = 0, touched = 0, planned_touched = 0;
   double flops = 0;
   std::map<std::string, int> named;  // of the tracks of steps and parts
   std::set<std::string> passes;      // of the ops of a layer
@@ -654,6 +654,8 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
     if (track == "steps" || track == "parts") ++named[text_of(line, "name")];
     if (text_of(line, "ph") == "C") ++counters;
     if (track == "ops") ++ops;
+    if (const std::size_t at = line.find("\"touched\": "); at != std::string::npos && track == "ops")
+      touched += std::stoll(line.substr(at + 11));
     if (text_of(line, "part") == "layers/0") passes.insert(text_of(line, "pass"));
     if (const std::size_t at = line.find("\"flops\": "); at != std::string::npos)
       flops += std::stod(line.substr(at + 9));
@@ -668,6 +670,8 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   REQUIRE(ops > events);
   REQUIRE(counters == ops + events);
   REQUIRE(flops == Approx(4 * 2 * plan.flops));
+  for (const auto& op : plan.local) planned_touched += op.bytes;
+  REQUIRE(touched == 4 * 2 * planned_touched);
   // Two steps of four devices.
   for (const char* name : {"step 1", "step 2"}) CHECK(named[name] == 4);
   for (const char* name : {"forward layers/0", "backward layers/0", "forward layers/1", "update"})

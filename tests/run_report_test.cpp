@@ -61,6 +61,7 @@ Trace traced(int rank) {
                .pass = "forward",
                .part = "layers/3",
                .bytes = 4096,
+               .touched = 12288,
                .flops = 2e9,
                .begin_ns = now,
                .duration_ns = 1500});
@@ -98,7 +99,7 @@ TEST_CASE("trace: events on the tracks of a rank", "[run]") {
   CHECK(
       events[0].at("args") ==
       json::parse(
-          R"({"spec": "B/d M, M F -> B/d F", "pass": "forward", "part": "layers/3", "bytes": 4096, "flops": 2000000000})"));
+          R"({"spec": "B/d M, M F -> B/d F", "pass": "forward", "part": "layers/3", "bytes": 4096, "touched": 12288, "flops": 2000000000})"));
   CHECK(events[0].at("ts").get<double>() >= 0);
   CHECK(events[1].at("tid") == 50);
   CHECK(events[1].at("ts").get<double>() - events[0].at("ts").get<double>() == Approx(0.2).margin(1e-6));

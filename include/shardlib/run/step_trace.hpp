@@ -43,6 +43,7 @@ class StepTrace {
       trace_.start();
     }
     observing_.emplace(device_, [this](const OpReport& ran) { add(ran); });
+    noting_.emplace(shardlib::detail::program_state(device_));
     begin_ns_ = Trace::now();
   }
   void after(std::int64_t step) {
@@ -53,6 +54,7 @@ class StepTrace {
                     .begin_ns = begin_ns_,
                     .duration_ns = Trace::now() - begin_ns_});
     }
+    noting_.reset();
     observing_.reset();
     if (step + 1 == end_) finish();
   }
@@ -101,6 +103,7 @@ class StepTrace {
                   .pass = ran.recomputed ? "recomputed" : pass,
                   .part = part,
                   .bytes = communicates ? ran.work.bytes : static_cast<std::int64_t>(ran.bytes),
+                  .touched = shardlib::detail::touched(ran),
                   .flops = ran.work.flops,
                   .begin_ns = ran.begin_ns,
                   .duration_ns = ran.end_ns - ran.begin_ns});
@@ -167,6 +170,7 @@ class StepTrace {
   std::string part_;
   std::int64_t part_begin_ns_ = 0, part_end_ns_ = 0;
   std::optional<shardlib::detail::Observing> observing_;
+  std::optional<shardlib::detail::NoteReads> noting_;
 };
 
 }  // namespace shardlib::run::detail

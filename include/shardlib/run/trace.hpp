@@ -22,6 +22,7 @@ struct TraceEvent {
   std::string_view pass = {};      ///< forward, backward, recomputed or update
   std::string_view part = {};      ///< the part of the model: "layers/3"
   std::int64_t bytes = -1;         ///< bytes sent or written; below 0: left out
+  std::int64_t touched = -1;       ///< bytes read and written in memory; below 0: left out
   double flops = 0;                ///< floating-point operations; 0: left out
   std::int64_t begin_ns = 0;       ///< the begin, by Trace::now()
   std::int64_t duration_ns = 0;    ///< the time that it took
@@ -33,7 +34,7 @@ class Trace {
  public:
   Trace() = default;
   /// `label` names the row, as in "d=0,t=1". Events beyond `most_events` are only counted, so that a long run cannot
-  /// fill the memory (56 bytes each).
+  /// fill the memory (64 bytes each).
   Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
 
   [[nodiscard]] bool on() const { return recording_ != nullptr; }  ///< whether it keeps events
@@ -61,7 +62,7 @@ class Trace {
  private:
   struct Event {
     std::uint32_t name = 0, spec = 0, track = 0, pass = 0, part = 0;
-    std::int64_t bytes = 0;
+    std::int64_t bytes = 0, touched = -1;
     double flops = 0;
     std::int64_t begin_ns = 0, duration_ns = 0;
   };

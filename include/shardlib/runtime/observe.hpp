@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -20,6 +23,24 @@ namespace shardlib::detail {
 [[nodiscard]] inline bool only_named(const OpReport& ran) {
   return ran.work.bytes == 0 && !ran.work.in_place &&
          std::ranges::find(ran.work.reads, ran.shard, &OpRead::shard) != ran.work.reads.end();
+}
+
+/// The bytes of the shards that an op has read, and of those that it has written; a shard that is read twice counts
+/// once. The op's reads must have been recorded.
+[[nodiscard]] inline std::int64_t touched(const OpReport& ran) {
+  if (only_named(ran)) return 0;
+  std::vector<const void*> seen, written;
+  const auto first = [](std::vector<const void*>& shards, const void* shard) {
+    if (std::ranges::find(shards, shard) != shards.end()) return false;
+    shards.push_back(shard);
+    return true;
+  };
+  std::size_t bytes = ran.bytes;
+  for (const auto& read : ran.work.reads) {
+    if (first(seen, read.shard) && !read.overwritten) bytes += read.bytes;
+    if (read.written && read.shard != ran.shard && first(written, read.shard)) bytes += read.bytes;
+  }
+  return static_cast<std::int64_t>(bytes);
 }
 
 /// While it lives, reports the device's ops to `observer`, in addition to existing observers.

@@ -37,24 +37,6 @@ SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
-/// The bytes of the shards that an op has read, and of those that it has written; a shard that is read twice counts
-/// once.
-inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
-  if (shardlib::detail::only_named(ran)) return 0;
-  std::vector<const void*> seen, written;
-  const auto first = [](std::vector<const void*>& shards, const void* shard) {
-    if (std::ranges::find(shards, shard) != shards.end()) return false;
-    shards.push_back(shard);
-    return true;
-  };
-  std::size_t bytes = ran.bytes;
-  for (const auto& read : ran.work.reads) {
-    if (first(seen, read.shard) && !read.overwritten) bytes += read.bytes;
-    if (read.written && read.shard != ran.shard && first(written, read.shard)) bytes += read.bytes;
-  }
-  return static_cast<std::int64_t>(bytes);
-}
-
 }  // namespace detail
 
 SHARDLIB_INLINE std::int64_t Plan::sent() const {
@@ -134,7 +116,7 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
         Plan::Local l{ran.op.name, std::string(ran.op.spec)};
         auto& sum = locals.try_emplace({l.op, l.spec}, l).first->second;
         sum.flops += ran.work.flops;
-        sum.bytes += detail::touched(ran);
+        sum.bytes += shardlib::detail::touched(ran);
       }
       if (ran.work.bytes == 0) return;
       Plan::Collective c{ran.op.name, std::string(ran.op.spec), fmt::format("{}", fmt::join(ran.work.axes, " "))};

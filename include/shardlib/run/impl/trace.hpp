@@ -85,7 +85,8 @@ SHARDLIB_INLINE void Trace::record(const TraceEvent& event) {
     return next;
   };
   recording.events.push_back({number(event.name), number(event.spec), number(event.track), number(event.pass),
-                              number(event.part), event.bytes, event.flops, event.begin_ns, event.duration_ns});
+                              number(event.part), event.bytes, event.touched, event.flops, event.begin_ns,
+                              event.duration_ns});
 }
 
 SHARDLIB_INLINE std::string Trace::json() const {
@@ -132,6 +133,7 @@ SHARDLIB_INLINE std::string Trace::json() const {
     say("pass", event.pass);
     say("part", event.part);
     if (event.bytes >= 0) add("bytes", std::to_string(event.bytes));
+    if (event.touched >= 0) add("touched", std::to_string(event.touched));
     if (event.flops > 0) add("flops", fmt::format("{:.0f}", event.flops));
     lines.push_back(fmt::format(
         R"({{"ph": "X", "name": {}, "cat": {}, "pid": {}, "tid": {}, "ts": {}, "dur": {}, "args": {{{}}}}})",
