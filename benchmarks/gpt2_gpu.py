@@ -2,9 +2,10 @@
 """A training step of GPT-2 on one GPU: its losses against the CPU's, tokens/s, MFU, and the same of PyTorch.
 
 Builds nothing: scripts/gpu.sh does, and runs this. MFU counts the model FLOPs of gpt2_step.py against the GPU's dense
-bf16 peak, which is known for the GPUs in PEAKS, or given by --peak. A figure is the median of the steps after the first
---warmup ones. With --times, a run whose kernels wait for each other gives the time of each op. Where there are two GPUs,
-the losses on both, which communicate by NCCL, are compared with those on one.
+bf16 peak, which is known for the GPUs in SHEETS, or given by --peak. A figure is the median of the steps after the first
+--warmup ones. With --times, a run whose kernels wait for each other gives the time of each family of kernels and of each op,
+and its share of the GPU's memory bandwidth (of SHEETS, or --bandwidth) and peak. Where there are two GPUs, the losses on both,
+which communicate by NCCL, are compared with those on one.
 
   benchmarks/gpt2_gpu.py --build build/gpu
 """
@@ -24,8 +25,9 @@ from common import traced_ops
 from memory import planned
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PEAKS = {"H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "A100-SXM4-80GB": 312e12,
-         "A100-SXM4-40GB": 312e12, "B200": 2250e12}  # dense bf16 FLOP/s, of the data sheets  # fmt: skip
+SHEETS = {"H100 80GB HBM3": (989e12, 3.35e12), "H100 PCIe": (756e12, 2.0e12), "H100 NVL": (835e12, 3.9e12), "H200": (989e12, 4.8e12),
+          "A100-SXM4-80GB": (312e12, 2.04e12), "A100-SXM4-40GB": (312e12, 1.56e12), "B200": (2250e12, 7.7e12)}  # fmt: skip
+# Of the data sheets: dense bf16 FLOP/s, and bytes/s of memory.
 SIZES = {"gpt2-124m": (12, 768, 12), "gpt2-350m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1558m": (48, 1600, 25)}
 VOCABULARY, CONTEXT = 50304, 1024
 
@@ -57,9 +59,9 @@ def model_flops(preset, tokens, length):
     return tokens * (6 * parameters + 6 * layers * width * length)
 
 
-def peak_of(gpu):
-    """The GPU's dense bf16 FLOP/s; 0 for one that PEAKS does not have. The longest name that matches counts."""
-    return next((PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if name in gpu), 0)
+def sheet_of(gpu):
+    """The GPU's dense bf16 FLOP/s, and bytes/s; 0 for one that SHEETS does not have. The longest name that matches counts."""
+    return next((SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if name in gpu), (0, 0))
 
 
 def largest(build, memory, length):
@@ -126,15 +128,29 @@ def on_two(options, scratch, ways, *more, device="gpu"):
         compare("f32", ("one device", f"two {name}"), (one, both), 1e-3)
 
 
-def torch_steps(options, batch, length, steps, scratch, *more):
+def torch_steps(options, preset, batch, length, steps, scratch, *more):
     """PyTorch's steps, and why there are none."""
-    command = [options.python, os.path.join(ROOT, "benchmarks/torch_gpt2.py"), f"--tokens={scratch}/tokens.bin",
-               f"--batch={batch}", f"--length={length}", f"--steps={steps}", "--learning-rate=1e-4", "--device=cuda",
-               "--dtype=bf16", *more]  # fmt: skip
+    command = [options.python, os.path.join(ROOT, "benchmarks/torch_gpt2.py"), f"--preset={preset}",
+               f"--tokens={scratch}/tokens.bin", f"--batch={batch}", f"--length={length}", f"--steps={steps}",
+               "--learning-rate=1e-4", "--device=cuda", "--dtype=bf16", *more]  # fmt: skip
     ran = started(command, "--python names an interpreter that has PyTorch, and --no-torch does without")
     if ran.returncode != 0:
         return None, (ran.stderr.strip() or "no message").splitlines()[-1]
     return steps_of(ran.stdout.splitlines(), steps, "benchmarks/torch_gpt2.py"), ""
+
+
+def rows(options, preset, batch, scratch, peak, *more):
+    """The rows of a preset: ours, and PyTorch's where it is there."""
+    work, left_out = (preset, batch, options.length), []
+    write_tokens(scratch, batch, options.length)
+    row(f"shardlib, {preset}", ours(options, *work, options.steps, scratch, "--dtype=bf16", *more), options, *work, peak)
+    for name, flags in () if options.no_torch else (("PyTorch", ()), ("PyTorch, compiled", ("--compile",))):
+        steps, reason = torch_steps(options, *work, options.steps, scratch, *flags)
+        if steps is None:
+            left_out.append(f"{name}, {preset}: left out ({reason})")
+        else:
+            row(f"{name}, {preset}", steps, options, *work, peak)
+    return left_out
 
 
 def write_tokens(scratch, batch, length):
@@ -150,14 +166,30 @@ def row(name, steps, options, preset, batch, length, peak):
           f"{steps[0]['loss']:.4f} .. {steps[-1]['loss']:.4f} |", flush=True)  # fmt: skip
 
 
-def op_times(folder):
-    """Seconds of each op in a run's trace, and calls, of the steps that it has."""
-    seconds, calls = collections.Counter(), collections.Counter()
-    for event in traced_ops(folder):
-        op = f"{event['name']} `{event['args'].get('spec', '')}`".replace(" ``", "")
-        seconds[op] += event["dur"] / 1e6
-        calls[op] += 1
-    return seconds, calls
+def times_table(title, events, name, peak, bandwidth):
+    """Sums of a trace's ops by their name(event): the 30 that take the most time. An op within another one counts in both."""
+    sums = collections.defaultdict(collections.Counter)
+    for event in events:
+        told = event["args"]
+        sums[name(event)].update(calls=1, seconds=event["dur"] / 1e6, bytes=told.get("touched", 0), flops=told.get("flops", 0))
+    whole = sum(one["seconds"] for one in sums.values())
+
+    def rate(amount, most):
+        return f"{amount / 1e12:.2f} ({amount / most:.0%})" if most else f"{amount / 1e12:.2f}"
+
+    print(f"\n| {title} | calls | ms | share | TB/s (of the peak) | TFLOP/s (of the peak) |\n|---|---|---|---|---|---|")
+    for what, one in sorted(sums.items(), key=lambda item: -item[1]["seconds"])[:30]:
+        seconds = max(one["seconds"], 1e-9)
+        arithmetic = rate(one["flops"] / seconds, peak) if one["flops"] else ""
+        print(f"| {what} | {one['calls']} | {one['seconds'] * 1e3:.2f} | {one['seconds'] / whole:.1%} | "
+              f"{rate(one['bytes'] / seconds, bandwidth)} | {arithmetic} |")  # fmt: skip
+
+
+def times(folder, peak, bandwidth):
+    """The tables of a run's trace: families of kernels, and ops by their specs."""
+    events = traced_ops(folder)
+    times_table("family", events, lambda event: f"`{event['name']}`", peak, bandwidth)
+    times_table("op", events, lambda event: f"`{event['name']}` of `{event['args'].get('spec', '')}`".replace(" of ``", ""), peak, bandwidth)
 
 
 def main():
@@ -170,11 +202,12 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=4)
     parser.add_argument("--peak", type=float, default=0, help="the GPU's dense bf16 FLOP/s")
+    parser.add_argument("--bandwidth", type=float, default=0, help="the bytes/s of the GPU's memory")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-losses", action="store_true", help="no comparisons of losses, with the CPU's and those of two GPUs")
     parser.add_argument("--largest", action="store_true", help="a row for the largest preset that fits the GPU's memory, too")
-    parser.add_argument("--times", action="store_true", help="the time of each op")
+    parser.add_argument("--times", action="store_true", help="the times of families of kernels and of ops")
     parser.add_argument("--check-options", action="store_true", help="end after the options")
     options = parser.parse_args()
     if options.steps <= options.warmup:
@@ -186,7 +219,8 @@ def main():
     gpus = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], "this machine has no driver for NVIDIA GPUs").splitlines()
     if not gpus:
         sys.exit("nvidia-smi: it names no GPU")
-    gpu, peak = gpus[0], options.peak or peak_of(gpus[0])
+    gpu, (peak, bandwidth) = gpus[0], sheet_of(gpus[0])
+    peak, bandwidth = options.peak or peak, options.bandwidth or bandwidth
     megabytes = run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], "").splitlines()[0]
     with tempfile.TemporaryDirectory() as scratch:
         if not options.no_losses:
@@ -198,31 +232,17 @@ def main():
                 on_two(options, scratch, ways_to_start(options.build))
             else:
                 print("two GPUs: left out, as programs see one")
-        write_tokens(scratch, options.batch, options.length)
-        print(f"\n{options.preset}, bf16, on one {gpu}, peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown: give --peak for the MFU'}\n")
+        print(f"\nbf16, on one {gpu}, peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown: give --peak for the MFU'}\n")
         print("| program | batch | ms a step | tokens/s | MFU | loss |\n|---|---|---|---|---|---|")
-        work = (options.batch, options.length)
-        row("shardlib", ours(options, options.preset, *work, options.steps, scratch, "--dtype=bf16", f"--recompute={options.recompute}"), options, options.preset, *work, peak)
-        if not options.no_torch and options.preset == "gpt2-124m":
-            for name, more in (("PyTorch", ()), ("PyTorch, compiled", ("--compile",))):
-                steps, reason = torch_steps(options, *work, options.steps, scratch, *more)
-                if steps is None:
-                    print(f"\n{name}: left out ({reason})")
-                    break
-                row(name, steps, options, options.preset, *work, peak)
+        recompute = f"--recompute={options.recompute}"
+        left_out = rows(options, options.preset, options.batch, scratch, peak, recompute)
         if options.largest and (fits := largest(options.build, float(megabytes) * 2**20, options.length)):
-            preset, batch = fits
-            write_tokens(scratch, batch, options.length)
-            steps = ours(options, preset, batch, options.length, options.steps, scratch, "--dtype=bf16")
-            row(f"shardlib, {preset}", steps, options, preset, batch, options.length, peak)
-            write_tokens(scratch, options.batch, options.length)
+            left_out += rows(options, *fits, scratch, peak)
+        print("\n".join(left_out and ["", *left_out]))
         if options.times:
-            ours(options, options.preset, *work, 8, scratch, "--dtype=bf16", f"--recompute={options.recompute}", "--trace", f"--run={scratch}/run", env={"CUDA_LAUNCH_BLOCKING": "1"})
-            seconds, calls = op_times(os.path.join(scratch, "run"))
-            print("\n| op | calls | ms | share |\n|---|---|---|---|")
-            whole = sum(seconds.values())
-            for op, spent in seconds.most_common(30):
-                print(f"| {op} | {calls[op]} | {spent * 1e3:.2f} | {spent / whole:.1%} |")
+            write_tokens(scratch, options.batch, options.length)
+            ours(options, options.preset, options.batch, options.length, 8, scratch, "--dtype=bf16", recompute, "--trace", f"--run={scratch}/run", env={"CUDA_LAUNCH_BLOCKING": "1"})
+            times(os.path.join(scratch, "run"), peak, bandwidth)
 
 
 if __name__ == "__main__":

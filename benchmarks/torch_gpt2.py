@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""GPT-2 124M in PyTorch, from 1.13 on: the peer of benchmarks/gpt2_step.py, which runs it.
+"""GPT-2 in PyTorch, from 1.13 on: the peer of benchmarks/gpt2_step.py and gpt2_gpu.py, which run it.
 
 Trains on one batch, a file of uint16 tokens, with what the version has: scaled_dot_product_attention, fused AdamW.
 Prints a JSON object a step, as examples/gpt2 --metrics does.
@@ -21,20 +21,22 @@ from torch.nn import functional as F
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests"))
 import gpt2_oracle  # noqa: E402
 
-LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
+CONTEXT, VOCABULARY = 1024, 50304
+SIZES = {"gpt2-124m": (12, 768, 12), "gpt2-350m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1558m": (48, 1600, 25)}  # layers, width, heads
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width, heads):
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.mlp = nn.Module(), nn.Module()
-        self.attn.c_attn, self.attn.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.attn.c_attn, self.attn.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        batch, length, _ = x.shape
-        qkv = self.attn.c_attn(self.ln_1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        batch, length, width = x.shape
+        qkv = self.attn.c_attn(self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
         heads = attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0)).transpose(1, 2).reshape(x.shape)
         x = x + self.attn.c_proj(heads)
         return x + self.mlp.c_proj(F.gelu(self.mlp.c_fc(self.ln_2(x)), approximate="tanh"))
@@ -52,11 +54,11 @@ def attention(q, k, v):
 class GPT2(nn.Module):
     """The mean loss of a batch."""
 
-    def __init__(self):
+    def __init__(self, layers, width, heads):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln_f = nn.LayerNorm(WIDTH)
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
+        self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
 
     def forward(self, inputs, targets):
         x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
@@ -66,9 +68,9 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
 
 
-def model_of(path):
+def model_of(preset, path):
     """With the weights of Hugging Face's file, which stores a layer's matrices as [in, out]."""
-    model = GPT2()
+    model = GPT2(*SIZES[preset])
     if path is None:
         for p in model.parameters():
             if p.dim() == 2:
@@ -115,7 +117,7 @@ def train(rank, options):
         os.environ.setdefault("MASTER_PORT", "29511")
         os.environ.setdefault("USE_LIBUV", "0")  # Debian builds without it
         torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
-    model = parallel(model_of(options.weights).to(options.device), options.parallel)
+    model = parallel(model_of(options.preset, options.weights).to(options.device), options.parallel)
     optimizer = optimizer_of(model, options)
     if options.compile:
         model = torch.compile(model)
@@ -144,6 +146,7 @@ def main():
     parser.add_argument("--version", action="store_true", help="print PyTorch's version and leave")
     parser.add_argument("--tokens", metavar="FILE", help="batch * length uint16")
     parser.add_argument("--weights", metavar="FILE", help="the initial ones: safetensors with Hugging Face's names; on a GPU random ones without it")
+    parser.add_argument("--preset", default="gpt2-124m", choices=list(SIZES), help="(default %(default)s)")
     parser.add_argument("--parallel", default="none", choices=["none", "ddp", "fsdp2"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="bf16: under autocast")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="(default %(default)s)")

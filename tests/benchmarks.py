@@ -83,6 +83,12 @@ def main():
         ran(0, *gpt2[:-2], "--mesh=d=1,t=1", "--max-tokens=0", "--steps=2", "--recompute=none", "--trace",
             f"--data={folder}/text.txt", f"--run={folder}/run")  # fmt: skip
         ops = common.traced_ops(f"{folder}/run")
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpt2_gpu.times(f"{folder}/run", 1e12, 1e10)
+    families = re.findall(r"\| (`.*) \| (\d+) \| ([\d.]+) \| [\d.]+% \| [\d.]+ \(\d+%\) \| (.*) \|", said.getvalue())
+    check(any(name == "`einsum`" and re.fullmatch(r"[\d.]+ \(\d+%\)", arithmetic) for name, *_, arithmetic in families)
+          and any(name.startswith("`layer_norm` of `") and arithmetic == "" for name, *_, arithmetic in families),
+          "gpt2_gpu.py shows the families of a trace and their share of peak and bandwidth", said.getvalue())
     span, busy = ops[-1]["ts"] + ops[-1]["dur"] - ops[0]["ts"], sum(op["dur"] for op in ops)
     check(0 < busy <= 1.01 * span and any(op["args"].get("flops") for op in ops), f"of {span} us of a trace, ops take {busy}")
     fits = [gpt2_gpu.largest(os.path.dirname(examples), size, 1024) for size in (1e9, 40e9, 1e12)]
