@@ -1,13 +1,40 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
 # compute-sanitizer, and trains GPT-2: losses against the CPU's, and those on two GPUs against those on one where there are
-# two, tokens/s and MFU, with PyTorch's where it is installed; the largest preset that fits, and the time of each op.
-# Needs nvcc, cuBLAS and libraries of scripts/setup.sh (not Kokkos, MPI, oneDNN), and says which are missing; no network.
-# CMAKE_PREFIX_PATH names the folders of libraries that are not the system's.
+# two, tokens/s and MFU, with PyTorch's where it is installed; the largest preset that fits, and the time of each family of
+# kernels. A stage that fails does not keep the others from running; then the status is 1.
+# Needs g++, CMake, ninja, Python, nvcc, cuBLAS and libraries of scripts/setup.sh (not Kokkos, MPI, oneDNN), and says which are
+# missing; no network. CMAKE_PREFIX_PATH names the folders of libraries that are not the system's.
 #   scripts/gpu.sh                    all of it
 #   scripts/gpu.sh --no-tests         without the tests, which take most of the time to compile
+#   scripts/gpu.sh --libraries DIR    on a Debian that has them: copies the libraries into DIR, for a machine that has none and
+#                                     no network. There: CMAKE_PREFIX_PATH=DIR scripts/gpu.sh
 #   scripts/gpu.sh -- OPTIONS         options of benchmarks/gpt2_gpu.py, as in -- --preset gpt2-774m --batch 8
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# Headers, CMake's files and shared libraries, and what these load.
+copy_libraries() { # DIR
+  local to=$1 triplet file real
+  local packages=(libeigen3-dev libfmt-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev
+    zlib1g-dev catch2)
+  dpkg -L "${packages[@]}" >/dev/null 2>&1 || die "--libraries: not all of these packages are installed: ${packages[*]}: run scripts/setup.sh --test"
+  triplet=$(gcc -print-multiarch)
+  mkdir -p "$to/lib/$triplet"
+  # A library's file is of another package than its header, so links are copied as what they lead to.
+  dpkg -L "${packages[@]}" | grep -E '^/usr/(include|lib|share/(eigen3|cmake))/' | sort -u | while read -r file; do
+    if [ -f "$file" ]; then
+      mkdir -p "$to/$(dirname "${file#/usr/}")"
+      cp -L "$file" "$to/${file#/usr/}"
+    fi
+  done
+  for file in "$to/lib/$triplet"/*.so; do
+    real=/usr/${file#"$to/"}
+    ldd "$real" | awk '/=> \// && $1 !~ /^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt)\.so/ {print $3}' |
+      while read -r needed; do cp -L "$needed" "$to/lib/$triplet/"; done
+    cp "$file" "$to/lib/$triplet/$(objdump -p "$real" | awk '$1 == "SONAME" {print $2}')"
+    cp "$file" "$to/lib/$triplet/$(basename "$(readlink -f "$real")")" # as CMake's files name it
+  done
+}
 
 tests=yes
 while [ $# -gt 0 ]; do
@@ -17,15 +44,27 @@ while [ $# -gt 0 ]; do
       sed -n '2,/^#   .*-- OPTIONS/s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
+    --libraries)
+      [ $# = 2 ] || misuse "--libraries takes the folder to copy them into, and nothing after it"
+      command -v dpkg >/dev/null || die "--libraries copies those of Debian's packages, and this system has no dpkg"
+      to=$(cd "$from" && realpath -m "$2")
+      copy_libraries "$to"
+      echo "copied $(du -sh "$to" | cut -f 1) into $to: take it to the machine with the GPU, and start there" \
+        "CMAKE_PREFIX_PATH=DIR scripts/gpu.sh"
+      exit 0
+      ;;
     --)
       shift
       break
       ;;
-    *) misuse "unknown option '$1'; there are --no-tests, and -- before options of benchmarks/gpt2_gpu.py" ;;
+    *) misuse "unknown option '$1'; there are --no-tests, --libraries DIR, and -- before options of benchmarks/gpt2_gpu.py" ;;
   esac
   shift
 done
 
+for tool in python3 g++ cmake ninja; do
+  command -v $tool >/dev/null || die "no $tool: install it (on Debian scripts/setup.sh does)"
+done
 python3 benchmarks/gpt2_gpu.py --check-options "$@" # before minutes of compiling
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || die "no nvcc, neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit"
@@ -36,7 +75,13 @@ architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d
 [[ $architectures =~ ^[0-9]+(\;[0-9]+)*$ ]] || die "nvidia-smi names no compute capability ('$architectures'): update the driver"
 [ "${architectures%%;*}" -ge 80 ] || die "a GPU of compute capability ${architectures%%;*}, but the kernels need 80 (A100) or later"
 
-# The libraries: a project that only looks for them.
+# The libraries: a project that only looks for them. What they load in turn is beside them.
+triplet=$(gcc -print-multiarch 2>/dev/null || true)
+IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+for prefix in "${prefixes[@]}"; do
+  LD_LIBRARY_PATH="$prefix/lib:$prefix/lib/$triplet${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+done
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 check=$(mktemp -d)
 cat >"$check/CMakeLists.txt" <<EOF
 cmake_minimum_required(VERSION 3.22)
@@ -67,27 +112,48 @@ quietly build/log/gpu-configure.log "configuring" cmake --preset release -B buil
   -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" -DSHARDLIB_BUILD_BENCHMARKS=OFF \
   "-DSHARDLIB_TEST_FILES=$files"
 quietly build/log/gpu-build.log "building the trainers" cmake --build build/gpu -j "$jobs" --target gpt2 gpt_fsdp
-if [ $tests = yes ]; then
-  quietly build/log/gpu-build-tests.log "building the tests" cmake --build build/gpu -j "$jobs" --target shardlib_tests
+failed=()
+run_tests() {
+  quietly build/log/gpu-build-tests.log "building the tests" cmake --build build/gpu -j "$jobs" --target shardlib_tests || return 1
   quietly build/log/gpu-tests.log "tests on the GPU" \
-    ctest --test-dir build/gpu -R '^threads_gpu$' --no-tests=error --output-on-failure
+    ctest --test-dir build/gpu -R '^threads_gpu$' --no-tests=error --output-on-failure || return 1
   tail -n 3 build/log/gpu-tests.log
+}
+# All tensors lie in one block of CUDA, so memcheck sees accesses outside of the pool alone. Races for the memory that a
+# block's threads share, and barriers that some of them miss, are those of any pool.
+declare -A looks=([memcheck]="causal_attention*"
+  [racecheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*"
+  [synccheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*")
+sanitize() { # TOOL
+  local log=build/log/gpu-$1.log
+  if ! SHARDLIB_TEST_DEVICE=gpu "$sanitizer" --tool "$1" --error-exitcode 9 build/gpu/tests/shardlib_tests "${looks[$1]}" >"$log" 2>&1; then
+    if grep -m 1 'Device not supported' "$log"; then
+      echo "compute-sanitizer --tool $1: left out, as it does not support this machine"
+      return 0
+    fi
+    echo "compute-sanitizer --tool $1 failed; the end of $log:" >&2
+    tail -n 30 "$log" | cut -c 1-300 >&2
+    return 1
+  fi
+  if ! grep -E '[1-9][0-9]* assertion' "$log"; then
+    echo "compute-sanitizer: $log shows no assertion of the tests ${looks[$1]}" >&2
+    return 1
+  fi
+  echo "compute-sanitizer --tool $1: no errors in the tests ${looks[$1]}"
+}
+if [ $tests = yes ]; then
+  run_tests || failed+=("tests on the GPU")
   sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$nvcc")")/compute-sanitizer")
-  if [ -x "$sanitizer" ]; then
-    # All tensors lie in one block of CUDA, so memcheck sees accesses outside of the pool alone. Races for the memory that a
-    # block's threads share, and barriers that some of them miss, are those of any pool.
-    declare -A looks=([memcheck]="causal_attention*"
-      [racecheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*"
-      [synccheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*")
-    for tool in memcheck racecheck synccheck; do
-      log=build/log/gpu-$tool.log
-      SHARDLIB_TEST_DEVICE=gpu quietly "$log" "compute-sanitizer --tool $tool" \
-        "$sanitizer" --tool $tool --error-exitcode 9 build/gpu/tests/shardlib_tests "${looks[$tool]}"
-      grep -E '[1-9][0-9]* assertion' "$log" || die "compute-sanitizer: $log shows no assertion of the tests ${looks[$tool]}"
-      echo "compute-sanitizer --tool $tool: no errors in the tests ${looks[$tool]}"
-    done
+  if [ ! -x build/gpu/tests/shardlib_tests ]; then
+    echo "compute-sanitizer: left out, as there are no tests"
+  elif [ -x "$sanitizer" ]; then
+    for tool in memcheck racecheck synccheck; do sanitize $tool || failed+=("compute-sanitizer --tool $tool"); done
   else
     echo "compute-sanitizer: left out, as it is neither in PATH nor beside nvcc"
   fi
 fi
-exec python3 benchmarks/gpt2_gpu.py --build build/gpu --largest --times "$@"
+python3 benchmarks/gpt2_gpu.py --build build/gpu --largest --times "$@" || failed+=("benchmarks/gpt2_gpu.py")
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'gpu.sh: failed, see above: %s\n' "${failed[@]}" >&2
+  exit 1
+fi

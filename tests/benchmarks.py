@@ -5,6 +5,7 @@ import glob
 import io
 import os
 import re
+import shutil
 import sys
 import tempfile
 
@@ -25,10 +26,16 @@ def gpu_script():
     """What scripts/gpu.sh says before it compiles anything, with stand-ins for nvcc and nvidia-smi."""
     script = os.path.join(os.path.dirname(BENCHMARKS), "scripts/gpu.sh")
 
-    def expect(status, text, *options, capability="9.0", libraries=True):
+    def expect(status, text, *options, capability="9.0", libraries="the system's"):
         with tempfile.TemporaryDirectory() as folder:
             where = []
-            if not libraries:  # CMake looks for them in a folder that has none
+            if libraries == "copied":
+                said = ran(0, script, "--libraries", f"{folder}/libraries").stdout
+                check("CMAKE_PREFIX_PATH=DIR scripts/gpu.sh" in said, "gpu.sh --libraries says what to do with them", said)
+                for part in ("include/catch2", "lib/cmake/Catch2"):
+                    shutil.rmtree(f"{folder}/libraries/{part}")
+                where.append(f"CMAKE_PREFIX_PATH={folder}/libraries")
+            if libraries != "the system's":  # CMake looks for them in a folder that has no others
                 toolchain = os.path.join(folder, "nothing.cmake")
                 only = "".join(f"set(CMAKE_FIND_ROOT_PATH_MODE_{kind} ONLY)\n" for kind in ("PACKAGE", "INCLUDE", "LIBRARY"))
                 put(toolchain, f"set(CMAKE_FIND_ROOT_PATH {folder})\n{only}")
@@ -48,7 +55,9 @@ def gpu_script():
     expect(1, "names no compute capability ('[N/A]')", capability="[N/A]")
     expect(1, "gpu.sh: not found: Eigen 3 (libeigen3-dev), fmt (libfmt-dev), Random123/philox.h (librandom123-dev), "
               "toml++/toml.h (libtomlplusplus-dev), nlohmann/json.hpp (nlohmann-json3-dev), utf8proc.h (libutf8proc-dev), "
-              "blosc.h (libblosc-dev), zlib.h (zlib1g-dev): install them", libraries=False)  # fmt: skip
+              "blosc.h (libblosc-dev), zlib.h (zlib1g-dev): install them", libraries="none")  # fmt: skip
+    expect(1, "gpu.sh: not found: Catch2, which the tests need", libraries="copied")  # the only one that is gone
+    expect(2, "--libraries takes the folder", "--libraries")
 
 
 def main():
