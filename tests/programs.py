@@ -238,6 +238,8 @@ def simulated(p):
             run, steps = p.measured(program, [*both, "--device=simulated"], ranks)
             # Not the CPU's bits: a device computes attention in other steps.
             run.check(len(steps) == 4 and apart(steps, cpu) < 1e-5, f"{mesh}: the CPU's losses")
+    shown = p.run("gpt_fsdp", ["--help"])
+    shown.check(re.search(r"the launcher of this one is (host|CUDA|HIP|Kokkos::\w+)\)", " ".join(shown.out.split())), "--help names the launcher")
     p.gpt("--device=tpu").fails(2, "--device", "'tpu'", "cpu, gpu, simulated")
     p.gpt("--sums=ring").fails(2, "--sums", "'ring'", "tree, nccl")
     for device in ("cpu", "simulated"):

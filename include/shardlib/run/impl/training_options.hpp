@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "shardlib/device/exec.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -96,11 +97,12 @@ inline void declare_run(Options& o, Training& t) {
   o.add("--collective-timeout", t.collective_timeout,
         "a device that waits longer for others ends the run with a table of who waits for whom (0: never)",
         at_least(0) | unit("s"));
-  o.add(
-      "--device", t.device,
-      "device that runs the kernels: the CPU, a GPU (in builds with -DSHARDLIB_LAUNCHER=cuda or hip), or the CPU with "
-      "memory of its own, to find code that no accelerator could run",
-      one_of({"cpu", "gpu", "simulated"}));
+  o.add("--device", t.device,
+        fmt::format("device that runs the kernels: the CPU, a GPU (in builds with -DSHARDLIB_LAUNCHER=cuda or hip; the "
+                    "launcher of this one is {}), or the CPU with memory of its own, to find code that no accelerator "
+                    "could run",
+                    launcher_name()),
+        one_of({"cpu", "gpu", "simulated"}));
   o.add("--sums", t.sums,
         "with --device gpu: who adds up sums over devices, a tree over their ranks, with the same bits in each run, or "
         "NCCL, in an order of its own",
