@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -19,6 +21,7 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/memory/faults.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/gpu.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/run/accelerators.hpp"
@@ -263,6 +266,40 @@ TEST_CASE("a GPU's streams and memory are used with that GPU as the current one"
   CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaErrorInvalidResourceHandle);
   CHECK(cudaSetDevice(0) == cudaSuccess);
   CHECK(cudaMemsetAsync(here.data(), 0, 64, gpu->stream()) == cudaSuccess);
+}
+
+TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for, and never blocks") {
+  if (world_size() > 1) return;
+  struct Hangs final : detail::Flight {
+    int asked = 0;
+    Hangs() : Flight(nullptr) {}
+    bool has_ended() override { return false; }
+    void check(bool waits) override {
+      if (waits && ++asked == 3) throw Error("it hangs");
+    }
+  };
+  const Machine machine({.total = 1000 * mib});
+  const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
+  const Buffer here = host->allocate(64), there = pool->allocate(64);
+  Region& gpu = *pool->device_memory();
+  const auto zero = [&] { Exec{.pool = pool.get()}.zero(there.data(), 64); };
+  const auto stream = gpu.make_stream();
+  stream->follow_device();
+  CHECK_NOTHROW(stream->mark()->hold_device());
+  stand_in.hangs = true;
+  for (const std::function<void()>& f : std::vector<std::function<void()>>{
+           [&] { gpu.synchronize(); }, [&] { copy(here, there); }, [&] { copy(there, here); },
+           [&] {
+             for (int i = 0; i < 5000; ++i) zero();
+             throw Error("5000 behind what hangs");
+           }}) {
+    gpu.flights()->add(std::make_unique<Hangs>());
+    CHECK_NOTHROW(zero());
+    CHECK_THROWS_WITH(f(), "it hangs");
+    CHECK(!gpu.flights()->ask());
+  }
+  stand_in.hangs = false;
+  CHECK_NOTHROW(copy(here, there));
 }
 
 TEST_CASE("what a kernel finds wrong is an error when the host next waits for the GPU") {

@@ -17,6 +17,7 @@
 #include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm_batch.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/simulated_stream.hpp"
 #include "shardlib/shardlib.hpp"
 #include "support.hpp"
@@ -120,13 +121,19 @@ struct Second {
   std::unique_ptr<detail::Stream> stream = device.region().make_stream();
 
   template <class F>
-  void put(const F& f) {
+  void put(const F& f, const Buffer& uses = {}) {
     const auto work = [f, &region = device.region()] {
       const MemoryAccess open(&region);
       f();
       return true;
     };
-    detail::SimulatedStream::of(stream->handle()).put({.name = "the test's", .step = work});
+    detail::SimulatedStream::of(stream->handle())
+        .put({.name = "the test's", .uses = {{uses.data(), uses.bytes()}}, .step = work});
+  }
+  /// Puts in what never ends, and lets the device wait for it.
+  void hang() {
+    detail::SimulatedStream::of(stream->handle()).put({.name = "the test's", .step = [] { return false; }});
+    stream->mark()->hold_device();
   }
   void wait() const {
     const auto mark = stream->mark();
@@ -312,36 +319,106 @@ TEST_CASE("a missing event between streams of the simulated device shows", "[sim
     CHECK(on.read(y) == 8);
     CHECK(on.read(x) == 9);
   }
-  {  // The kernel does not wait for the second stream.
+  for (const bool waits : {false, true}) {  // the kernel for the second stream
     const Simulated on;
     Second second{on};
     const Buffer x = on.block(0), sum = on.block(0);
     second.put([to = x.as<f32>()] { *to = 2; });
+    if (waits) second.stream->mark()->hold_device();
     on.add(x, sum);
-    CHECK(on.read(sum) == 0);
+    CHECK(on.peek(sum) == 0);  // the host has not waited
+    CHECK(on.read(sum) == (waits ? 2 : 0));
     second.wait();
     CHECK(on.read(x) == 2);
   }
   // A kernel overwrites what the second stream has yet to read. Only if it runs early, this shows.
-  const auto overwritten = [&](std::uint64_t seed, bool waits) {
+  enum class Waits { nobody, host, device };
+  const auto overwritten = [&](std::uint64_t seed, Waits who) {
     const Simulated on(seed);
     Second second{on};
     const Buffer x = on.block(0);
     on.set(x, 7);
     second.stream->follow_device();
     second.put(reads(x));
-    if (waits) second.wait();
+    if (who == Waits::host) second.wait();
+    if (who == Waits::device) second.stream->mark()->hold_device();
     on.set(x, 9);
     second.wait();
     return seen;
   };
   int found = 0;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    CHECK(overwritten(seed, true) == 7);
-    found += overwritten(seed, false) == 9 ? 1 : 0;
+    CHECK(overwritten(seed, Waits::host) == 7);
+    CHECK(overwritten(seed, Waits::device) == 7);
+    found += overwritten(seed, Waits::nobody) == 9 ? 1 : 0;
   }
   CHECK(found > 0);
   CHECK(found < 20);
+}
+
+TEST_CASE("a block may be freed when the simulated device waits for the stream that uses it", "[simulated]") {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    for (const bool waits : {false, true}) {
+      const Simulated on(seed);
+      Second second{on};
+      f32 seen = -1;
+      Buffer block = on.block(7);
+      const std::byte* const place = block.data();
+      second.put([&seen, from = block.as<f32>()] { seen = *from; }, block);
+      const auto mark = second.stream->mark();
+      if (waits) mark->hold_device();
+      block = {};
+      const Buffer next = on.pool->allocate(sizeof(f32));
+      REQUIRE(next.data() == place);
+      on.set(next, 9);
+      if (waits) {
+        CHECK(on.read(next) == 9);
+        CHECK(seen == 7);
+      } else {
+        expect_error([&] { static_cast<void>(mark->passed()); },
+                     "simulated device: the test's uses a block that was freed before it has run");
+      }
+    }
+  }
+}
+
+TEST_CASE("a host that waits for a device asks for errors of what the device waits for", "[simulated]") {
+  struct Hangs final : detail::Flight {
+    int asked = 0;
+    Hangs() : Flight(nullptr) {}
+    bool has_ended() override { return false; }
+    void check(bool waits) override {
+      if (waits && ++asked == 3) throw Error("it hangs");
+    }
+  };
+  const Simulated on;
+  Second second{on};
+  const Buffer x = on.block(0), y = on.block(0);
+  detail::Flights& flights = *on.region().flights();
+  const auto starts = [&] {
+    second.hang();
+    flights.add(std::make_unique<Hangs>());
+  };
+  f32 there = 0;
+  const auto copies = [&](void* to, const void* from) { on.exec.copy(to, from, sizeof there); };
+  for (const std::function<void()>& f : std::vector<std::function<void()>>{
+           [&] { on.exec.synchronize(); }, [&] { copies(&there, x.data()); }, [&] { copies(x.data(), &there); },
+           [&] { on.exec.for_each(1, [](std::int64_t) {}); }}) {
+    starts();
+    copies(y.data(), x.data());  // the host goes on
+    CHECK(flights.ask());
+    expect_error(f, "it hangs");
+    CHECK(!flights.ask());
+  }
+  // Nor does it hang where the device's queue is full, as a GPU's would be behind what waits.
+  starts();
+  int launched = 0;
+  expect_error(
+      [&] {
+        for (; launched < 5000; ++launched) on.set(x, 1);
+      },
+      "it hangs");
+  CHECK((launched > 200 && launched < 1000));
 }
 
 TEST_CASE("freed memory of the simulated device reads as NaN", "[simulated]") {

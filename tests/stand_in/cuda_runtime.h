@@ -20,6 +20,7 @@ enum cudaError_t {
   cudaErrorIllegalAddress,
   cudaErrorNotReady,
   cudaErrorInvalidResourceHandle,
+  cudaErrorLaunchTimeout,
 };
 /// A stream, like an event, is of the GPU that was current when it was made.
 struct CUstream_st {
@@ -46,6 +47,7 @@ struct StandIn {
   bool exclusive = false;                         ///< whether another program has all GPUs for itself
   const char* name = "NVIDIA Stand-in";           ///< of all GPUs
   cudaError_t late = cudaSuccess;                 ///< of a kernel, for whoever waits for its stream
+  bool hangs = false;                             ///< all streams: a call that waits for one is an error here
 };
 inline StandIn stand_in;
 inline std::mutex stand_in_mutex;                                     // of the blocks
@@ -104,8 +106,11 @@ inline cudaError_t stand_in_put(cudaStream_t stream) {
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return delete stream, cudaSuccess;
 }
+inline cudaError_t cudaStreamQuery(cudaStream_t) {
+  return stand_in.hangs ? cudaErrorNotReady : stand_in.late;
+}
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return stand_in.late;
+  return stand_in.hangs ? cudaErrorLaunchTimeout : stand_in.late;
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   const std::lock_guard lock(stand_in_mutex);
@@ -131,6 +136,8 @@ inline cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  // It waits for the stream, or returns at once, as CUDA likes, if one side is the host's memory.
+  if (stand_in.hangs) return cudaErrorLaunchTimeout;
   return std::memcpy(to, from, bytes), stand_in_put(stream);
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {

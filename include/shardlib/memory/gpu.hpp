@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "shardlib/memory/faults.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -41,7 +42,8 @@ SHARDLIB_INLINE void check_sharing(int local_rank, int ranks);
 
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
 /// freed may be reused at once, because the device's kernels and copies are in one stream: what reads the old block
-/// runs before what writes the new one. NCCL's operations, in a second stream, keep their blocks until they have run.
+/// runs before what writes the new one. NCCL's operations, in a second stream, keep their blocks until the device's
+/// stream waits for them.
 class Gpu final : public Region {
  public:
   /// The GPU of device `local_rank` of this machine, as one of its `sharers`.
@@ -52,6 +54,7 @@ class Gpu final : public Region {
   [[nodiscard]] Gpu* gpu() override { return this; }
   void synchronize() override;
   [[nodiscard]] Faults* faults() override { return &faults_; }
+  [[nodiscard]] Flights* flights() override { return &flights_; }
   bool copy(void* to, const void* from, std::size_t bytes) override;
   bool zero(void* to, std::size_t bytes) override;
   [[nodiscard]] std::string describe() const override;
@@ -69,9 +72,14 @@ class Gpu final : public Region {
   [[nodiscard]] std::shared_ptr<void>& remembered() { return remembered_; }
   /// Makes this the GPU of the calling thread.
   void use() const;
+  /// The same, before a kernel or a copy is put into the stream.
+  void launches() const;
   [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
 
  private:
+  /// Waits until the stream is at its end, or waits for no collective any more. Before that, a call of CUDA that waits
+  /// for the stream would not end if a collective hangs.
+  void wait_for_flights();
   bool grant(std::size_t /*bytes*/) override { return true; }
   Addresses grow(std::size_t bytes) override;
   void discard(std::uintptr_t, std::size_t) override {}
@@ -102,6 +110,7 @@ class Gpu final : public Region {
   std::size_t bytes_ = 0;
   Faults faults_;
   std::shared_ptr<void> remembered_;
+  mutable Flights flights_;
 };
 
 }  // namespace shardlib::detail

@@ -21,6 +21,7 @@ namespace shardlib {
 
 namespace detail {
 class Faults;
+class Flights;
 class Gpu;
 class SimulatedQueue;
 /// The identity of a device's hardware, which is the same for all processes, whatever number each gives it.
@@ -77,11 +78,13 @@ class Region {
   [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
   /// The stream of the simulated device whose memory this is. Null for all other memory.
   [[nodiscard]] virtual detail::SimulatedQueue* queue() { return nullptr; }
-  /// Waits until the device has done all that it has begun. Throws Error if some of it has failed, or has found a
-  /// wrong operand.
+  /// Waits until the device has done all that it has begun. Throws Error if some of it has failed, has found a wrong
+  /// operand, or waits for a collective that has failed.
   virtual void synchronize() {}
   /// What kernels of the device find wrong. Null for host memory.
   [[nodiscard]] virtual detail::Faults* faults() { return nullptr; }
+  /// What the device's stream waits for. Null for host memory.
+  [[nodiscard]] virtual detail::Flights* flights() { return nullptr; }
   /// A second stream of the device. Null for host memory.
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }
   /// The hardware of device memory.

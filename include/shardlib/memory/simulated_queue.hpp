@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -44,9 +45,12 @@ class SimulatedQueue {
     put(work);
     run_early();
   }
+  /// What is put in from now on runs after passed() is true.
+  void hold(std::function<bool()> passed);
   /// The number of pieces of work so far.
   [[nodiscard]] std::uint64_t last() const;
-  /// Runs the first `until` pieces of work. Never waits: it returns false if another thread runs some.
+  /// Runs the first `until` pieces of work. Never waits: it returns false if another thread runs some, or if the queue
+  /// is on hold.
   bool advance(std::uint64_t until);
   /// Runs all work, as a host that waits for the stream of a GPU.
   void synchronize();
@@ -55,6 +59,7 @@ class SimulatedQueue {
   struct Work {
     void (*run)(const std::byte* held);
     std::unique_ptr<std::byte[]> held;
+    std::function<bool()> passed = {};  ///< of a hold, which has no `run`
   };
   void put(Work work);
   void run_early();

@@ -32,6 +32,7 @@ class SimulatedStream final : public Stream {
     std::vector<Range> uses = {};     ///< blocks that must not be freed before it has run
     std::function<bool()> step = {};  ///< does what can be done now; returns whether that was all. It never waits.
     const void* owner = nullptr;      ///< see `remove`
+    std::uint64_t number = 0;         ///< in its stream; `put` sets it
   };
 
   explicit SimulatedStream(Region& region);
@@ -54,18 +55,28 @@ class SimulatedStream final : public Stream {
   void remove(const void* owner);
   /// Calls f while no stream runs.
   static void stopped(const std::function<void()>& f);
-  /// A block becomes free. It is an error of each stream with work that uses it.
+  /// A block becomes free. It is an error of each stream with work that uses it, unless the device waits for this work:
+  /// then whatever uses the block next comes later.
   static void freed(const void* begin, std::size_t bytes);
 
  private:
   class Mark;
+  /// What a mark knows of its stream. It may outlive it.
+  struct Progress {
+    std::uint64_t done = 0;  ///< the number of the last piece of work that has run
+    std::string fault = {};
+    bool ended = false;  ///< the stream
+    /// Whether the pieces up to `number` have run. Throws the fault.
+    [[nodiscard]] bool reached(std::uint64_t number) const;
+  };
   static void run_all();
 
   Region& region_;
   std::deque<Work> queue_;
-  std::uint64_t put_ = 0, done_ = 0;  ///< numbers of pieces of work
-  std::string fault_;
+  std::uint64_t put_ = 0;  ///< the number of the last piece of work
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   std::uint64_t follows_until_ = 0;  ///< the work of the device's queue that work in this stream waits for
+  std::uint64_t holds_until_ = 0;    ///< the work in this stream that the device's queue waits for
   bool follows_ = false;
 };
 

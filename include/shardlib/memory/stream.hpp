@@ -13,6 +13,8 @@ class StreamMark {
   virtual ~StreamMark() = default;
   /// Whether all that was put into the stream before the mark has run. Throws Error if some of it has failed.
   [[nodiscard]] virtual bool passed() = 0;
+  /// What the device begins from now on, in the stream of its kernels, runs after the mark. The host does not wait.
+  virtual void hold_device() = 0;
 };
 
 /// A stream of a device. `Region::make_stream` makes it.

@@ -152,9 +152,19 @@ SHARDLIB_INLINE void Gpu::use() const {
   check_cuda(cudaSetDevice(ordinal_), "cudaSetDevice");
 }
 
+SHARDLIB_INLINE void Gpu::launches() const {
+  use();
+  flights_.launches();
+}
+
+SHARDLIB_INLINE void Gpu::wait_for_flights() {
+  flights_.wait([this] { return cudaStreamQuery(stream()) != cudaErrorNotReady; });
+}
+
 SHARDLIB_INLINE void Gpu::synchronize() {
   use();
   faults_.close([this](void* to, const void* from, std::size_t bytes) {
+    wait_for_flights();
     if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   });
@@ -162,37 +172,55 @@ SHARDLIB_INLINE void Gpu::synchronize() {
 
 SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return true;
-  use();
+  launches();
+  const bool is_within = contains(to, bytes) && contains(from, bytes);
+  if (!is_within) wait_for_flights();
   check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
   // The host may use its side of a copy as soon as this returns.
-  if (!contains(to, bytes) || !contains(from, bytes)) synchronize();
+  if (!is_within) synchronize();
   return true;
 }
 
 SHARDLIB_INLINE bool Gpu::zero(void* to, std::size_t bytes) {
-  use();
+  launches();
   if (bytes > 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
   return true;
 }
 
 /// An event of CUDA.
-class CudaEvent final : public StreamMark {
+class CudaEvent {
  public:
   CudaEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
-  ~CudaEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
+  ~CudaEvent() { static_cast<void>(cudaEventDestroy(event_)); }
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  bool passed() override {
+  [[nodiscard]] bool passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
     check_cuda(status, "cudaEventQuery");
     return true;
   }
-  [[nodiscard]] cudaEvent_t get() const { return event_; }
+  /// What is put into `stream` from now on runs after the event.
+  void hold(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+/// An event of a GPU's second stream.
+class GpuMark final : public StreamMark {
+ public:
+  GpuMark(const Gpu& gpu, cudaStream_t stream) : gpu_(gpu) { event_.record(stream); }
+  bool passed() override { return event_.passed(); }
+  void hold_device() override {
+    gpu_.use();
+    event_.hold(gpu_.stream());
+  }
+
+ private:
+  const Gpu& gpu_;
+  CudaEvent event_;
 };
 
 /// A second stream of a GPU, next to that of its kernels.
@@ -208,13 +236,9 @@ class GpuStream final : public Stream {
   void follow_device() override {
     gpu_.use();
     begun_.record(gpu_.stream());
-    check_cuda(cudaStreamWaitEvent(stream_, begun_.get(), 0), "cudaStreamWaitEvent");
+    begun_.hold(stream_);
   }
-  std::unique_ptr<StreamMark> mark() override {
-    auto event = std::make_unique<CudaEvent>();
-    event->record(stream_);
-    return event;
-  }
+  std::unique_ptr<StreamMark> mark() override { return std::make_unique<GpuMark>(gpu_, stream_); }
 
  private:
   const Gpu& gpu_;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "shardlib/memory/faults.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/memory/simulated_queue.hpp"
@@ -110,8 +111,10 @@ class Simulated final : public Heap {
   [[nodiscard]] bool is_device() const override { return true; }
   [[nodiscard]] SimulatedQueue* queue() override { return &queue_; }
   [[nodiscard]] Faults* faults() override { return &faults_; }
+  [[nodiscard]] Flights* flights() override { return &flights_; }
   void synchronize() override {
     faults_.close([this](void* to, const void* from, std::size_t bytes) {
+      flights_.wait([this, until = queue_.last()] { return queue_.advance(until); });
       queue_.synchronize();
       if (bytes == 0) return;
       const MemoryAccess access(this);
@@ -210,6 +213,7 @@ class Simulated final : public Heap {
   std::vector<Addresses> ranges_;
   int openings_ = 0;  ///< without a key
   Faults faults_;
+  Flights flights_;
   SimulatedQueue queue_;
 };
 

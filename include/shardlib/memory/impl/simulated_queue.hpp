@@ -7,7 +7,9 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <thread>
 
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/region.hpp"
 
 namespace shardlib::detail {
@@ -23,6 +25,7 @@ struct SimulatedQueue::State {
   bool busy = false;  ///< a thread runs work
 
   bool advance(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+  void synchronize(std::unique_lock<std::mutex>& lock);
 };
 
 SHARDLIB_INLINE SimulatedQueue::SimulatedQueue(Region& region, std::uint64_t seed)
@@ -35,6 +38,10 @@ SHARDLIB_INLINE void SimulatedQueue::put(Work work) {
   ++state_->put;
 }
 
+SHARDLIB_INLINE void SimulatedQueue::hold(std::function<bool()> passed) {
+  put({nullptr, nullptr, std::move(passed)});
+}
+
 SHARDLIB_INLINE std::uint64_t SimulatedQueue::last() const {
   const std::lock_guard lock(state_->mutex);
   return state_->put;
@@ -43,13 +50,13 @@ SHARDLIB_INLINE std::uint64_t SimulatedQueue::last() const {
 SHARDLIB_INLINE void SimulatedQueue::run_early() {
   constexpr std::size_t most = 1024;
   State& s = *state_;
+  s.region.flights()->launches();
   std::unique_lock lock(s.mutex);
-  bool runs = s.work.size() >= most;
-  if (s.random != 0) {
-    s.random = s.random * 6364136223846793005U + 1442695040888963407U;
-    runs = runs || (s.random >> 33) % 4 == 0;
-  }
-  if (runs) s.advance(lock, s.put);
+  if (s.random != 0) s.random = s.random * 6364136223846793005U + 1442695040888963407U;
+  if (s.work.size() >= most)
+    s.synchronize(lock);  // a GPU's host blocks here
+  else if (s.random != 0 && (s.random >> 33) % 4 == 0)
+    s.advance(lock, s.put);
 }
 
 SHARDLIB_INLINE bool SimulatedQueue::advance(std::uint64_t until) {
@@ -58,9 +65,20 @@ SHARDLIB_INLINE bool SimulatedQueue::advance(std::uint64_t until) {
 }
 
 SHARDLIB_INLINE void SimulatedQueue::synchronize() {
-  State& s = *state_;
-  std::unique_lock lock(s.mutex);
-  for (const std::uint64_t until = s.put; !s.advance(lock, until);) s.idle.wait(lock, [&s] { return !s.busy; });
+  std::unique_lock lock(state_->mutex);
+  state_->synchronize(lock);
+}
+
+SHARDLIB_INLINE void SimulatedQueue::State::synchronize(std::unique_lock<std::mutex>& lock) {
+  for (const std::uint64_t until = put; !advance(lock, until);) {
+    if (busy) {
+      idle.wait(lock, [this] { return !busy; });
+    } else {  // on hold
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
+  }
 }
 
 SHARDLIB_INLINE bool SimulatedQueue::State::advance(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
@@ -73,11 +91,13 @@ SHARDLIB_INLINE bool SimulatedQueue::State::advance(std::unique_lock<std::mutex>
   try {
     const MemoryAccess open(&region);
     for (lock.lock(); done < until; ++done) {
-      const Work next = std::move(work.front());
-      work.pop_front();
+      const Work& next = work.front();  // others only add to the back
       lock.unlock();
-      next.run(next.held.get());
+      if (next.run != nullptr) next.run(next.held.get());
+      const bool ends = next.run != nullptr || next.passed();
       lock.lock();
+      if (!ends) break;
+      work.pop_front();
     }
     lock.unlock();
   } catch (...) {
@@ -88,7 +108,7 @@ SHARDLIB_INLINE bool SimulatedQueue::State::advance(std::unique_lock<std::mutex>
   busy = false;
   idle.notify_all();
   if (error) std::rethrow_exception(error);
-  return true;
+  return done >= until;
 }
 
 }  // namespace shardlib::detail

@@ -3,6 +3,7 @@
 
 #include "shardlib/memory/simulated_stream.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
@@ -20,22 +21,39 @@ struct SimulatedStreams {
   std::atomic<bool> is_empty = true;
 };
 inline SimulatedStreams simulated_streams;
+inline thread_local bool runs_simulated_streams = false;
+
+SHARDLIB_INLINE bool SimulatedStream::Progress::reached(std::uint64_t number) const {
+  if (!fault.empty()) throw Error(fault);
+  return ended || done >= number;
+}
 
 class SimulatedStream::Mark final : public StreamMark {
  public:
   explicit Mark(SimulatedStream& stream)
-      : stream_(stream), number_(stream.put_), follows_until_(stream.follows_until_) {}
+      : stream_(stream), progress_(stream.progress_), number_(stream.put_), follows_until_(stream.follows_until_) {}
   bool passed() override {
     // This thread runs its device's kernels without the mutex, so that others can run theirs.
     stream_.region_.queue()->advance(follows_until_);
     const std::lock_guard lock(simulated_streams.mutex);
     run_all();
-    if (!stream_.fault_.empty()) throw Error(stream_.fault_);
-    return stream_.done_ >= number_;
+    return progress_->reached(number_);
+  }
+  void hold_device() override {
+    {
+      const std::lock_guard lock(simulated_streams.mutex);
+      stream_.holds_until_ = std::max(stream_.holds_until_, number_);
+    }
+    stream_.region_.queue()->hold([progress = progress_, number = number_] {
+      const std::lock_guard lock(simulated_streams.mutex);
+      run_all();
+      return progress->reached(number);
+    });
   }
 
  private:
   SimulatedStream& stream_;
+  std::shared_ptr<Progress> progress_;
   std::uint64_t number_, follows_until_;
 };
 
@@ -47,6 +65,7 @@ SHARDLIB_INLINE SimulatedStream::SimulatedStream(Region& region) : region_(regio
 
 SHARDLIB_INLINE SimulatedStream::~SimulatedStream() {
   const std::lock_guard lock(simulated_streams.mutex);
+  progress_->ended = true;
   std::erase(simulated_streams.all, this);
   simulated_streams.is_empty = simulated_streams.all.empty();
 }
@@ -67,13 +86,14 @@ SHARDLIB_INLINE std::unique_ptr<StreamMark> SimulatedStream::mark() {
 
 SHARDLIB_INLINE void SimulatedStream::put(Work work) {
   const std::lock_guard lock(simulated_streams.mutex);
+  work.number = ++put_;
   queue_.push_back(std::move(work));
-  ++put_;
 }
 
 SHARDLIB_INLINE void SimulatedStream::remove(const void* owner) {
   const std::lock_guard lock(simulated_streams.mutex);
-  done_ += std::erase_if(queue_, [&](const Work& work) { return work.owner == owner; });
+  std::erase_if(queue_, [&](const Work& work) { return work.owner == owner; });
+  progress_->done = queue_.empty() ? put_ : queue_.front().number - 1;
 }
 
 SHARDLIB_INLINE void SimulatedStream::stopped(const std::function<void()>& f) {
@@ -81,12 +101,17 @@ SHARDLIB_INLINE void SimulatedStream::stopped(const std::function<void()>& f) {
   f();
 }
 
+// What runs can be a queue on hold, which comes here again.
 SHARDLIB_INLINE void SimulatedStream::run_all() {
+  if (std::exchange(runs_simulated_streams, true)) return;
+  struct End {
+    ~End() { runs_simulated_streams = false; }
+  } const end;
   for (bool again = true; std::exchange(again, false);) {
     for (SimulatedStream* const stream : simulated_streams.all) {
-      while (stream->fault_.empty() && !stream->queue_.empty() && stream->queue_.front().step()) {
+      while (stream->progress_->fault.empty() && !stream->queue_.empty() && stream->queue_.front().step()) {
+        stream->progress_->done = stream->queue_.front().number;
         stream->queue_.pop_front();
-        ++stream->done_;
         again = true;
       }
     }
@@ -97,13 +122,17 @@ SHARDLIB_INLINE void SimulatedStream::freed(const void* begin, std::size_t bytes
   if (simulated_streams.is_empty) return;  // what a program without streams pays
   const std::lock_guard lock(simulated_streams.mutex);
   const auto* const first = static_cast<const std::byte*>(begin);
-  for (SimulatedStream* const stream : simulated_streams.all)
-    for (const Work& work : stream->queue_)
+  for (SimulatedStream* const stream : simulated_streams.all) {
+    for (const Work& work : stream->queue_) {
+      if (work.number <= stream->holds_until_) continue;
       for (const Range& range : work.uses) {
         const auto* const used = static_cast<const std::byte*>(range.begin);
         if (used < first + bytes && first < used + range.bytes)
-          stream->fault_ = "simulated device: " + work.name + " uses a block that was freed before it has run";
+          stream->progress_->fault =
+              "simulated device: " + work.name + " uses a block that was freed before it has run";
       }
+    }
+  }
 }
 
 }  // namespace shardlib::detail

@@ -1,0 +1,99 @@
+// The collectives that a device's stream waits for. The host asks for their errors where it waits for the device.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace shardlib::detail {
+
+/// A collective in a second stream, for which the stream of the device's kernels waits.
+class Flight {
+ public:
+  explicit Flight(const void* owner) : owner_(owner) {}
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+  virtual ~Flight() = default;
+  /// Throws Error if it has failed, as does `check`.
+  [[nodiscard]] virtual bool has_ended() = 0;
+  /// Looks for errors that would keep it from its end. If the host `waits` for it, also for the time that it takes.
+  virtual void check(bool waits) = 0;
+  [[nodiscard]] const void* owner() const { return owner_; }
+
+ private:
+  const void* owner_;
+};
+
+/// Those that have not ended, as far as the host knows, in the order in which the device waits for them. Only the
+/// device's thread uses it.
+class Flights {
+ public:
+  void add(std::unique_ptr<Flight> flight) { open_.push_back({std::move(flight), ++added_}); }
+  /// Whether some have not ended. Throws the error of the first of these, which is then forgotten.
+  bool ask(bool waits = false) {
+    forget_ended();
+    if (!open_.empty()) guarded([&] { return open_.front().flight->check(waits), false; });
+    return !open_.empty();
+  }
+  /// Returns when done() is true, or when all flights have ended. A call that blocks would also wait for one that
+  /// hangs, without an end.
+  template <class F>
+  void wait(const F& done) {
+    constexpr int polls = 256;  // between two questions for errors, which take longer
+    for (int i = 1; !done(); i = i % polls + 1) {
+      forget_ended();
+      if (i == polls) ask(true);
+      if (open_.empty()) return;
+      std::this_thread::yield();
+    }
+  }
+  /// Waits for the flights of an owner.
+  void finish(const void* owner) {
+    wait([&] {
+      for (const Open& open : open_)
+        if (open.flight->owner() == owner) return false;
+      return true;
+    });
+  }
+  /// Forgets the flights of an owner.
+  void remove(const void* owner) {
+    std::erase_if(open_, [&](const Open& open) { return open.flight->owner() == owner; });
+  }
+  /// The host puts a kernel or a copy into the device's stream. CUDA keeps about a thousand of them, and then the call
+  /// blocks. So that it never blocks behind a flight that hangs, the host waits here for flights that have twice
+  /// `most` behind them.
+  void launches() {
+    constexpr int most = 256;
+    if (open_.empty() || ++launched_ < most) return;
+    launched_ = 0;
+    ask();
+    wait([&] { return open_.empty() || open_.front().number > before_; });
+    before_ = added_;
+  }
+
+ private:
+  struct Open {
+    std::unique_ptr<Flight> flight;
+    std::uint64_t number;
+  };
+  template <class F>
+  bool guarded(const F& f) {
+    try {
+      return f();
+    } catch (...) {
+      open_.pop_front();
+      throw;
+    }
+  }
+  void forget_ended() {
+    while (!open_.empty() && guarded([&] { return open_.front().flight->has_ended(); })) open_.pop_front();
+  }
+
+  std::deque<Open> open_;
+  std::uint64_t added_ = 0, before_ = 0;  ///< numbers of flights: of the last, and of the last at the last look
+  int launched_ = 0;                      ///< since that look
+};
+
+}  // namespace shardlib::detail
