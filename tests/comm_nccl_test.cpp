@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -28,6 +29,7 @@
 #include "shardlib/comm/staged.hpp"
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/tree_kernel.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/shardlib.hpp"
 #include "support.hpp"
 
@@ -209,6 +211,28 @@ TEST_CASE("an operation of the stand-in for NCCL that does not wait for a kernel
     stand_in::AllGather(mine, ranks[0].block(4), 4, u8s, ranks[0].comm, stream);
     CHECK(ranks.has_passed(0));
     CHECK(ranks[0].first() == (waits ? 0 : 1));
+    stand_in::CommDestroy(ranks[0].comm);
+  }
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("a kernel that does not wait for an operation of the stand-in for NCCL reads what was there before",
+          "[nccl]") {
+  if (under_mpi()) return;
+  for (const bool waits : {false, true}) {
+    Ranks ranks(1);
+    std::byte* const mine = ranks[0].block(4);
+    const Exec exec{.pool = ranks[0].pool.get()};
+    exec.zero(mine, 4);
+    std::byte *const result = ranks[0].block(4), *const read = ranks[0].block(4);
+    stand_in::AllGather(mine, result, 4, u8s, ranks[0].comm, ranks.stream(0));
+    const auto mark = ranks[0].stream->mark();
+    if (waits) mark->hold_device();
+    exec.copy(read, result, 4);
+    CHECK(ranks[0].first() == 1);  // the host has not waited
+    exec.synchronize();
+    CHECK(ranks[0].first() == (waits ? 0 : 1));
+    CHECK(ranks.has_passed(0));
     stand_in::CommDestroy(ranks[0].comm);
   }
   CHECK(take_faults().empty());
@@ -412,6 +436,30 @@ TEST_CASE("slices of an all_reduce begin at multiples of 16 bytes", "[nccl]") {
     return results;
   });
   CHECK(stand_in::world.unaligned == before);
+}
+
+TEST_CASE("shifts go through NCCL, in groups of which a member sends and receives one message", "[nccl]") {
+  const auto sent = launched(stand_in::Kind::send), received = launched(stand_in::Kind::recv);
+  for (const std::string mesh : {"d=2", "d=3", "d=2,t=2"}) {
+    check_bits(mesh, [](Device& device) {
+      std::vector<std::byte> results;
+      Communicator& group = device.everybody();
+      for (const int places : {1, -1, 2, 5, 0}) {
+        const Buffer mine = on_device(device, rough_values(device.rank(), 7)), theirs = on_device<f32>(device, 7);
+        group.shift(mine, theirs, places).wait();
+        append(results, device, theirs);
+      }
+      // Those of host memory, and of nothing, are messages.
+      const Buffer host = make_buffer(device, rough_values(device.rank(), 7)), there = make_buffer<f32>(device, 7);
+      group.shift(host, there, 1).wait();
+      append(results, device, there);
+      group.shift(on_device<f32>(device, 0), on_device<f32>(device, 0), 1).wait();
+      return results;
+    });
+  }
+  if (under_mpi()) return;
+  CHECK(launched(stand_in::Kind::send) == sent + 5 * (2 + 3 + 4));
+  CHECK(launched(stand_in::Kind::recv) == received + 5 * (2 + 3 + 4));
 }
 
 TEST_CASE("operands that stay in host memory, single messages and empty operands go without NCCL", "[nccl]") {
@@ -641,6 +689,12 @@ TEST_CASE("devices out of step are told so before NCCL gets their calls", "[nccl
   CHECK(text.find("all_reduce of 16 bytes (f32 sum) by NCCL") != std::string::npos);
   CHECK(text.find("all_reduce of 20 bytes (f32 sum) by NCCL") != std::string::npos);
   text = error([](Device& device, Communicator& group) {
+    group.shift(on_device<f32>(device, 4), on_device<f32>(device, 4), 1 + group.rank()).wait();
+  });
+  CHECK(text.find("shift of 16 bytes by 1 by NCCL") != std::string::npos);
+  CHECK(text.find("shift of 16 bytes by 0 by NCCL") != std::string::npos);
+  CHECK(text.ends_with(order));
+  text = error([](Device& device, Communicator& group) {
     if (group.rank() == 0) group.all_gather(on_device<f32>(device, 4), on_device<f32>(device, 8)).wait();
   });
   CHECK(text.starts_with("all_gather: device 1 (rank 1 of 2) has returned without taking part"));
@@ -682,6 +736,121 @@ TEST_CASE("an error of NCCL names the op, the call and NCCL's words, and the oth
   text = failing({{"ncclCommInitRank", 2}}, gather);
   CHECK(text.starts_with("all_gather of 16 bytes at "));
   CHECK(text.find(": ncclCommInitRank failed: ") != std::string::npos);
+}
+
+TEST_CASE("the host goes on while the device waits for NCCL", "[nccl]") {
+  const auto stuck = [](bool is) {
+    stand_in::locked([is] {
+      is ? static_cast<void>(stand_in::world.failing["stuck"] = 0) : stand_in::world.failing.clear();
+      return detail::nccl::Result::success;
+    });
+  };
+  stuck(true);
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const Temporarily early(tuning.simulated_seed, seed);
+    on_nccl("d=2", [&](const DevicePtr& device) {
+      const auto pool = device->pool();
+      const Exec exec = device->exec();
+      const auto rank = static_cast<f32>(device->rank());
+      Buffer mine = on_device(*device, std::vector<f32>{rank}), all = on_device<f32>(*device, 2);
+      const Buffer sums = on_device<f32>(*device, 2), first = on_device<f32>(*device, 2);
+      device->everybody().barrier();
+      if (device->rank() == 0) stuck(true);
+      device->everybody().barrier();
+      device->everybody().all_gather(mine, all).wait();
+      // Kernels of the device, operations of NCCL and the next owners of the blocks come after the gather.
+      exec.copy(first.data(), all.data(), all.bytes());
+      device->everybody().all_reduce(all, sums, DType::f32, Reduction::sum).wait();
+      mine = all = {};
+      const Buffer next = pool->allocate(sizeof(f32)), after = pool->allocate(2 * sizeof(f32));
+      exec.zero(next.data(), next.bytes());
+      exec.zero(after.data(), after.bytes());
+      device->everybody().barrier();
+      if (device->rank() == 0) stuck(false);
+      expect_equal(read<f32>(*device, first), {0, 1});
+      expect_equal(read<f32>(*device, sums), {0, 2});
+      expect_equal(read<f32>(*device, after), {0, 0});
+    });
+  }
+  stuck(false);
+}
+
+namespace {
+/// The error of a step whose first gather fails or hangs on device 1, which then goes on as far as it can.
+std::string late_error(const std::map<std::string, int>& failing, int& line,
+                       const std::function<void(const Tensor<f32, "A">&)>& goes_on) {
+  const Temporarily fails(stand_in::world.failing, failing);
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  std::string text = error_of([&] {
+    on_mesh("d=2",
+            [&](const DevicePtr& device) {
+              const Mesh<"d"> mesh(device);
+              const auto x = full<f32, "A/d">(mesh, {{"A", 8}}, 1);
+              line = __LINE__ + 1;
+              const auto whole = all_gather<"A/d -> A">(x);
+              goes_on(whole * 2.0);
+            },
+            {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::milliseconds(1000)}});
+  });
+  CHECK(take_faults() == std::vector<std::string>{});
+  return text;
+}
+}  // namespace
+
+TEST_CASE("an error of NCCL that is found late names its op, not the one that waits", "[nccl]") {
+  if (under_mpi()) return;
+  const std::map<std::string, int> fails{{"stuck", 1}, {"asynchronous", 1}}, hangs{{"stuck", 1}};
+  const std::string failed =
+      "an operation of NCCL failed: unhandled cuda error; SHARDLIB_NCCL=0 communicates without NCCL";
+  const std::string late =
+      "the operation of NCCL has not ended after 1 seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links "
+      "NCCL uses";
+  using Whole = Tensor<f32, "A">;
+  const std::vector<std::function<void(const Whole&)>> all{
+      [](const Whole& x) { static_cast<void>(item(sum<"A -> ">(x))); },  // reads
+      [](const Whole&) {},                                               // ends
+      [](const Whole& x) {                                               // makes a tensor of an array
+        const std::vector<f32> more(8, 1);
+        static_cast<void>(from_memory<f32, "A">(Mesh<"d">(x.device()), {{"A", 8}}, std::span<const f32>(more)) + x);
+      },
+      [](const Whole& x) {  // computes more than fits in a queue
+        auto y = x;
+        for (int i = 0; i < 3000; ++i) y = y + x;
+        throw Failure("3000 kernels behind what hangs");
+      }};
+  for (const auto& goes_on : all) {
+    for (const bool by_time : {false, true}) {
+      int line = 0;
+      const std::string text = late_error(by_time ? hangs : fails, line, goes_on);
+      const std::string start =
+          "all_gather<`A/d -> A`> at " + std::string(__FILE__) + ":" + show(line) + ": all_gather of 16 bytes: ";
+      INFO(text);
+      CHECK(text.starts_with(start + (by_time ? late : failed) + " (device "));
+      CHECK(text.ends_with(" of mesh d=2)"));
+    }
+  }
+  // The next collective finds it, too, but not the time: nobody waits for that yet.
+  int line = 0;
+  const std::string text = late_error(fails, line, [](const Whole& x) {
+    static_cast<void>(all_reduce<"A +d -> A">(to_partial<"A -> A +d">(x)));
+    throw Failure("it went on");
+  });
+  CHECK(text.find(failed) != std::string::npos);
+}
+
+TEST_CASE("a member that fails ends those whose devices wait for it in NCCL", "[nccl]") {
+  if (under_mpi()) return;
+  const Temporarily stuck(stand_in::world.failing, std::map<std::string, int>{{"stuck", 1}});
+  const std::string text = error_of([] {
+    on_nccl("d=2", [](const DevicePtr& device) {
+      const Buffer all = on_device<f32>(*device, 8);
+      device->everybody().all_gather(on_device<f32>(*device, 4), all).wait();
+      if (device->rank() == 1) throw Error("my own");
+      static_cast<void>(read<f32>(*device, all));
+    });
+  });
+  CHECK(text == "my own");
+  CHECK(take_faults().empty());
 }
 
 TEST_CASE("a device that waits too long for NCCL says so", "[nccl]") {
@@ -867,7 +1036,8 @@ TEST_CASE("a note names the devices that communicate through host memory, on the
         "same GPU, which NCCL does not allow\n");
 }
 
-TEST_CASE("a recorder shows a collective of NCCL as waiting until all have called it, and then as running", "[nccl]") {
+TEST_CASE("a recorder shows a collective of NCCL as waiting until all have called it, and as running until its end",
+          "[nccl]") {
   if (under_mpi()) return;
   using State = detail::FlightEntry::State;
   const auto world = std::make_shared<ThreadWorld>(2);
@@ -897,9 +1067,12 @@ TEST_CASE("a recorder shows a collective of NCCL as waiting until all have calle
       both.arrive_and_wait();
       request.wait();
       note();
+      pool->device_memory()->synchronize();
+      static_cast<void>(pool->device_memory()->flights()->ask());
+      note();
     });
   for (std::thread& thread : threads) thread.join();
-  CHECK(states == std::vector(2, std::vector{State::running, State::ended}));
+  CHECK(states == std::vector(2, std::vector{State::running, State::running, State::ended}));
   CHECK(waits == std::vector{0, 0});
   CHECK(take_faults().empty());
 }

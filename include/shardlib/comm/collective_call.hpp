@@ -21,11 +21,19 @@ enum class GpuSums { tree, nccl };
 
 namespace detail {
 
-enum class Collective : std::uint8_t { all_gather, gather_view, all_to_all, reduce_scatter, all_reduce, barrier };
+enum class Collective : std::uint8_t {
+  all_gather,
+  gather_view,
+  all_to_all,
+  reduce_scatter,
+  all_reduce,
+  barrier,
+  shift
+};
 
 constexpr std::string_view name(Collective c) {
-  constexpr std::string_view names[] = {"all_gather",     "all_gather as a view", "all_to_all",
-                                        "reduce_scatter", "all_reduce",           "barrier"};
+  constexpr std::string_view names[] = {
+      "all_gather", "all_gather as a view", "all_to_all", "reduce_scatter", "all_reduce", "barrier", "shift"};
   return names[static_cast<std::size_t>(c)];
 }
 
@@ -57,6 +65,7 @@ struct CollectiveCall {
   std::size_t nodes = 1;     ///< over which the group spreads evenly; above 1 this is one node's share
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
   bool elsewhere = false;    ///< the members only compare their calls: NCCL moves the data
+  int places = 0;            ///< of a shift: how far it goes along the ring
   friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
 
   [[nodiscard]] std::uint64_t fingerprint() const {
@@ -68,6 +77,7 @@ struct CollectiveCall {
         .add(rows)
         .add(caller)
         .add(elsewhere ? 1 : 0)
+        .add(static_cast<std::uint64_t>(places))
         .value();
   }
 };
@@ -87,6 +97,7 @@ inline std::string to_string(const CollectiveCall& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
   return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
          (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
+         (call.kind == Collective::shift ? " by " + std::to_string(call.places) : "") +
          (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "") +
          (call.elsewhere ? " by NCCL" : "");
 }

@@ -90,6 +90,7 @@ class CollectiveWork {
       }
       case Collective::gather_view:
       case Collective::barrier:
+      case Collective::shift:
         break;
     }
     if (nontemporal_) nontemporal_fence();

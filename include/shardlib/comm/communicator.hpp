@@ -16,8 +16,9 @@
 
 namespace shardlib {
 
-/// A communication under way. `wait` completes it. The destructor of a Request waits for it, unless an exception is in
-/// flight: a failing device must not wait for the others.
+/// A communication under way. `wait` completes it. For a collective of GPUs by NCCL, `wait` makes the device's stream
+/// wait, and the host goes on. The destructor of a Request waits for it, unless an exception is in flight: a failing
+/// device must not wait for the others.
 class Request {
  public:
   /// The interface that a backend implements.
@@ -25,6 +26,12 @@ class Request {
     virtual ~Pending() = default;
     virtual void wait() = 0;  ///< blocks; may be called once
     virtual bool test() = 0;  ///< makes progress; true when `wait` would not block
+    /// `wait`, which the recorder shows.
+    virtual void wait_recorded(const detail::FlightRecord& record) {
+      record.waits();
+      wait();
+      record.ends();
+    }
   };
   Request() = default;
   explicit Request(std::unique_ptr<Pending> pending) : pending_(std::move(pending)) {}
@@ -36,9 +43,7 @@ class Request {
   void wait() {
     if (auto pending = std::move(pending_)) {
       const detail::FlightRecord record = std::move(record_);
-      record.waits();
-      pending->wait();
-      record.ends();
+      pending->wait_recorded(record);
     }
   }
   bool test() { return !pending_ || pending_->test(); }  ///< makes progress; true when `wait` would not block
@@ -58,7 +63,8 @@ class Request {
 /// One group of devices, seen from one member with number `rank` of `size`. Every member calls the same operations in
 /// the same order. A call carries its op, op spec and line, and the members compare them. Blocks are in rank order.
 /// Nonblocking operations keep handles to their buffers until they complete. Only after `wait` is the receive buffer
-/// defined, and may the send buffer of a collective be overwritten.
+/// defined, and may the send buffer of a collective be overwritten: device memory by what the device's stream does from
+/// then on.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -117,6 +123,15 @@ class Communicator {
     this->send(send, to, site);
     return this->recv(recv, from, site);
   }
+  /// Sends to the member that is `places` later in the ring of all members, and receives from the one that is as many
+  /// earlier. Every member calls it. It may be a collective: then a member that does not call it leaves the others
+  /// waiting at its start.
+  Request shift(const Buffer& send, const Buffer& recv, int places, Site site = Site::current()) {
+    const int n = size(), by = (places % n + n) % n;
+    if (!shifts(send, recv)) return send_recv(send, (rank() + by) % n, recv, (rank() - by + n) % n, site);
+    detail::check_fit("shift", n, send, recv, detail::Fit::same);
+    return start({.kind = detail::Collective::shift, .bytes = send.bytes(), .places = by}, site, {send, recv});
+  }
   Request send(const Buffer& buffer, int to, Site site = Site::current()) {
     detail::check_peer("send to", size(), to);
     return recorded(recorder_.sends(caller("send", site), buffer.bytes(), to),
@@ -145,6 +160,8 @@ class Communicator {
   /// different one.
   virtual Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                                    const Operands& operands) = 0;
+  /// Whether a shift of these buffers is a collective. If not, it is messages.
+  [[nodiscard]] virtual bool shifts(const Buffer& /*send*/, const Buffer& /*recv*/) const { return false; }
   virtual Request start_send(const Buffer& buffer, int to) = 0;
   virtual Request start_recv(const Buffer& buffer, int from) = 0;
   /// Starts a collective of another communicator, whose wrapper has the checked arguments.

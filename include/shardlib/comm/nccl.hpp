@@ -108,6 +108,7 @@ struct Use {
   std::shared_ptr<Pool> pool;      ///< the device's memory
   std::shared_ptr<Stream> stream;  ///< one for all groups of the device, so that their operations keep their order
   TreeKernel tree;
+  std::string device = {};  ///< a description, for errors that are found late
 };
 
 /// Which devices communicate through host memory for want of NCCL, and why, as lines for the console. All devices call
@@ -117,14 +118,17 @@ struct Use {
 
 /// A group of devices that have memory of their own. Its collectives of device memory are NCCL's. They start when all
 /// members have called them: before, the members compare their calls by `staged`, so that NCCL gets no calls that do
-/// not match. `staged` is the same group by copies in host memory. It has the rest: messages, which must not wait for
-/// collectives, and buffers in host memory. It has all if a member has no NCCL, or if two have the same GPU, which NCCL
-/// does not allow. The first collective decides this. It throws UsageError if the sums are to be NCCL's then.
+/// not match. The host does not wait for their results: the device's stream does. Errors that show later are thrown
+/// where the host waits for the device, or starts another collective. `staged` is the same group by copies in host
+/// memory. It has the rest: messages, which must not wait for collectives, and buffers in host memory. It has all if a
+/// member has no NCCL, or if two have the same GPU, which NCCL does not allow. The first collective decides this. It
+/// throws UsageError if the sums are to be NCCL's then.
 [[nodiscard]] SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use);
 
 }  // namespace shardlib::detail::nccl
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/comm/impl/nccl.hpp"
+#include "shardlib/comm/impl/nccl_library.hpp"
 #include "shardlib/comm/impl/nccl_note.hpp"
 #endif

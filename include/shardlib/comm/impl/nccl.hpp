@@ -3,62 +3,23 @@
 
 #include "shardlib/comm/nccl.hpp"
 
-#include <dlfcn.h>
-
 #include <cstdint>
 #include <exception>
-#include <map>
-#include <mutex>
+#include <optional>
 #include <thread>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/comm/impl/nccl_members.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/memory/faults.hpp"
+#include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/region.hpp"
-#include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail::nccl {
-
-SHARDLIB_INLINE Library load(const std::string& file) {
-  static std::mutex mutex;
-  static std::map<std::string, Functions> loaded;  // whose addresses stay
-  const std::lock_guard lock(mutex);
-  if (const auto known = loaded.find(file); known != loaded.end()) return {.functions = &known->second};
-  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const why = dlerror();
-    return {.reason = file + " cannot be loaded (" + (why == nullptr ? "no reason given" : why) + ")"};
-  }
-  Functions functions;
-  std::string missing;
-  const auto find = [&](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-  };
-  const auto require = [&](const char* name, auto& function) {
-    find(name, function);
-    if (function == nullptr && missing.empty()) missing = name;
-  };
-  for_functions(functions, require, find);
-  if (!missing.empty()) return {.reason = file + " has no " + missing + ": it needs NCCL 2.10 or later"};
-  return {.functions = &loaded.emplace(file, functions).first->second};
-}
-
-SHARDLIB_INLINE bool is_wanted() {
-  return switched_on("SHARDLIB_NCCL", "1", "write 0 to have GPUs communicate through host memory, or 1 for NCCL");
-}
-
-SHARDLIB_INLINE Library library(const Functions* given) {
-  if (given != nullptr) return {.functions = given};
-#if defined(SHARDLIB_LAUNCHER_HIP)
-  constexpr const char* file = "librccl.so.1";  // RCCL has NCCL's functions
-#else
-  constexpr const char* file = "libnccl.so.2";
-#endif
-  static const Library result = is_wanted() ? load(file) : Library{.reason = "SHARDLIB_NCCL is 0"};
-  return result;
-}
 
 inline Type type_of(DType dtype) {
   switch (dtype) {
@@ -83,7 +44,12 @@ inline Type type_of(DType dtype) {
 struct Doing {
   CollectiveCall call;
   OpInfo op;
-  [[nodiscard]] std::string text() const { return to_string(call) + (Calling::innermost == nullptr ? op.at() : ""); }
+  bool late = false;  ///< another op may run when they are found
+  [[nodiscard]] bool is_of_op() const { return *op.name != '\0'; }
+  [[nodiscard]] std::string text() const {
+    if (late && is_of_op()) return op.describe() + ": " + to_string(call);
+    return to_string(call) + (late || Calling::innermost == nullptr ? op.at() : "");
+  }
 };
 
 class NcclCommunicator final : public Communicator {
@@ -97,7 +63,8 @@ class NcclCommunicator final : public Communicator {
     try {
       staged_->check_failure();
       if (std::uncaught_exceptions() > 0) abort();
-      for (const Flight& flight : dropped_)
+      if (comm_ != nullptr) flights().finish(this);
+      for (const Started& flight : dropped_)
         if (comm_ != nullptr) await(*flight.mark, Doing{});
       // It asks for errors meanwhile. ncclCommDestroy alone would wait for the others without an end.
       if (comm_ != nullptr && nccl().CommFinalize != nullptr)
@@ -105,6 +72,7 @@ class NcclCommunicator final : public Communicator {
     } catch (...) {
       abort();
     }
+    flights().remove(this);
     if (comm_ != nullptr) nccl().CommDestroy(comm_);
   }
 
@@ -116,58 +84,105 @@ class NcclCommunicator final : public Communicator {
 
  private:
   enum class State : std::uint8_t { undecided, uses_nccl, uses_host, failed };
-  /// What a collective under way needs.
-  struct Flight {
+  /// What a collective needs until the device's stream waits for it. What the host frees then is used again by what
+  /// comes later in that stream, or in NCCL's, which follows it.
+  struct Started {
     std::unique_ptr<StreamMark> mark;
     std::vector<Buffer> buffers;
   };
+  /// A collective that the device's stream waits for.
+  struct DeviceWait final : Flight {
+    NcclCommunicator& group;
+    std::unique_ptr<StreamMark> mark;
+    Doing doing;
+    FlightRecord record;
+    std::optional<WaitTime> time = {};
+    DeviceWait(NcclCommunicator& g, std::unique_ptr<StreamMark> m, const Doing& d, FlightRecord r)
+        : Flight(&g), group(g), mark(std::move(m)), doing{d.call, d.op, true}, record(std::move(r)) {}
+    bool has_ended() override {
+      const bool ended = late([this] { return group.has_passed(*mark, doing, false); });
+      if (ended) record.ends();
+      return ended;
+    }
+    void check(bool waits) override {
+      late([&] {
+        if (group.has_passed(*mark, doing, true) || !waits) return;
+        if (!time) {
+          time.emplace();
+          record.waits();
+        }
+        group.or_abort([&] { group.check_time(doing, *time); });
+      });
+    }
+    /// Adds to the errors of f what their op would add.
+    template <class F>
+    auto late(const F& f) -> decltype(f()) {
+      try {
+        return f();
+      } catch (const Error& error) {
+        if (typeid(error) != typeid(Error)) throw;
+        throw LateError(error.what() + (doing.is_of_op() ? " (" + group.use_.device + ")" : ""));
+      }
+    }
+  };
   struct Arriving final : Request::Pending {
     NcclCommunicator& group;
-    Flight flight;
+    Started started;
     Doing doing;
-    Arriving(NcclCommunicator& g, Flight f, const Doing& d) : group(g), flight(std::move(f)), doing(d) {}
+    Arriving(NcclCommunicator& g, Started s, const Doing& d) : group(g), started(std::move(s)), doing(d) {}
     ~Arriving() noexcept override {
-      if (flight.mark) group.dropped_.push_back(std::move(flight));
+      if (started.mark) group.dropped_.push_back(std::move(started));
     }
-    bool test() override { return group.has_passed(*flight.mark, doing, true); }
-    void wait() override {
-      group.await(*flight.mark, doing);
-      flight = {};
+    bool test() override { return group.has_passed(*started.mark, doing, true); }
+    void wait() override { wait_recorded({}); }
+    void wait_recorded(const FlightRecord& record) override {
+      if (group.state_ == State::failed) throw Aborted();
+      group.or_abort([&] { started.mark->hold_device(); });
+      group.flights().add(std::make_unique<DeviceWait>(group, std::move(started.mark), doing, record));
+      started = {};
     }
   };
 
   [[nodiscard]] std::size_t ranks() const { return static_cast<std::size_t>(size()); }
   [[nodiscard]] const Functions& nccl() const { return *use_.library.functions; }
   [[nodiscard]] CUstream_st* stream() const { return use_.stream->handle(); }
+  [[nodiscard]] Flights& flights() const { return *use_.pool->device_memory()->flights(); }
+  [[nodiscard]] static bool on_gpu(const Buffer& send, const Buffer& recv) {
+    return send.device_memory() != nullptr && recv.device_memory() != nullptr && send.bytes() > 0;
+  }
 
   Request start_collective(const CollectiveCall& call, const OpInfo& op, const Operands& operands) override {
     const Buffer &send = operands.send, &recv = operands.recv;
-    const bool on_gpu = send.device_memory() != nullptr && recv.device_memory() != nullptr && send.bytes() > 0;
-    if (!on_gpu || state_ == State::uses_host) return start_in(*staged_, call, op, operands);
+    if (!on_gpu(send, recv) || state_ == State::uses_host) return start_in(*staged_, call, op, operands);
+    flights().ask();
     record_wait();
     const Doing doing{call, op};
     meet(doing);
     if (state_ == State::undecided) or_abort([&] { begin_use(doing); });
     if (state_ == State::uses_host) {
       record_run();
+      if (call.kind == Collective::shift) return staged_->shift(send, recv, call.places, op.site);
       return start_in(*staged_, call, op, operands);
     }
     if (state_ == State::failed) throw Aborted();
-    Flight flight{nullptr, {send, recv}};
+    Started started{nullptr, {send, recv}};
     or_abort([&] {
-      std::erase_if(dropped_, [](const Flight& dropped) { return dropped.mark->passed(); });
+      std::erase_if(dropped_, [](const Started& dropped) { return dropped.mark->passed(); });
       use_.stream->follow_device();
       try {
-        put(doing, flight, send, recv);
-        flight.mark = use_.stream->mark();
+        put(doing, started, send, recv);
+        started.mark = use_.stream->mark();
         if (shares_process_) meet(doing);
       } catch (...) {
-        failed_.push_back(std::move(flight));  // a part of it may be in the stream
+        failed_.push_back(std::move(started));  // a part of it may be in the stream
         throw;
       }
     });
     record_run();
-    return Request(std::make_unique<Arriving>(*this, std::move(flight), doing));
+    return Request(std::make_unique<Arriving>(*this, std::move(started), doing));
+  }
+  [[nodiscard]] bool shifts(const Buffer& send, const Buffer& recv) const override {
+    return state_ != State::uses_host && on_gpu(send, recv);
   }
   Request start_send(const Buffer& buffer, int to) override { return staged_->send(buffer, to); }
   Request start_recv(const Buffer& buffer, int from) override { return staged_->recv(buffer, from); }
@@ -205,16 +220,18 @@ class NcclCommunicator final : public Communicator {
   }
 
   /// Puts the operations of a collective into the stream.
-  void put(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) {
+  void put(const Doing& doing, Started& started, const Buffer& send, const Buffer& recv) {
     switch (doing.call.kind) {
       case Collective::all_gather:
         return all_gather(doing, send.data(), send.bytes(), recv.data());
       case Collective::all_to_all:
         return exchange(doing, send.data(), recv.data(), send.bytes() / ranks());
       case Collective::reduce_scatter:
-        return reduce_scatter(doing, flight, send, recv);
+        return reduce_scatter(doing, started, send, recv);
       case Collective::all_reduce:
-        return all_reduce(doing, flight, send, recv);
+        return all_reduce(doing, started, send, recv);
+      case Collective::shift:
+        return shift_by(doing, send, recv);
       case Collective::gather_view:
       case Collective::barrier:
         break;
@@ -223,9 +240,26 @@ class NcclCommunicator final : public Communicator {
   void all_gather(const Doing& doing, const std::byte* send, std::size_t bytes, std::byte* recv) const {
     check(doing, "ncclAllGather", nccl().AllGather(send, recv, bytes, Type::uint8, comm_, stream()));
   }
-  /// Block j of `send` goes to rank j, and block i of `recv` comes from rank i. They are one operation of NCCL, so that
-  /// no message waits for another one.
+  /// Block j of `send` goes to rank j, and block i of `recv` comes from rank i.
   void exchange(const Doing& doing, const std::byte* send, std::byte* recv, std::size_t block) const {
+    messages(doing, [&](const auto& send_to, const auto& recv_from) {
+      for (int peer = 0; peer < size(); ++peer) {
+        const std::size_t at = static_cast<std::size_t>(peer) * block;
+        if (!send_to(peer, send + at, block) || !recv_from(peer, recv + at, block)) return;
+      }
+    });
+  }
+  void shift_by(const Doing& doing, const Buffer& send, const Buffer& recv) const {
+    const int n = size(), places = doing.call.places;
+    messages(doing, [&](const auto& send_to, const auto& recv_from) {
+      if (send_to((rank() + places) % n, send.data(), send.bytes()))
+        recv_from((rank() - places + n) % n, recv.data(), recv.bytes());
+    });
+  }
+  /// Messages that f(send_to, recv_from) puts into one operation of NCCL, so that none waits for another one. If one of
+  /// these functions returns false, there must be no more.
+  template <class F>
+  void messages(const Doing& doing, const F& f) const {
     check(doing, "ncclGroupStart", nccl().GroupStart());
     Result failed = Result::success;
     const char* function = "ncclGroupEnd";
@@ -235,15 +269,17 @@ class NcclCommunicator final : public Communicator {
       function = name;
       return false;
     };
-    for (int peer = 0; peer < size(); ++peer) {
-      const std::size_t at = static_cast<std::size_t>(peer) * block;
-      if (!is_in("ncclSend", nccl().Send(send + at, block, Type::uint8, peer, comm_, stream()))) break;
-      if (!is_in("ncclRecv", nccl().Recv(recv + at, block, Type::uint8, peer, comm_, stream()))) break;
-    }
+    f(
+        [&](int peer, const std::byte* from, std::size_t bytes) {
+          return is_in("ncclSend", nccl().Send(from, bytes, Type::uint8, peer, comm_, stream()));
+        },
+        [&](int peer, std::byte* to, std::size_t bytes) {
+          return is_in("ncclRecv", nccl().Recv(to, bytes, Type::uint8, peer, comm_, stream()));
+        });
     const Result ended = nccl().GroupEnd();  // also after an error, which would leave the group open
     check(doing, function, failed == Result::success ? ended : failed);
   }
-  void reduce_scatter(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) const {
+  void reduce_scatter(const Doing& doing, Started& started, const Buffer& send, const Buffer& recv) const {
     const DType dtype = doing.call.dtype;
     const std::size_t n = recv.bytes() / size_of(dtype);
     if (sums_by_nccl(doing.call)) {
@@ -251,11 +287,11 @@ class NcclCommunicator final : public Communicator {
           nccl().ReduceScatter(send.data(), recv.data(), n, type_of(dtype), Operation::sum, comm_, stream());
       return check(doing, "ncclReduceScatter", sum);
     }
-    const Buffer received = scratch(flight, send.bytes());
+    const Buffer received = scratch(started, send.bytes());
     exchange(doing, send.data(), received.data(), recv.bytes());
     use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), n, recv);
   }
-  void all_reduce(const Doing& doing, Flight& flight, const Buffer& send, const Buffer& recv) const {
+  void all_reduce(const Doing& doing, Started& started, const Buffer& send, const Buffer& recv) const {
     const DType dtype = doing.call.dtype;
     const std::size_t element = size_of(dtype), n = send.bytes() / element;
     if (sums_by_nccl(doing.call)) {
@@ -265,14 +301,14 @@ class NcclCommunicator final : public Communicator {
     const auto [slice, left] = gpu_slices(n, element, ranks());
     const std::size_t sliced = slice * ranks();
     if (slice > 0) {
-      const Buffer received = scratch(flight, sliced * element);
+      const Buffer received = scratch(started, sliced * element);
       const Buffer sum = recv.slice(static_cast<std::size_t>(rank()) * slice * element, slice * element);
       exchange(doing, send.data(), received.data(), slice * element);
       use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), slice, sum);
       all_gather(doing, sum.data(), sum.bytes(), recv.data());
     }
     if (left > 0) {
-      const Buffer received = scratch(flight, left * element * ranks());
+      const Buffer received = scratch(started, left * element * ranks());
       all_gather(doing, send.data() + sliced * element, left * element, received.data());
       use_.tree(*use_.stream, dtype, doing.call.op, received, ranks(), left,
                 recv.slice(sliced * element, left * element));
@@ -282,8 +318,8 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] bool sums_by_nccl(const CollectiveCall& call) const {
     return use_.sums == GpuSums::nccl && call.op == Reduction::sum;
   }
-  Buffer scratch(Flight& flight, std::size_t bytes) const {
-    Buffer block = flight.buffers.emplace_back(use_.pool->allocate(bytes));
+  Buffer scratch(Started& started, std::size_t bytes) const {
+    Buffer block = started.buffers.emplace_back(use_.pool->allocate(bytes));
     use_.stream->follow_device();  // what the device still does for the block's last owner comes first
     return block;
   }
@@ -293,7 +329,7 @@ class NcclCommunicator final : public Communicator {
   void check(const Doing& doing, const char* function, Result result) const {
     for (WaitTime time; result == Result::in_progress; std::this_thread::yield()) {
       staged_->check_failure();
-      check_time(doing, function, time);
+      check_time(doing, time, function);
       if (const Result asked = nccl().CommGetAsyncError(comm_, &result); asked != Result::success) result = asked;
     }
     if (result != Result::success)
@@ -301,7 +337,7 @@ class NcclCommunicator final : public Communicator {
                   "; SHARDLIB_NCCL=0 communicates without NCCL");
   }
   /// Throws if a wait is longer than the watchdog allows.
-  void check_time(const Doing& doing, const char* what, WaitTime& time) const {
+  void check_time(const Doing& doing, WaitTime& time, const char* what = "the operation of NCCL") const {
     if (timeout().count() > 0 && time.so_far() > timeout())
       throw Error(doing.text() + ": " + what + " has not ended after " + std::to_string(timeout().count() / 1000) +
                   " seconds (--collective-timeout); NCCL_DEBUG=INFO shows which links NCCL uses");
@@ -323,7 +359,7 @@ class NcclCommunicator final : public Communicator {
     constexpr int polls = 256;  // between two questions, which take longer
     WaitTime time;
     for (int i = 1; !has_passed(mark, doing, i == polls); i = i % polls + 1) {
-      if (i == polls) or_abort([&] { check_time(doing, "the operation of NCCL", time); });
+      if (i == polls) or_abort([&] { check_time(doing, time); });
       std::this_thread::yield();
     }
   }
@@ -345,10 +381,10 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> staged_;
   Use use_;
   State state_ = State::undecided;
-  bool shares_process_ = false;  ///< whether two members are threads of one process
-  ncclComm* comm_ = nullptr;     ///< null before the first collective, and after `abort`
-  std::vector<Flight> dropped_;  ///< what nobody waits for
-  std::vector<Flight> failed_;   ///< keeps the buffers of what started in part
+  bool shares_process_ = false;   ///< whether two members are threads of one process
+  ncclComm* comm_ = nullptr;      ///< null before the first collective, and after `abort`
+  std::vector<Started> dropped_;  ///< what nobody waits for
+  std::vector<Started> failed_;   ///< keeps the buffers of what started in part
 };
 
 SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use) {

@@ -119,6 +119,7 @@ class MpiCommunicator final : public Communicator {
         else
           all_reduce_sliced(*work, operands.send, operands.recv, call.dtype, call.op);
         break;
+      case Collective::shift:  // a collective of NCCL only
       case Collective::barrier:
         check(*work, MPI_Ibarrier(comm_, work->add()));
         break;

@@ -317,9 +317,7 @@ inline int places(const Shift& shift, const Device& device) {
 }
 /// Sends a shard along the ring, and posts the receipt of this device's.
 inline Request start_shift(const Shift& shift, Device& device, const Buffer& sent, const Buffer& received) {
-  Communicator& ring = device.group({shift.axis});
-  const int n = ring.size(), by = places(shift, device);
-  return ring.send_recv(sent, (ring.rank() + by) % n, received, (ring.rank() - by + n) % n);
+  return device.group({shift.axis}).shift(sent, received, places(shift, device));
 }
 
 /// The shift of a replay, which happens where something reads the result.

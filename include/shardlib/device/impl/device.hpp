@@ -173,7 +173,8 @@ SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_p
                         .sums = sums_,
                         .pool = pool_,
                         .stream = stream_,
-                        .tree = detail::reduce_in_stream};
+                        .tree = detail::reduce_in_stream,
+                        .device = describe()};
   return detail::nccl::group(std::move(staged), use);
 }
 
