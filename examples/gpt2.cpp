@@ -60,8 +60,9 @@ template <class W, class C, class Grads>
 run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const auto factors = [&](std::string_view leaf) { return factors_of(s.o, leaf); };
-  return run::update(trained, s.o.optimizer, s.o.training, step, grads,
-                     {item(all_reduce<"+d +t -> ">(loss)), global_norm(s.mesh, grads, factors)}, factors);
+  const auto total = all_reduce<"+d +t -> ">(loss);  // before the norm, at which a GPU's host waits for all of the step
+  const double norm = global_norm(s.mesh, grads, factors);
+  return run::update(trained, s.o.optimizer, s.o.training, step, grads, {item(total), norm}, factors);
 }
 
 // Loss and gradients of the microbatches by `f`, a function of W in the dtype of computation, and what comes before the

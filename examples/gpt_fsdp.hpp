@@ -64,10 +64,10 @@ template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   const auto finish = [&](auto found) {
     const auto grads = reduce_gradients(mesh, std::move(found.second));  // the sums over r, once per step
-    const double norm = global_norm(mesh, grads, o.optimizer.groups);
-    const double loss = item(all_reduce<"+d +r +s +t -> ">(found.first));
+    const auto loss = all_reduce<"+d +r +s +t -> ">(found.first);
+    const double norm = global_norm(mesh, grads, o.optimizer.groups);  // here a GPU's host waits for all of the step
     // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
-    return run::update(trained, o.optimizer, o.training, step, grads, {loss, norm});
+    return run::update(trained, o.optimizer, o.training, step, grads, {item(loss), norm});
   };
   if (o.gather.per_step) return finish(by_whole_weights(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return finish(accumulated(mesh, trained.copies, o, step));

@@ -809,11 +809,7 @@ TEST_CASE("an error of NCCL that is found late names its op, not the one that wa
   const std::vector<std::function<void(const Whole&)>> all{
       [](const Whole& x) { static_cast<void>(item(sum<"A -> ">(x))); },  // reads
       [](const Whole&) {},                                               // ends
-      [](const Whole& x) {                                               // makes a tensor of an array
-        const std::vector<f32> more(8, 1);
-        static_cast<void>(from_memory<f32, "A">(Mesh<"d">(x.device()), {{"A", 8}}, std::span<const f32>(more)) + x);
-      },
-      [](const Whole& x) {  // computes more than fits in a queue
+      [](const Whole& x) {                                               // computes more than fits in a queue
         auto y = x;
         for (int i = 0; i < 3000; ++i) y = y + x;
         throw Failure("3000 kernels behind what hangs");
@@ -1093,6 +1089,53 @@ TEST_CASE("an error says why a library cannot be used as NCCL", "[nccl]") {
   const Setting wrong("SHARDLIB_NCCL", "yes");
   CHECK(error_of<UsageError>([] { static_cast<void>(detail::nccl::is_wanted()); }) ==
         "SHARDLIB_NCCL=yes: write 0 to have GPUs communicate through host memory, or 1 for NCCL");
+}
+
+TEST_CASE("a training step waits for its device where it reads its numbers, and nowhere else", "[nccl]") {
+  struct Weights {
+    Tensor<f32, "M F/d"> up;
+    Tensor<f32, "F M/d"> down;
+  };
+  /// A flight that must not be waited for until it is over.
+  struct Watch final : detail::Flight {
+    const bool& over;
+    explicit Watch(const bool& o) : Flight(&o), over(o) {}
+    bool has_ended() override { return over; }
+    void check(bool waits) override {
+      if (waits) throw Failure("the host waits for the device");
+    }
+  };
+  on_nccl("d=2", [](const DevicePtr& device) {
+    const Mesh<"d"> mesh(device);
+    const Sizes sizes{{"B", 8}, {"M", 6}, {"F", 10}};
+    Weights w{random_normal<f32, "M F/d">(mesh, sizes, {1, 0}), random_normal<f32, "F M/d">(mesh, sizes, {2, 0})};
+    auto moments = AdamW().init(w);
+    const auto loss_of = [](const Weights& weights, const Tensor<f32, "B/d M">& x) {
+      const auto h = gelu(einsum_unreduced<"B/d M, M F -> B/d F">(x, all_gather<"M F/d -> M F">(weights.up)));
+      const auto y = einsum_unreduced<"B/d F, F M -> B/d M">(h, all_gather<"F M/d -> F M">(weights.down));
+      return sum<"B/d M -> +d">((y - x) * (y - x));
+    };
+    Region& memory = *device->pool()->device_memory();
+    const auto other = memory.make_stream();
+    double last = 0;
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      bool over = false;
+      detail::SimulatedStream::of(other->handle()).put({.name = "the watch", .step = [&over] { return over; }});
+      other->mark()->hold_device();
+      memory.flights()->add(std::make_unique<Watch>(over));
+      const std::vector<f32> batch = rough_values(device->rank() + static_cast<int>(step), 8 * 6);
+      const auto x = place<Tensor<f32, "B/d M">>(mesh, HostArray<f32>({8, 6}, batch));
+      const auto [loss, grads] = value_and_grad(mesh, loss_of, w, x);
+      const auto total = all_reduce<"+d -> ">(loss);
+      // The watch begins after the update of the step before, which has read its norm. It ends where this one is read.
+      stand_in::locked([&] { return over = true, detail::nccl::Result::success; });
+      const double norm = global_norm(mesh, grads);
+      last = item(total);
+      expect(norm > 0 && last > 0);
+      AdamW().update(w, moments, grads, 1e-3, 1 / norm, step, [](std::string_view) { return true; });
+    }
+    expect(last > 0);
+  });
 }
 
 TEST_CASE("a step by NCCL has the CPU's bits", "[nccl]") {

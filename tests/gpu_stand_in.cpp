@@ -281,6 +281,7 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
   const Machine machine({.total = 1000 * mib});
   const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
   const Buffer here = host->allocate(64), there = pool->allocate(64);
+  const Buffer longer = host->allocate(detail::most_uploaded + 1), its_place = pool->allocate(longer.bytes());
   Region& gpu = *pool->device_memory();
   const auto zero = [&] { Exec{.pool = pool.get()}.zero(there.data(), 64); };
   const auto stream = gpu.make_stream();
@@ -288,13 +289,18 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
   CHECK_NOTHROW(stream->mark()->hold_device());
   stand_in.hangs = true;
   for (const std::function<void()>& f : std::vector<std::function<void()>>{
-           [&] { gpu.synchronize(); }, [&] { copy(here, there); }, [&] { copy(there, here); },
+           [&] { gpu.synchronize(); }, [&] { copy(here, there); }, [&] { copy(its_place, longer); },
            [&] {
              for (int i = 0; i < 5000; ++i) zero();
              throw Error("5000 behind what hangs");
+           },
+           [&] {
+             for (int i = 0; i < 100; ++i) copy(there, here);
+             throw Error("100 copies under way");
            }}) {
     gpu.flights()->add(std::make_unique<Hangs>());
     CHECK_NOTHROW(zero());
+    CHECK_NOTHROW(copy(there, here));  // the host does not wait for a short copy to the GPU
     CHECK_THROWS_WITH(f(), "it hangs");
     CHECK(!gpu.flights()->ask());
   }

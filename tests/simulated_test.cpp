@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -99,6 +100,7 @@ struct Simulated {
   [[nodiscard]] Buffer block(f32 value) const {
     const Buffer made = pool->allocate(sizeof value);
     exec.copy(made.data(), &value, sizeof value);
+    exec.synchronize();
     return made;
   }
   void set(const Buffer& block, f32 value) const { exec.for_items(1, 0, Set{block.as<f32>(), value}); }
@@ -203,11 +205,18 @@ TEST_CASE("kernels of the simulated device run late, in the order of its stream"
   CHECK(on.peek(y) == 0);
   CHECK(on.read(y) == 3);
   CHECK(on.read(x) == 0);
-  // A copy from the host, too, comes after the kernels before it.
+  // A copy from the host, too, comes after the kernels before it. The host waits for a long copy. A short one is taken
+  // at once, and arrives later.
   on.set(x, 5);
-  const f32 four = 4;
+  f32 four = 4;
   on.exec.copy(x.data(), &four, sizeof four);
-  CHECK(on.peek(x) == 4);
+  four = 0;
+  CHECK(on.peek(x) == 0);
+  CHECK(on.read(x) == 4);
+  on.set(x, 5);
+  const std::vector<std::byte> many(detail::most_uploaded + 1);
+  on.exec.copy(on.pool->allocate(many.size()).data(), many.data(), many.size());
+  CHECK(on.peek(x) == 5);
   // Products
   on.set(x, 3);
   kernels::gemm_batch(on.exec, false, false, 1, 1, 1, x.as<const f32>(), 1, 0, x.as<const f32>(), 1, 0, y.as<f32>(), 1,
@@ -400,12 +409,16 @@ TEST_CASE("a host that waits for a device asks for errors of what the device wai
     flights.add(std::make_unique<Hangs>());
   };
   f32 there = 0;
+  std::vector<std::byte> many(detail::most_uploaded + 1);
+  const Buffer longer = on.pool->allocate(many.size());
   const auto copies = [&](void* to, const void* from) { on.exec.copy(to, from, sizeof there); };
-  for (const std::function<void()>& f : std::vector<std::function<void()>>{
-           [&] { on.exec.synchronize(); }, [&] { copies(&there, x.data()); }, [&] { copies(x.data(), &there); },
-           [&] { on.exec.for_each(1, [](std::int64_t) {}); }}) {
+  for (const std::function<void()>& f :
+       std::vector<std::function<void()>>{[&] { on.exec.synchronize(); }, [&] { copies(&there, x.data()); },
+                                          [&] { on.exec.copy(longer.data(), many.data(), many.size()); },
+                                          [&] { on.exec.for_each(1, [](std::int64_t) {}); }}) {
     starts();
     copies(y.data(), x.data());  // the host goes on
+    copies(x.data(), &there);
     CHECK(flights.ask());
     expect_error(f, "it hangs");
     CHECK(!flights.ask());

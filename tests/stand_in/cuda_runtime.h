@@ -52,6 +52,7 @@ struct StandIn {
 inline StandIn stand_in;
 inline std::mutex stand_in_mutex;                                     // of the blocks
 inline std::map<void*, std::pair<int, std::size_t>> stand_in_blocks;  // GPU and bytes
+inline std::map<void*, std::size_t> stand_in_pinned;                  // memory of the host that GPUs read
 inline thread_local int stand_in_gpu = 0;
 
 inline const char* cudaGetErrorName(cudaError_t) {
@@ -135,9 +136,33 @@ inline cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
+inline cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
+  *memory = std::malloc(bytes);
+  const std::lock_guard lock(stand_in_mutex);
+  stand_in_pinned[*memory] = bytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* memory) {
+  const std::lock_guard lock(stand_in_mutex);
+  stand_in_pinned.erase(memory);
+  std::free(memory);
+  return cudaSuccess;
+}
+/// Whether the address is a GPU's or pinned.
+inline bool stand_in_is_near(const void* address) {
+  const std::lock_guard lock(stand_in_mutex);
+  const auto is_in = [&](const void* begin, std::size_t bytes) {
+    return address >= begin && address < static_cast<const char*>(begin) + bytes;
+  };
+  for (const auto& [memory, block] : stand_in_blocks)
+    if (is_in(memory, block.second)) return true;
+  for (const auto& [memory, bytes] : stand_in_pinned)
+    if (is_in(memory, bytes)) return true;
+  return false;
+}
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  // It waits for the stream, or returns at once, as CUDA likes, if one side is the host's memory.
-  if (stand_in.hangs) return cudaErrorLaunchTimeout;
+  // It waits for the stream, or returns at once, as CUDA likes, if one side is memory of the host that is not pinned.
+  if (stand_in.hangs && !(stand_in_is_near(to) && stand_in_is_near(from))) return cudaErrorLaunchTimeout;
   return std::memcpy(to, from, bytes), stand_in_put(stream);
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
@@ -159,7 +184,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return event->gpu == stream->gpu ? stand_in_put(stream) : cudaErrorInvalidResourceHandle;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
-  return cudaSuccess;
+  return stand_in.hangs ? cudaErrorNotReady : cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   return stand_in_put(stream);

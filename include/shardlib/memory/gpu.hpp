@@ -40,6 +40,8 @@ SHARDLIB_INLINE void check_sharing(int local_rank, int ranks);
 /// The bytes that one of the `sharers` of that GPU will take of it, or less if other programs leave less.
 [[nodiscard]] SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers);
 
+class Uploads;
+
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
 /// freed may be reused at once, because the device's kernels and copies are in one stream: what reads the old block
 /// runs before what writes the new one. NCCL's operations, in a second stream, keep their blocks until the device's
@@ -111,6 +113,7 @@ class Gpu final : public Region {
   Faults faults_;
   std::shared_ptr<void> remembered_;
   mutable Flights flights_;
+  std::unique_ptr<Uploads> uploads_;
 };
 
 }  // namespace shardlib::detail

@@ -91,8 +91,9 @@ class Region {
   [[nodiscard]] virtual detail::HardwareName hardware() const { return {}; }
   /// The model of a GPU. Other memory has none.
   [[nodiscard]] virtual detail::HardwareModel model() const { return {}; }
-  /// Copies, or clears (`zero`), bytes of this memory by the device itself, in the order of its stream. If one side of
-  /// a copy is host memory, the host waits for it. Returns false if this is host memory.
+  /// Copies, or clears (`zero`), bytes of this memory by the device itself, in the order of its stream. The host waits
+  /// for a copy to host memory, and for one from there that is longer than `most_uploaded`. Host memory may be changed
+  /// as soon as this returns. Returns false if this is host memory.
   virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
   virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }
   /// Describes the memory in a pool's error when it is exhausted. Empty for the memory of this machine.
@@ -192,6 +193,9 @@ class Mapping {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+/// Up to this size, copies from host memory to a device do not make the host wait: another copy is taken meanwhile.
+inline constexpr std::size_t most_uploaded = std::size_t{1} << 18;
 
 /// Up to this size, a region grants memory without reading /proc: the check would take longer than the writes.
 inline constexpr std::size_t small_grant = std::size_t{1} << 20;

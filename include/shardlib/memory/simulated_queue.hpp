@@ -45,6 +45,8 @@ class SimulatedQueue {
     put(work);
     run_early();
   }
+  /// The same for a copy to the device, for which the bytes in host memory are copied now.
+  void upload(void* to, const void* from, std::size_t bytes);
   /// What is put in from now on runs after passed() is true.
   void hold(std::function<bool()> passed);
   /// The number of pieces of work so far.

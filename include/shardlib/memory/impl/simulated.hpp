@@ -123,8 +123,9 @@ class Simulated final : public Heap {
   }
   bool copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes == 0) return true;  // memcpy takes no null pointers
-    if (contains(to, bytes) && contains(from, bytes)) {
-      queue_.launch([to, from, bytes] { std::memcpy(to, from, bytes); });
+    const bool is_within = contains(from, bytes);
+    if (contains(to, bytes) && (is_within || bytes <= most_uploaded)) {
+      is_within ? queue_.launch([to, from, bytes] { std::memcpy(to, from, bytes); }) : queue_.upload(to, from, bytes);
       return true;
     }
     synchronize();

@@ -4,6 +4,7 @@
 #include "shardlib/memory/simulated_queue.hpp"
 
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -36,6 +37,22 @@ SHARDLIB_INLINE void SimulatedQueue::put(Work work) {
   const std::lock_guard lock(state_->mutex);
   state_->work.push_back(std::move(work));
   ++state_->put;
+}
+
+SHARDLIB_INLINE void SimulatedQueue::upload(void* to, const void* from, std::size_t bytes) {
+  struct Upload {
+    void* to;
+    std::size_t bytes;
+  };
+  auto held = std::make_unique_for_overwrite<std::byte[]>(sizeof(Upload) + bytes);
+  ::new (held.get()) Upload{to, bytes};
+  std::memcpy(held.get() + sizeof(Upload), from, bytes);
+  const auto run = [](const std::byte* of) {
+    const Upload& upload = *std::launder(reinterpret_cast<const Upload*>(of));
+    std::memcpy(upload.to, of + sizeof(Upload), upload.bytes);
+  };
+  put({run, std::move(held)});
+  run_early();
 }
 
 SHARDLIB_INLINE void SimulatedQueue::hold(std::function<bool()> passed) {
