@@ -139,12 +139,14 @@ inline void break_clique(Clique& clique, const std::string& text) {
 inline bool is_behind(const Clique& clique, const Call& call, int other) {
   const ncclComm* const comm = clique.members[static_cast<std::size_t>(other)];
   if (comm == nullptr) return false;
-  for (std::size_t i = 1; i < comm->queue.size(); ++i)
+  const auto matches = [&](const Call& theirs) {
+    if (theirs.done || theirs.is_collective() != call.is_collective()) return false;
+    if (call.is_collective()) return theirs.number == call.number;
+    return theirs.kind == (call.kind == Kind::send ? Kind::recv : Kind::send) && theirs.peer == call.rank;
+  };
+  for (std::size_t i = 0; i < comm->queue.size(); ++i)  // the first one is the counterpart: messages keep their order
     for (const auto& theirs : comm->queue[i]->calls)
-      if (call.is_collective()
-              ? theirs->is_collective() && theirs->number == call.number
-              : theirs->kind == (call.kind == Kind::send ? Kind::recv : Kind::send) && theirs->peer == call.rank)
-        return true;
+      if (matches(*theirs)) return i > 0;
   return false;
 }
 /// The ranks that rank `from` waits for although they have made the call that it needs.
