@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -295,6 +296,29 @@ TEST_CASE("pad takes a padded operand, narrow no range outside the dim", "[ops]"
                         Catch::Contains("the range of 3 indices from 1 on is not inside dim `L` of size 3"));
     REQUIRE_THROWS_WITH((narrow<"L -> N">(w.x, -1, 2)), Catch::Contains("from -1 on is not inside dim `L`"));
     REQUIRE_THROWS_WITH((pad<"L -> N">(w.x, -1, 2)), Catch::Contains("take `narrow` to drop elements"));
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [before, after] :
+         {std::pair{most, most}, {most - 3, std::int64_t{1}}, {std::int64_t{0}, most - 2}})
+      REQUIRE_THROWS_WITH((pad<"L -> N">(w.x, before, after)),
+                          Catch::Contains(" after dim `L` of size 3, which are more than can be counted"));
+    REQUIRE_THROWS_WITH((pad<"L -> N">(w.x, most / 2, 1)), Catch::Contains("more bytes than can be counted"));
+  });
+}
+
+TEST_CASE("roll by the most negative number has the gradient of its places", "[ops]") {
+  on_meshes({"d=1,t=1", "d=2,t=2"}, [](const Mesh<"d t">& mesh) {
+    struct Weights {
+      Tensor<f64, "3"> x;
+    };
+    HostArray<f64> host({3});
+    host.data = {1, 2, 3};
+    const Weights w{place<Tensor<f64, "3">>(mesh, host, {})};
+    constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();  // -2^63 is -2 modulo 3
+    REQUIRE(fetch(roll<"3">(w.x, least)).data == std::vector<f64>{3, 1, 2});
+    const auto loss = [&](const Weights& v) -> Tensor<f64, "+d +t"> {
+      return to_partial<" -> +d +t">(sum(roll<"3">(v.x, least) * stop_gradient(w.x)));
+    };
+    REQUIRE(fetch(reduce_gradients(mesh, value_and_grad(mesh, loss, w).second).x).data == std::vector<f64>{2, 3, 1});
   });
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -322,6 +323,9 @@ TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
                         Catch::Contains("a window of 8 elements, `K`, has no place along `L` of size 6 with 1 zeros"));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.stride = 0})),
                         Catch::Contains("windows move by 0, with 0 zeros before and 0 after; give a stride of 1"));
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.before = most, .after = most})),
+                        Catch::Contains("along `L` of size 6 there would be 9223372036854775807 zeros before and "));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {{.stride = 1}, {.stride = 2}})),
                         Catch::Contains("2 windows are given for 1 lengths; give one for all, or one for each"));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.dilation = 0})),

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "op_case.hpp"
@@ -70,6 +71,20 @@ TEST_CASE("softmax and norms", "[ops]") {
       ROWS(f64, "C/t M B/d", "M", (layer_norm<"M">(x, 0.25)), layer_norm_row, 1e-7),
   });
 #undef ROWS
+}
+
+TEST_CASE("norms refuse an epsilon of which no root can be taken", "[ops]") {
+  on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
+    const auto x = zeros<f32, "B/d M">(mesh, {{"B", 2}, {"M", 4}});
+    REQUIRE_THROWS_WITH(rms_norm<"M">(x, -1e-6),
+                        Catch::Contains("rms_norm<`M`> at ") &&
+                            Catch::Contains(": the epsilon is -1e-06, of which no root can be taken; give a finite "
+                                            "number that is not negative, such as 1e-6 (device 0 (d=0,t=0)"));
+    REQUIRE_THROWS_WITH(layer_norm<"M">(x, -0.5), Catch::Contains("layer_norm<`M`> at "));
+    REQUIRE_THROWS_WITH(layer_norm<"M">(x, std::numeric_limits<double>::quiet_NaN()),
+                        Catch::Contains("the epsilon is nan"));
+    REQUIRE(fetch(rms_norm<"M">(ones<f32, "B/d M">(mesh, {{"B", 1}, {"M", 2}}), 0)).data == std::vector<f32>{1, 1});
+  });
 }
 
 constexpr RopeAngles yarn{

@@ -52,6 +52,8 @@ auto softmax(const Tensor<D, S>& x, Site site = Site::current())
 SHARDLIB_NEEDS_DIM(softmax, "softmax<\"M\">(x)")
 
 namespace detail {
+/// Throws if the epsilon of a norm is negative or not finite: the roots would be NaN.
+void require_epsilon(const OpInfo& op, const ValuePtr& x, double epsilon);
 enum class Norm { rms, layer };
 template <Norm kind, class D>
 struct Normalize {
@@ -87,6 +89,7 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
               detail::result_for<D, rules::along, OpName("rms_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rms_norm", Dim, site};
+  detail::require_epsilon(op, x.value(), epsilon);
   return detail::record_unary<"rms_norm", Tensor<D, S>>(
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
@@ -104,6 +107,7 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
               detail::result_for<D, rules::along, OpName("layer_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"layer_norm", Dim, site};
+  detail::require_epsilon(op, x.value(), epsilon);
   return detail::record_unary<"layer_norm", Tensor<D, S>>(
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::layer, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));

@@ -57,6 +57,7 @@ auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::linear_along, OpName("roll"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"roll", Dim, site};
+  if (const std::int64_t size = x.size(Dim); size > 0) by %= size;  // the backward pass negates it
   return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
                                                     detail::vjp(x, detail::RollVjp<Dim>{by}));
 }

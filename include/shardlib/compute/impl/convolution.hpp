@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,6 +36,11 @@ inline std::int64_t positions(const Bindings& names, const Dim& length, DimSize 
     names.fail("along `" + l + "` windows move by " + std::to_string(at.stride) + ", with " +
                std::to_string(at.before) + " zeros before and " + std::to_string(at.after) +
                " after; give a stride of 1 or more, and no negative number of zeros");
+  const std::int64_t room = std::numeric_limits<std::int64_t>::max() - size.size;
+  if (at.before > room || at.after > room - at.before)
+    names.fail("along `" + l + "` of size " + std::to_string(size.size) + " there would be " +
+               std::to_string(at.before) + " zeros before and " + std::to_string(at.after) +
+               " after, which are more than can be counted; give smaller numbers");
   const std::int64_t whole = size.size + at.before + at.after;
   if (at.dilation < 1)
     names.fail("along `" + l + "` the elements of a window are " + std::to_string(at.dilation) +

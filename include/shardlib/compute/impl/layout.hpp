@@ -4,6 +4,8 @@
 #include "shardlib/compute/layout.hpp"
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -198,8 +200,15 @@ SHARDLIB_INLINE DimSize size_inside(const OpInfo& op, const ValuePtr& x, int at,
     Bindings(op, x->device)
         .fail("it would add " + std::to_string(before) + " elements before and " + std::to_string(after) +
               " after; take `narrow` to drop elements");
+  const DimSize own = x->global[at];
+  const std::int64_t room = std::numeric_limits<std::int64_t>::max() - own.size;
+  if (before > room || after > room - before)
+    Bindings(op, x->device)
+        .fail("it would add " + std::to_string(before) + " elements before and " + std::to_string(after) +
+              " after dim `" + std::string(x->spec->dims[at].name) + "` of size " + std::to_string(own.size) +
+              ", which are more than can be counted; choose smaller numbers");
   check_number(op, *x->spec, *x->device, x->dtype, value);
-  return x->global[at];
+  return own;
 }
 
 SHARDLIB_INLINE GlobalSizes sizes_of_part(const ValuePtr& x) {

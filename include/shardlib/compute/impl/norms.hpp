@@ -8,6 +8,7 @@
 
 #include "shardlib/compute/on_host.hpp"
 #include "shardlib/kernels/body/positions.hpp"
+#include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -80,6 +81,13 @@ SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, c
                        }});
   }
   return evaluate(make_recorded(op, ct->device, ct->dtype, *ct->spec, ct->global, sources), vjp.kernel(ct, x));
+}
+
+SHARDLIB_INLINE void require_epsilon(const OpInfo& op, const ValuePtr& x, double epsilon) {
+  if (epsilon >= 0 && std::isfinite(epsilon)) return;
+  throw Error(op.describe() + ": the epsilon is " + show_number(epsilon) +
+              ", of which no root can be taken; give a finite number that is not negative, such as 1e-6 (" +
+              x->device->describe() + ")");
 }
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {

@@ -77,7 +77,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
   // The product of all sizes must fit the index types, even if some dim is empty.
   std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
   for (const std::int64_t extent : global.padded) {
-    if (extent > room) {
+    if (extent < 0 || extent > room) {
       std::string sizes;
       for (int i = 0; i < spec.rank(); ++i)
         sizes += (i == 0 ? "`" : ", `") + std::string(spec.dims[i].name) + "` = " + to_string(global[i]);
