@@ -641,6 +641,21 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   });
   CHECK(train("d=1", settings(0.75, 2), first).empty());
   CHECK(done == 2);
+
+  // Frozen weights are those of the same checksum, wherever they lie, and as older versions spelled their number.
+  training.directory += "-adapters";
+  training.model_settings = {};
+  for (const auto& [steps, files] : {std::pair{2, "a/model, 1 tensors, crc32c 00000001"},
+                                     {4, "b/model, 1 tensor, crc32c 00000001"},
+                                     {6, "b/model, 1 tensor, crc32c 00000002"}}) {
+    training.steps = steps;
+    training.frozen_weights = files;
+    const std::string said = train("d=1", settings(0.5, 4), first);
+    INFO(said);
+    CHECK(said.empty() == (steps < 6));
+    CHECK((said.find("frozen_weights is b/model, 1 tensor, crc32c 00000001 in the checkpoint") != std::string::npos) ==
+          (steps == 6));
+  }
 }
 
 TEST_CASE("training: an output that cannot be written is refused before the first step", "[run][training]") {

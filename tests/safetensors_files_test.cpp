@@ -90,6 +90,8 @@ TEST_CASE("safetensors folders: one file, or shards of the size asked for; nothi
   CHECK(files_below(folder).back() == "tokenizer.json");
   CHECK(SafetensorsFiles(folder).describe() !=
         SafetensorsFiles(folder + "/model-00001-of-00003.safetensors").describe());
+  CHECK(SafetensorsFiles(folder + "/model-00002-of-00003.safetensors").describe().find(", 1 tensor, crc32c ") !=
+        std::string::npos);
   // As after a kill: an earlier model of equally many shards is whole until the new one is, and the next one again.
   for (const char* shard : {"model-new-00001-of-00003.safetensors", "model-00001-of-00003.safetensors"}) {
     auto broken = tensors();

@@ -145,12 +145,11 @@ inline std::string value_if_absent(const Training& training, const std::string& 
   return at == training.model_settings.end() || at->second.empty() ? "" : '"' + at->second + '"';
 }
 
-/// The part of a setting that is compared. For files, as SafetensorsFiles::describe names them, that is the part after
-/// the path, from the last comma but one.
+/// The part of a setting that is compared. For files, as SafetensorsFiles::describe names them, that is the checksum,
+/// which covers the names of all tensors. (Older checkpoints spell their number as "1 tensors".)
 inline std::string_view compared(std::string_view name, std::string_view value) {
-  if (name != "frozen_weights") return value;
-  const auto last = value.rfind(','), before = last == 0 ? last : value.rfind(',', last - 1);
-  return value.substr(before == std::string_view::npos ? 0 : before);
+  const auto last = value.rfind(',');
+  return name != "frozen_weights" || last == std::string_view::npos ? value : value.substr(last);
 }
 
 inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";

@@ -147,7 +147,8 @@ SHARDLIB_INLINE std::string SafetensorsFiles::describe() const {
     file.read_bytes(entry, 0, std::as_writable_bytes(std::span(first)));
     text += name + first;
   }
-  return fmt::format("{}, {} tensors, crc32c {:08x}", path_, places_.size(), crc32c(as_bytes(text)));
+  return fmt::format("{}, {} tensor{}, crc32c {:08x}", path_, places_.size(), places_.size() == 1 ? "" : "s",
+                     crc32c(as_bytes(text)));
 }
 
 SHARDLIB_INLINE void write_safetensors_folder(const std::string& folder, std::vector<SafetensorsTensor> tensors,
