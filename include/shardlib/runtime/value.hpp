@@ -139,4 +139,5 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/runtime/impl/value.hpp"
+#include "shardlib/runtime/program_state.hpp"  // defines note_read and the like, which Value::data calls
 #endif
