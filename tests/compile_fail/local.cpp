@@ -830,3 +830,13 @@ auto size_of_all(const Tensor<f32, "B/d M">& x) {
 auto index_by_number(const Mesh<"d t">& mesh) {
   return mesh.axis_index(0);
 }
+
+// expect: softmax<`axis -1`>: this op takes the name of one dim of the operand `B/d M`, not an op spec
+auto softmax_along_a_number(const Tensor<f32, "B/d M">& x) {
+  return shardlib::softmax<-1>(x);
+}
+
+// expect: argmax<`B/d M -> axis 1`>: dim `axis` of the result is not a dim of the operand
+auto argmax_along_a_number(const Tensor<f32, "B/d M">& x) {
+  return argmax<1>(x);
+}

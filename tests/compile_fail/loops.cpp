@@ -237,3 +237,8 @@ auto count_in_second_place(const Tensor<f32, "B M">& x) {
 auto scan_without_a_dim(const Tensor<f32, "B M">& h, const Tensor<f32, "L B M">& x) {
   return scan([](const auto& c, const auto& e) { return std::pair(c + e, c); }, h, x);
 }
+
+// expect: scan_layers: it does not take these arguments; write `scan_layers\(f, w.layers, x\)`
+auto layers_without_a_carry(const Layers& w) {
+  return scan_layers(layer, w);
+}

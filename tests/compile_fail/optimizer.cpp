@@ -1,6 +1,8 @@
 // Wrong programs: gradients that the optimizer cannot take, and products with a Hessian. They need the whole library;
 // where it is not to be had, the gallery leaves this file out.
 // needs: runtime
+#include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/run/check_replicas.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -11,6 +13,7 @@ struct Weights {
   Tensor<f32, "M/d F"> w;
 };
 using Gradients = gradient_t<Data, Weights>;
+Tensor<f32, "+d"> loss_of(const Weights& w, const Tensor<f32, "B/d M">& x);
 constexpr auto every_leaf = [](std::string_view) { return true; };
 
 void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
@@ -272,4 +275,60 @@ void average_of_another_model(Weights& average, const Less& w) {
 // expect: accumulate: it writes the sums, so they must not be const
 void const_sums(const Weights& sums, const Weights& grads) {
   accumulate(sums, grads);
+}
+
+// expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
+// expect: for_each_leaf\(\[\]\(std::string_view name, auto& leaf\) \{ ... \}, tree\)
+void leaf_without_a_name(Weights& w) {
+  for_each_leaf([](auto& leaf) { leaf = leaf * 2.0; }, w);
+}
+
+// expect: map_tree: the function does not take a leaf of each tree; write
+void map_with_a_name(const Weights& w) {
+  auto doubled = map_tree([](std::string_view, const auto& leaf) { return leaf * 2.0; }, w);
+}
+
+// expect: gather_weights: it does not take this argument; write `gather_weights<Gathered>\(weights\)`, where Gathered is
+auto gathered_into_nothing(const Weights& w) {
+  return gather_weights(w);
+}
+
+// expect: scatter_gradients: it does not take this argument; write `scatter_gradients<Weights>\(std::move\(sums\)\)`
+auto scattered_into_nothing(const Weights& sums) {
+  return scatter_gradients(sums);
+}
+
+// expect: reshard: it does not take these arguments; write `reshard\(mesh, from, to\)`
+void reshard_without_a_mesh(const Weights& from, Weights& to) {
+  io::reshard(from, to);
+}
+
+// expect: save: it does not take these arguments; write `save\(mesh, directory, step, tree\)`
+void save_without_a_mesh(const Weights& w) {
+  io::save("checkpoints", 3, w);
+}
+
+// expect: load: it does not take these arguments; write `load\(mesh, path, tree\)`, whose tree is not const
+void load_without_a_mesh(Weights& w) {
+  io::load("checkpoints/step-00000003", w);
+}
+
+// expect: check_replicas: it does not take these arguments; write `check_replicas\(mesh, weights, ..?after step 7..?\)`
+void check_without_a_time(const Data& mesh, const Weights& w) {
+  run::check_replicas(mesh, w);
+}
+
+// expect: saved_residuals: it does not take these arguments; write `saved_residuals\(f, weights, ...\)`
+auto residuals_of_weights(const Weights& w, const Tensor<f32, "B/d M">& x) {
+  return saved_residuals(w, loss_of, x);
+}
+
+// expect: check_gradients: it does not take these arguments; write `check_gradients\(mesh, f, weights, ...\)`
+void check_without_a_mesh(const Weights& w, const Tensor<f32, "B/d M">& x) {
+  check_gradients(loss_of, w, x);
+}
+
+// expect: hessian_vector_product: it does not take these arguments; write `hessian_vector_product\(mesh, f, weights,
+auto product_without_a_mesh(const Weights& w, const Weights& v, const Tensor<f32, "B/d M">& x) {
+  return hessian_vector_product(loss_of, w, v, x);
 }

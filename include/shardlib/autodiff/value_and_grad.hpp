@@ -12,6 +12,7 @@
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -94,7 +95,7 @@ SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, c
 /// The residuals of f(weights, args...) on this device, each buffer once, the largest first. Weights that a VJP needs
 /// are listed under their names. Runs the forward pass of f once. `saved_residuals(loss, weights, batch)`
 template <class F, class W, class... Args>
-std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
+requires(std::is_class_v<W>) std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;
   std::optional<detail::OverlapScope> overlap;
   const auto leaf = [&](const detail::ValuePtr& value, const std::string& name) {
@@ -109,6 +110,7 @@ std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&.
   if (overlap) overlap->end_forward();
   return detail::residuals_below(loss.value()->slot.node.get());
 }
+SHARDLIB_FORM_OF_CALL(saved_residuals, "saved_residuals(f, weights, ...)")
 
 /// A compile error where the mesh is not first, or the weights lack.
 template <class First, class... Args>

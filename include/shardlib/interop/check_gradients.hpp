@@ -12,6 +12,7 @@
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/interop/shard_map.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -104,6 +105,7 @@ requires(!std::is_same_v<F, GradientCheck>) std::int64_t
     check_gradients(const Mesh<A>& mesh, const F& f, const W& weights, const Args&... args) {
   return check_gradients(mesh, GradientCheck{}, f, weights, args...);
 }
+SHARDLIB_FORM_OF_CALL(check_gradients, "check_gradients(mesh, f, weights, ...)")
 
 }  // namespace shardlib
 

@@ -11,6 +11,7 @@
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/interop/check_gradients.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/optim/global_norm.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -93,5 +94,6 @@ template <Spec A, class F, class W, class V, class... Args>
   const auto ahead = gradient_at(e), behind = gradient_at(-e);
   return map_tree([e](const auto& a, const auto& b) { return (a - b) * (0.5 / e); }, ahead, behind);
 }
+SHARDLIB_FORM_OF_CALL(hessian_vector_product, "hessian_vector_product(mesh, f, weights, direction, ...)")
 
 }  // namespace shardlib

@@ -5,6 +5,7 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/checkpoint/writer.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/call_site.hpp"
@@ -55,6 +56,7 @@ void reshard(const Mesh<A>& mesh, const From& from, To& to, const ReshardOptions
   detail::reshard(mesh.device(), detail::values_to_reshard(from, options.rename_from),
                   detail::values_to_reshard(to, options.rename_to), shardlib::detail::untyped_leaves(to, false), site);
 }
+SHARDLIB_FORM_OF_CALL(reshard, "reshard(mesh, from, to)")
 
 }  // namespace shardlib::io
 

@@ -194,6 +194,12 @@ Carry scan_layers(F f, const W& stacked, const Carry& x, const LoopOptions& opti
     return x;
 }
 
+/// A compile error for a call without the carry.
+template <DimName... Dim, class F, class Layers>
+auto scan_layers(const F& f, const Layers& layers) {
+  return detail::wrong_call<"scan_layers", "scan_layers(f, w.layers, x)">(f, layers);
+}
+
 namespace detail {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_count(std::int64_t count) {

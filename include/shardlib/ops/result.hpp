@@ -195,6 +195,12 @@ concept first_argument = tensor<X> || is_mesh<X>;
   auto op(const X& x, ...) {                         \
     return detail::wrong_call<#op, form>(x, "more"); \
   }
+// For a function of the library that is no op, and whose first argument is wrong in some calls, as without the mesh:
+#define SHARDLIB_FORM_OF_CALL(function, form)                        \
+  template <class X>                                                 \
+  auto function(const X& x, ...) {                                   \
+    return shardlib::detail::wrong_call<#function, form>(x, "more"); \
+  }
 
 /// The base of InFlight and Gathering, which are not tensors yet. An op of one is the compile error of its conversion
 /// to a tensor.

@@ -6,6 +6,7 @@
 
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/elementwise.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/types/spec_functions.hpp"
 
@@ -29,6 +30,14 @@ template <class To, class From>
   return to;
 }
 
+/// A compile error for a call without the type of the result.
+template <class... To, class From>
+requires(sizeof...(To) == 0) auto gather_weights(const From& weights) {
+  return detail::wrong_call<"gather_weights",
+                            "gather_weights<Gathered>(weights)`, where Gathered is the struct of the "
+                            "gathered weights">(weights);
+}
+
 /// Gradients by gathered weights, cast and scattered into the layout of the weights at rest: one reduce_scatter per
 /// leaf, whose operand is freed behind it. Call it once per step, after the sums over microbatches. Sums of "M F/t +d"
 /// for a tree with "M/d F/t": `const auto grads = scatter_gradients<Model<bf16>>(std::move(sums));`
@@ -47,6 +56,13 @@ template <class To, class G>
       },
       to, sums);
   return to;
+}
+/// A compile error for a call without the type of the result.
+template <class... To, class G>
+requires(sizeof...(To) == 0) auto scatter_gradients(const G& sums) {
+  return detail::wrong_call<"scatter_gradients",
+                            "scatter_gradients<Weights>(std::move(sums))`, where Weights is the "
+                            "struct of the weights at rest">(sums);
 }
 
 }  // namespace shardlib

@@ -8,6 +8,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
@@ -31,6 +32,7 @@ void check_replicas(const Mesh<A>& mesh, const Tree& tree, const std::string& wh
                     const ReplicatedNumbers& numbers = {}, const io::Rename& rename = {}) {
   detail::check_replicas(*mesh.device(), io::detail::named_values(tree, rename), numbers, when);
 }
+SHARDLIB_FORM_OF_CALL(check_replicas, "check_replicas(mesh, weights, \"after step 7\")")
 
 }  // namespace shardlib::run
 

@@ -354,6 +354,11 @@ struct TextOf {
   consteval TextOf(const char (&literal)[N]) {  // NOLINT(google-explicit-constructor): the literal is the argument
     assign_canonical(text, {literal, N - 1});
   }
+  /// A number is no name, as the rule of the op then says: other libraries name dims by numbers.
+  template <std::integral I>
+  consteval TextOf(I axis) {  // NOLINT(google-explicit-constructor): meant to catch such an argument
+    assign(text, (Text("axis ") + number(axis)).view());
+  }
   constexpr explicit TextOf(std::string_view canonical) { assign(text, canonical); }
   constexpr TextOf(const Spec& spec) { assign(text, spec); }    // NOLINT(google-explicit-constructor): a short form
   constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)

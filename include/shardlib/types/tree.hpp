@@ -278,6 +278,10 @@ constexpr bool all_leaves(P p) {
   (std::make_index_sequence<tree_width<T>>{}, p);
 }
 
+/// False: a function does not take leaves of these types.
+template <class... Leaves>
+inline constexpr bool wrong_function = false;
+
 }  // namespace detail
 
 /// Calls f(name, leaf, leaf of the second tree, ...) for each leaf, in the order of declaration. Names are paths:
@@ -288,8 +292,15 @@ void for_each_leaf(F&& f, Tree& tree, More&... more) {
   if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
     const auto named = [&f](const detail::Path& path, auto&... leaves) {
       const std::string name = path.text();
-      detail::with_leaf(
-          path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
+      const auto call = [&](auto&... l) {
+        if constexpr (requires { f(std::string_view(name), l...); })
+          f(std::string_view(name), l...);
+        else
+          static_assert(detail::wrong_function<decltype(l)...>,
+                        "for_each_leaf: the function does not take a name and a leaf of each tree; write "
+                        "for_each_leaf([](std::string_view name, auto& leaf) { ... }, tree)");
+      };
+      detail::with_leaf(path, call, leaves...);
     };
     detail::visit(named, {nullptr, "for_each_leaf"}, tree, more...);
   }
@@ -302,7 +313,12 @@ template <class F, class Tree, class... More>
   Tree result = tree;
   if constexpr (detail::checked_tree<"map_tree", Tree>) {
     const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
-      out = detail::with_leaf(path, f, in...);
+      if constexpr (requires { f(in...); })
+        out = detail::with_leaf(path, f, in...);
+      else
+        static_assert(detail::wrong_function<decltype(in)...>,
+                      "map_tree: the function does not take a leaf of each tree; write "
+                      "map_tree([](const auto& leaf) { return leaf * 2.0; }, tree), without the name of the leaf");
     };
     detail::visit(assign, {nullptr, "map_tree"}, result, tree, more...);
   }

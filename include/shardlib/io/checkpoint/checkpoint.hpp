@@ -13,6 +13,7 @@
 
 #include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/io/checkpoint/writer.hpp"
+#include "shardlib/ops/result.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
@@ -99,6 +100,7 @@ void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, 
   writer.start(meta, detail::named_values(tree, options.rename), false);
   writer.finish();
 }
+SHARDLIB_FORM_OF_CALL(save, "save(mesh, directory, step, tree)")
 
 /// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the checkpoint at `path`.
 /// Collective; throws on all devices alike: UsageError, which lists every leaf that is missing, extra or of another
@@ -114,6 +116,7 @@ template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const Checkpoint& checkpoint, Tree& tree, const LoadOptions& options = {}) {
   return detail::load(mesh, checkpoint.path(), checkpoint, tree, options);
 }
+SHARDLIB_FORM_OF_CALL(load, "load(mesh, path, tree)`, whose tree is not const and has the sizes that are expected")
 
 namespace detail {
 [[nodiscard]] std::optional<Checkpoint> open_newest(Device& device, const std::string& directory, std::int64_t before,
