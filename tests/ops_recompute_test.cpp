@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -278,6 +279,12 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
 
 // What a function must not do: read a variable that has changed when the backward pass runs it again.
 thread_local int runs = 0;  // of this device
+thread_local X outside[2];
+struct alignas(32) Wide {
+  float numbers[3];
+  int last;
+};
+thread_local Tensor<bool_, "B/d M/t"> seen[2];
 int negative(int v) {
   return -v;
 }
@@ -305,19 +312,26 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
              error);
     };
     const auto again = [] { return runs++ > 0; };
+    for (int i = 0; i < 2; ++i) {
+      outside[i] = input(mesh) * (i + 1.0);
+      seen[i] = greater(outside[i], 0.1);
+    }
     constexpr std::uint64_t seed = 5;
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) * 2.0 : exp(x); }),
                "operator* at ", "the number of ops is 1 in the forward pass and 2 now");
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? exp(x) : tanh(x); }), "exp at ",
-               "other ops have run, or ops of other sizes");
+               "other ops have run, or ops of other tensors");
     const auto expect_number = [&](const std::string& op, const auto& f) {
       expect_why(error_of_second_run(mesh, [again, f](const X& x) { return f(x, again() ? 2 : 1); }), op,
-                 "other ops have run, or ops of other sizes, numbers or random keys");
+                 "other ops have run, or ops of other tensors, sizes, numbers or random keys");
     };
     expect_number("operator* at ", [](const X& x, int k) { return x * k; });
     expect_number("operator/ at ", [](const X& x, int k) { return k / x; });
     expect_number("map at ", [](const X& x, int k) {
       return map([flag = true, k](auto v) { return flag ? v * double(k) : v; }, x);
+    });
+    expect_number("map at ", [](const X& x, int k) {
+      return map([wide = Wide{{}, k}](auto v) { return v * double(wide.last); }, x);
     });
     expect_number("masked at ", [](const X& x, int k) {
       return masked(greater(map(k == 1 ? &negative : &squared, cast<i32>(stop_gradient(x))), 0.0), x);
@@ -345,6 +359,59 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
     });
     expect_along([](const auto& x, int k) { return sum<sum_k>(rms_norm<"K">(x, 1.0 * k)); });
     expect_along([](const auto& x, int k) { return sum<sum_k>(linear_scan<"K">(x, x, k == 1)); });
+    // Another tensor of the same type: of its own, of its arguments, or from outside, by each kind of op.
+    const auto expect_operand = [&](const std::string& op, const auto& f) {
+      expect_why(error_of_second_run(mesh, [again, f](const X& x) { return f(x, again()); }), op,
+                 "other ops have run, or ops of other tensors");
+    };
+    expect_operand("operator* at ", [](const X& x, bool other) {
+      const X a = exp(x), b = tanh(x);
+      return a * (other ? a : b);
+    });
+    expect_operand("exp at ", [](const X& x, bool other) {
+      const X a = x * 2.0;
+      return exp(other ? a : x);
+    });
+    expect_operand("masked at ", [](const X& x, bool other) { return masked(other ? seen[1] : seen[0], x); });
+    expect_operand("where at ", [](const X& x, bool other) { return where(other ? seen[1] : seen[0], x, 1.0); });
+    expect_operand("masked at ", [](const X& x, bool other) {
+      return masked(greater(other ? outside[1] : outside[0], stop_gradient(x)), x);
+    });
+    expect_operand("masked at ", [](const X& x, bool other) {
+      return masked(greater(cast<i32>(other ? outside[1] : outside[0]), 0.0), x);
+    });
+    expect_operand("map at ", [](const X& x, bool other) {
+      return map([](auto a, auto b) { return a * b; }, x, other ? outside[1] : outside[0]);
+    });
+    expect_operand("operator+ at ", [](const X& x, bool other) {
+      return x + reduce_scatter<"B/d M +t -> B/d M/t">(
+                     to_partial<over<"t">>(all_gather<"B/d M/t -> B/d M">(other ? outside[1] : outside[0])));
+    });
+    expect_operand("sum<", [](const X& x, bool other) {
+      return sum<"K B/d M/t -> B/d M/t">(stack<"K">(x, other ? outside[1] : outside[0]));
+    });
+    expect_operand("einsum_unreduced<", [](const X& x, bool other) {
+      return einsum_unreduced<"B/d M/t, B/d M/t -> B/d M/t">(x, other ? outside[1] : outside[0]);
+    });
+    expect_operand("twice", [](const X& x, bool other) {
+      return custom::record<"twice", X>(
+          {},
+          [](custom::Shard<f32> y, custom::Shard<const f32> in, custom::Shard<const f32>) {
+            y.data[0] = 2 * in.data[0];
+          },
+          custom::operands(x, other ? outside[1] : outside[0]), custom::vjp(x, [](const auto& ct) { return ct; }));
+    });
+    expect_why(error_of_second_run(mesh,
+                                   [again](const X& x) {
+                                     const X a = exp(x), b = tanh(x);
+                                     return again() ? a : b;
+                                   }),
+               "exp at ", "it returns another tensor");
+    // The same tensor may come from outside.
+    expect(error_of_second_run(mesh, [](const X& x) {
+             const X made = x * outside[0] + x;
+             return map([](auto a, auto b) { return a * b; }, masked(seen[0], made), outside[0]);
+           }) == "no error");
     // What was saved does not fit: there are too few values, too many, or another one is due.
     expect_why(error_of_second_run(mesh, [again](const X& x) { return again() ? save_for_backward(exp(x)) : exp(x); }),
                "exp at ", "the forward pass has saved 0 values, and now there are more");
@@ -363,7 +430,17 @@ TEST_CASE("recompute: a function that does not do the same again is an error", "
              return map([flag = true, k = 2.0](auto v) { return flag ? v * k : v; }, x);
            }) == "no error");
     const auto padded = [flag = true, k = 2.0](auto v) { return flag ? v * k : v; };
-    expect(std::ranges::count(detail::numbers_in(padded).padding, false) == sizeof(bool) + sizeof(double));
+    const auto numbers = [](const auto& kernel) {
+      return static_cast<std::size_t>(std::ranges::count(detail::numbers_in(kernel).padding, false));
+    };
+    expect(numbers(padded) == sizeof(bool) + sizeof(double));
+    expect(numbers(Wide{}) == 4 * sizeof(float));
+    if (std::numeric_limits<long double>::digits == 64)  // of x86, in 10 of 16 bytes
+      expect(numbers([flag = true, k = 2.0L] { return flag ? k : 0; }) == sizeof(bool) + 10);
+    for (int i = 0; i < 2; ++i) {
+      outside[i] = {};
+      seen[i] = {};
+    }
   });
 }
 

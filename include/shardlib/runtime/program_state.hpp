@@ -40,10 +40,18 @@ struct ModelPart : Counted {
 };
 
 /// What a checkpointed function has run, to tell whether it did the same when it ran again: the number of its ops, and
-/// a hash of their names, specs, sizes and numbers.
+/// a hash of their names, specs, sizes, numbers and operands.
 struct FunctionRun {
+  std::uint64_t number = 0;  ///< of the call, which its second run has, too
   std::size_t ops = 0;
   std::size_t calls = 0;
+
+  void mix(std::size_t value) {
+    calls = (calls ^ value) * 0x9e3779b97f4a7c15U;
+    calls ^= calls >> 32U;
+  }
+  /// The number of a tensor: of the result of the last op, or of one that no op has made.
+  [[nodiscard]] std::uint64_t tensor(std::size_t op) const { return number << 32U | op; }
   friend bool operator==(const FunctionRun&, const FunctionRun&) = default;
 };
 
@@ -66,6 +74,7 @@ struct ProgramState {
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
   FunctionRun ran;               ///< of the function that is checkpointed or replayed
+  std::uint64_t numbers = 0;     ///< counts the calls of checkpointed functions, and the tensors that these were given
   Handle<const Kept> kept;       ///< the policy of the function that is checkpointed or replayed
   std::uint64_t sequence = 0;    ///< numbers the nodes of the tape
   std::uint64_t began = 0;       ///< the last number before the outermost value_and_grad
@@ -102,6 +111,9 @@ struct ProgramState {
 
 /// Adds an op to the run of the function that is checkpointed or replayed.
 [[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers = {});
+/// Adds an operand of the next op to that run: which of the function's own tensors it is, or of the others. Tensors of
+/// one type and size are told apart, so that a function that takes another one when it runs again is found.
+[[gnu::cold]] SHARDLIB_INLINE void note_operand(const ValuePtr& x);
 /// The next of the values that a checkpointed function has saved, for its replay, which needs it in place of `due`.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due);
 /// The error of a checkpointed function that is not the same when it runs again: `op` is where that shows.

@@ -51,6 +51,7 @@ struct Storage : Counted {
   std::function<bool(Storage& product, const Value& x)> with_gelu_slope = nullptr;
   const Differentiated* weight = nullptr;  ///< of the innermost call that differentiates by it
   Buffer mirror = {};                      ///< a copy of device memory in host memory, for `span`
+  std::uint64_t number = 0;  ///< which tensor it is for functions that run again (note_operand); 0: none has used it
 
   /// Computes the value if it is deferred.
   void materialize() {
@@ -68,6 +69,8 @@ struct Storage : Counted {
 [[gnu::cold]] SHARDLIB_INLINE void note_write(const Value& value);
 /// Notes that the op has written the shard, and has not read it.
 [[gnu::cold]] SHARDLIB_INLINE void note_overwritten(const Value& value);
+/// Numbers a value that a function makes which runs again. An op of it numbers it once more.
+[[gnu::cold]] SHARDLIB_INLINE void note_made(const Value& value);
 /// Throws if an op reads a weight that is not the function's parameter, because the gradient would miss it.
 [[gnu::cold]] SHARDLIB_INLINE void check_inside(const Value& value);
 /// The error if the VJP of an op is differentiated, but has no derivative.

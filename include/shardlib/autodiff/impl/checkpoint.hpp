@@ -23,10 +23,15 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
   return detached(*value);
 }
 
+/// The numbers of the tensors that a function has returned (note_operand).
+struct Returned : Counted {
+  std::vector<std::uint64_t> numbers;
+};
 /// What the forward pass of a checkpointed call leaves for the backward pass.
 struct CheckpointedForward {
   std::vector<ValuePtr> saved;
   FunctionRun ran;
+  Handle<Returned> returned;
   Handle<NameSizes> names;  ///< the scope of names that was open
   Handle<const Kept> kept;
 };
@@ -41,7 +46,7 @@ inline void check_same(const CheckpointedForward& forward, const ProgramState& s
   };
   fail_replay(result.made_by,
               then.ops != now.ops       ? numbers("the number of ops is", then.ops, now.ops)
-              : then.calls != now.calls ? "other ops have run, or ops of other sizes, numbers or random keys"
+              : then.calls != now.calls ? "other ops have run, or ops of other tensors, sizes, numbers or random keys"
                                         : numbers("the number of saved values is", forward.saved.size(), s.next_saved),
               result.device);
 }
@@ -58,22 +63,25 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
     return leaf;
   };
   std::vector<std::pair<Slot, ValuePtr>> roots;
-  ValuePtr result;
+  ValuePtr result, other;
   const auto root = [&](const ValuePtr& value) {
     if (roots.size() == cotangents.size())
       fail_replay(value->made_by, "its result has more tensors than in the forward pass", device);
+    if (value->storage->number != forward.returned->numbers[roots.size()]) other = value;
     roots.emplace_back(value->slot, cotangents[roots.size()]);
     result = value;
   };
   {
     ProgramState& s = program_state(device);
     const WithMode mode(s, ProgramState::Mode::replay, forward.saved, forward.kept);
+    s.ran.number = forward.ran.number;
     const WithNames scope(s, forward.names);
     call.run(fresh, root);
     if (result) {
       check_same(forward, s, *result);
       if (roots.size() != cotangents.size())
         fail_replay(result->made_by, "its result has fewer tensors than in the forward pass", device);
+      if (other) fail_replay(other->made_by, "it returns another tensor", device);
     }
   }
   return {roots, std::move(leaves)};
@@ -129,6 +137,7 @@ struct CheckpointForward::Parts : Counted {
     kept = kept_by(policy);
     ProgramState& s = program_state(device);
     mode.emplace(s, ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
+    s.ran.number = ++s.numbers;
     if (std::ranges::any_of(inputs, [](const ValuePtr& x) { return bool(x->slot); })) s.checkpoint = s.sequence + 1;
   }
   /// Throws if the function has not run an op that the policy names.
@@ -152,6 +161,7 @@ struct CheckpointForward::Parts : Counted {
   Handle<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
   Handle<Node> node;
+  Handle<Returned> returned = Handle<Returned>::make();
 };
 SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy) {
   if (inputs.empty()) return;
@@ -165,7 +175,7 @@ SHARDLIB_INLINE bool CheckpointForward::active() const {
 SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
   auto& device = parts_->device;
   const auto& scopes = program_state(device).scopes;
-  const CheckpointedForward forward{std::move(program_state(device).saved), program_state(device).ran,
+  const CheckpointedForward forward{std::move(program_state(device).saved), program_state(device).ran, parts_->returned,
                                     scopes.empty() ? Handle<NameSizes>::make() : scopes.back(), parts_->kept};
   parts_->mode.reset();
   parts_->check_occur(forward.saved);
@@ -193,6 +203,7 @@ SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
     throw Error("explicit_activation_checkpointing: its function returns a tensor from outside, " +
                 value->slot.node->describe() + "; pass that as an argument, or its gradient would be lost (" +
                 value->device->describe() + ")");
+  parts_->returned->numbers.push_back(value->storage->number);
   auto connected = detached(*value);
   connected->checkpoint = 0;
   Slot slot{parts_->node, parts_->node->outputs++};

@@ -115,7 +115,10 @@ SHARDLIB_INLINE const GlobalSizes& sizes_of(const ValuePtr& x) {
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out,
                                           std::initializer_list<const ValuePtr*> operands) {
   Bindings names(op, (**operands.begin())->device);
-  for (const ValuePtr* operand : operands) names.bind(**operand);
+  for (const ValuePtr* operand : operands) {
+    names.bind(**operand);
+    note_operand(*operand);  // of an op without VJPs, too
+  }
   return names.sizes(out);
 }
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,

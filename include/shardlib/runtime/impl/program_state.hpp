@@ -46,11 +46,8 @@ SHARDLIB_INLINE void note_overwritten(const Value& value) {
 
 SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers) {
   FunctionRun& ran = state.ran;
-  ++ran.ops;
-  const auto mix = [&hash = ran.calls](std::size_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 32U;
-  };
+  out.storage->number = ran.tensor(++ran.ops);
+  const auto mix = [&ran](std::size_t value) { ran.mix(value); };
   mix(std::hash<std::string_view>()(out.made_by.name));
   mix(std::hash<std::string_view>()(out.made_by.spec));
   mix(static_cast<std::size_t>(out.dtype));
@@ -58,6 +55,24 @@ SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn nu
   for (const std::int64_t size : out.global.logical) mix(static_cast<std::size_t>(size));
   for (std::size_t i = 0; i < numbers.padding.size(); ++i)
     if (!numbers.padding[i]) mix(static_cast<const unsigned char*>(numbers.object)[i]);
+}
+
+/// Whether the function that runs now runs twice.
+inline bool runs_again(const ProgramState& s) {
+  return s.mode == ProgramState::Mode::checkpoint || s.mode == ProgramState::Mode::replay;
+}
+
+SHARDLIB_INLINE void note_made(const Value& value) {
+  const ProgramState& s = program_state(value.device);
+  if (runs_again(s)) value.storage->number = s.ran.tensor(0);
+}
+
+SHARDLIB_INLINE void note_operand(const ValuePtr& x) {
+  ProgramState& s = program_state(x->device);
+  if (!runs_again(s)) return;
+  std::uint64_t& number = x->storage->number;
+  if (number == 0) number = ++s.numbers << 32U;
+  s.ran.mix(number);
 }
 
 SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {

@@ -107,6 +107,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& devi
                   device->describe() + ")");
     throw;
   }
+  note_made(*value);
   return value;
 }
 
