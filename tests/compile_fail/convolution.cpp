@@ -71,3 +71,8 @@ auto window_by_number(const Tensor<f32, "B L C">& x) {
 auto windows_without_lengths(const Tensor<f32, "B L C">& x) {
   return windows(x, 3);
 }
+
+// expect: windows: it does not take these arguments; write `windows<..?L, K -> N..?>\(x, \{\{..?K..?, 3\}\}\)`
+auto windows_without_lengths(const Tensor<f32, "B L C">& x) {
+  return windows(x, {{"K", 2}});
+}

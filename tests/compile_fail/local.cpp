@@ -840,3 +840,13 @@ auto softmax_along_a_number(const Tensor<f32, "B/d M">& x) {
 auto argmax_along_a_number(const Tensor<f32, "B/d M">& x) {
   return argmax<1>(x);
 }
+
+// expect: split: it does not take these arguments; write `split<..?E -> H D..?>\(x, \{\{..?D..?, 64\}\}\)`
+auto split_without_an_op_spec(const Tensor<f32, "B/d M">& x) {
+  return split(x, {{"H", 2}});
+}
+
+// expect: broadcast: it does not take these arguments; write `broadcast<..?M -> B M..?>\(x, \{\{..?B..?, 8\}\}\)`
+auto broadcast_without_an_op_spec(const Tensor<f32, "B/d M">& x) {
+  return broadcast(x, {{"K", 2}});
+}

@@ -332,3 +332,8 @@ void check_without_a_mesh(const Weights& w, const Tensor<f32, "B/d M">& x) {
 auto product_without_a_mesh(const Weights& w, const Weights& v, const Tensor<f32, "B/d M">& x) {
   return hessian_vector_product(loss_of, w, v, x);
 }
+
+// expect: map_tree: the function does not return a tensor; return the one for the place of the leaf, or take for_each_leaf
+void map_to_nothing(const Weights& w) {
+  auto nothing = map_tree([](const auto& leaf) { static_cast<void>(leaf); }, w);
+}

@@ -146,7 +146,7 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site s
     -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
 }
-SHARDLIB_FORM(windows, "windows<\"L, K -> N\">(x, {{\"K\", 3}})")
+SHARDLIB_FORM_WITH_SIZES(windows, "windows<\"L, K -> N\">(x, {{\"K\", 3}})")
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that

@@ -105,7 +105,7 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
   return detail::relabel<"split", Out>(op, x,
                                        detail::split_sizes(op, parts, detail::parsed<Out::spec>, x.value(), sizes));
 }
-SHARDLIB_FORM(split, "split<\"E -> H D\">(x, {{\"D\", 64}})")
+SHARDLIB_FORM_WITH_SIZES(split, "split<\"E -> H D\">(x, {{\"D\", 64}})")
 
 namespace detail {
 /// The sizes of the stack of a tensor's shards, or of the tensor that the elements of a stack are shards of.

@@ -201,6 +201,6 @@ auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
   const detail::Calling op{"broadcast", detail::full_op<"broadcast", O, S>, site};
   return detail::repeat<Out>(op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, x.value(), sizes));
 }
-SHARDLIB_FORM(broadcast, "broadcast<\"M -> B M\">(x, {{\"B\", 8}})")
+SHARDLIB_FORM_WITH_SIZES(broadcast, "broadcast<\"M -> B M\">(x, {{\"B\", 8}})")
 
 }  // namespace shardlib

@@ -195,6 +195,13 @@ concept first_argument = tensor<X> || is_mesh<X>;
   auto op(const X& x, ...) {                         \
     return detail::wrong_call<#op, form>(x, "more"); \
   }
+// The same for an op that takes sizes in braces, which g++ passes to no ellipsis:
+#define SHARDLIB_FORM_WITH_SIZES(op, form)          \
+  SHARDLIB_FORM(op, form)                           \
+  template <detail::first_argument X>               \
+  auto op(const X& x, const Sizes& sizes) {         \
+    return detail::wrong_call<#op, form>(x, sizes); \
+  }
 // For a function of the library that is no op, and whose first argument is wrong in some calls, as without the mesh:
 #define SHARDLIB_FORM_OF_CALL(function, form)                        \
   template <class X>                                                 \

@@ -313,8 +313,12 @@ template <class F, class Tree, class... More>
   Tree result = tree;
   if constexpr (detail::checked_tree<"map_tree", Tree>) {
     const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
-      if constexpr (requires { f(in...); })
+      if constexpr (requires { out = f(in...); })
         out = detail::with_leaf(path, f, in...);
+      else if constexpr (requires { f(in...); })
+        static_assert(std::is_same_v<decltype(f(in...)), std::remove_reference_t<decltype(out)>>,
+                      "map_tree: the function does not return a tensor; return the one for the place of the leaf, or "
+                      "take for_each_leaf");
       else
         static_assert(detail::wrong_function<decltype(in)...>,
                       "map_tree: the function does not take a leaf of each tree; write "
