@@ -337,3 +337,13 @@ auto product_without_a_mesh(const Weights& w, const Weights& v, const Tensor<f32
 void map_to_nothing(const Weights& w) {
   auto nothing = map_tree([](const auto& leaf) { static_cast<void>(leaf); }, w);
 }
+
+// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+void mesh_as_a_text() {
+  launch("d=2", [](const DevicePtr&) {});
+}
+
+// expect: launch: the function does not take a device; write launch\(
+void body_without_a_device() {
+  launch({{"d", 2}}, [] {});
+}

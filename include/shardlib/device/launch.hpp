@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "shardlib/comm/flight_recorder.hpp"
@@ -41,6 +43,24 @@ using DeviceBody = std::function<void(const DevicePtr&)>;
 /// threads of this process (one device: on the calling thread). Rethrows the lowest failed device's own error.
 /// `launch({{"d", 4}}, [](const DevicePtr& device) { ... })`
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options = {});
+/// A compile error for a function that does not take its device.
+template <class F>
+requires(!std::is_convertible_v<const F&, DeviceBody>) void launch(const std::vector<AxisSize>& /*mesh*/,
+                                                                   const F& /*body*/,
+                                                                   const LaunchOptions& /*options*/ = {}) {
+  static_assert(std::is_convertible_v<const F&, DeviceBody>,
+                "launch: the function does not take a device; write launch({{\"d\", 4}}, [](const DevicePtr& device) { "
+                "... }), and make the Mesh in it, `const Mesh<\"d\"> mesh(device)`");
+}
+/// A compile error for a mesh that is a text or a number.
+template <class M, class F>
+requires(std::is_convertible_v<const M&, std::string_view> ||
+         std::is_arithmetic_v<M>) void launch(const M& /*mesh*/, const F& /*body*/,
+                                              const LaunchOptions& /*options*/ = {}) {
+  static_assert(sizeof(M) == 0,
+                "launch: the mesh is no list of axes with their sizes; write launch({{\"d\", 4}}, body), or "
+                "launch(parse_mesh(\"d=4\"), body)");
+}
 
 /// Launches `body` on one mesh of these axes after the other, for tests: on all that have at most this number of
 /// devices and whose sizes are powers of two, from d=1,t=1 to d=4,t=1. Under mpirun a mesh has at most as many devices
