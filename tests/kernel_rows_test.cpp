@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "kernel_teams.hpp"
@@ -127,6 +128,52 @@ TEST_CASE("kernel rows: held rows, and strided ones, have the host's bits", "[si
       }
     }
   });
+}
+
+/// A norm with a scale and a bias, and its cotangents, of scales W and results R.
+template <class T, class W, class R>
+void check_affine_norm(std::int64_t outer, std::int64_t n, std::int64_t padding, std::int64_t begin,
+                       std::int64_t inner) {
+  CAPTURE(outer, n, padding, begin, inner, name(dtype_v<T>), name(dtype_v<W>), name(dtype_v<R>));
+  const std::int64_t size = outer * n * inner + begin;
+  const auto x = numbers<T>(size, 2);
+  const auto ct = numbers<R>(size, 3);
+  const auto scale = numbers<W>(n, 4), bias = numbers<W>(n, 5);
+  const auto check = [&]<bool Centered>(std::bool_constant<Centered>) {
+    same_everywhere(
+        [&](const Exec& e, const T* from, const W* s, const W* b, R* y) {
+          k::affine_norm<Centered>(e, from + begin, s, b, y + begin, outer, n, inner, 1e-5, padding);
+        },
+        x, scale, bias, std::vector<R>(at(size)));
+    for (const int wanted : {1, 2, 4, 7})  // one of the cotangents, and all
+      same_everywhere(
+          [&](const Exec& e, const T* from, const W* s, const R* c, T* dx, W* ds, W* db) {
+            k::affine_norm_backward<Centered>(e, from + begin, s, c + begin, wanted & 1 ? dx + begin : nullptr,
+                                              wanted & 2 ? ds : nullptr, Centered && wanted & 4 ? db : nullptr, outer,
+                                              n, inner, 1e-5, padding);
+          },
+          x, scale, ct, std::vector<T>(at(size)), std::vector<W>(at(n)), std::vector<W>(at(n)));
+  };
+  check(std::true_type());
+  check(std::false_type());
+}
+
+TEST_CASE("kernel rows: norms with a scale have the host's bits", "[simulated]") {
+  for (const auto& [outer, n, padding, begin, inner] : std::vector<std::array<std::int64_t, 5>>{{0, 5, 0, 0, 1},
+                                                                                                {1, 1, 0, 0, 1},
+                                                                                                {17, 2, 1, 0, 1},
+                                                                                                {33, 65, 0, 1, 1},
+                                                                                                {2, 33, 2, 0, 19},
+                                                                                                {140, 96, 0, 0, 1},
+                                                                                                {40, 768, 5, 0, 1},
+                                                                                                {70, 1025, 0, 0, 1},
+                                                                                                {3, 2049, 0, 0, 1}}) {
+    check_affine_norm<f32, f32, f32>(outer, n, padding, begin, inner);
+    check_affine_norm<f32, f32, bf16>(outer, n, padding, begin, inner);
+    check_affine_norm<bf16, bf16, bf16>(outer, n, padding, begin, inner);
+    check_affine_norm<bf16, f32, f32>(outer, n, padding, begin, inner);
+    check_affine_norm<f64, f64, f64>(outer, n, padding, begin, inner);
+  }
 }
 
 TEST_CASE("kernel rows: sums of squares have the host's bits", "[simulated]") {

@@ -9,6 +9,7 @@
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/device/cuda_launcher.hpp"
 #include "shardlib/device/tree_kernel.hpp"
+#include "shardlib/kernels/body/affine_norm.hpp"
 #include "shardlib/kernels/body/attention.hpp"
 #include "shardlib/kernels/body/check.hpp"
 #include "shardlib/kernels/body/einsum.hpp"
@@ -76,6 +77,13 @@ using Map = MapLoops<F, D...>;
   KERNEL(body::HeldRows<T, 1, body::HeldNorm<true>, Groups>)          \
   KERNEL(body::HeldRows<T, 2, body::HeldNormBackward<false>, Groups>) \
   KERNEL(body::HeldRows<T, 2, body::HeldNormBackward<true>, Groups>)
+#define AFFINE(Centered, T, W, R)                                                      \
+  KERNEL(body::HeldRows<T, 1, body::HeldAffineNorm<Centered, W>, 16, R>)               \
+  KERNEL(body::HeldRows<T, 1, body::HeldAffineNorm<Centered, W>, 32, R>)               \
+  KERNEL(body::RowKernel<T, 1, body::AffineNorm<Centered, W>, R>)                      \
+  KERNEL(body::HeldAffineNormBackward<Centered, T, W, R, 16>)                          \
+  KERNEL(body::HeldAffineNormBackward<Centered, T, W, R, 32>)                          \
+  KERNEL(body::AffineNormBackward<Centered, T, W, R>)
 #define KERNELS(T)                                                         \
   KERNEL(body::Fill<T, body::Uniform>)                                     \
   KERNEL(body::Fill<T, body::Normal>)                                      \
@@ -160,6 +168,12 @@ using Map = MapLoops<F, D...>;
   SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
+AFFINE(false, f32, f32, f32)
+AFFINE(true, f32, f32, bf16)
+AFFINE(false, bf16, f32, f32)
+AFFINE(true, bf16, bf16, bf16)
+KERNEL(body::SumGroups<f32, f32>)
+KERNEL(body::SumGroups<f32, bf16>)
 ELEMENTWISE(body::AdafactorFactor, f32, const f32, const f32)
 ELEMENTWISE(body::StepAlong, f32, const f32)
 ELEMENTWISE(body::StepAlong, f32, const f32, bf16)

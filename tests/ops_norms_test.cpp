@@ -3,10 +3,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "op_case.hpp"
+#include "shardlib/comm/dry.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -81,9 +85,153 @@ TEST_CASE("norms refuse an epsilon of which no root can be taken", "[ops]") {
                             Catch::Contains(": the epsilon is -1e-06, of which no root can be taken; give a finite "
                                             "number that is not negative, such as 1e-6 (device 0 (d=0,t=0)"));
     REQUIRE_THROWS_WITH(layer_norm<"M">(x, -0.5), Catch::Contains("layer_norm<`M`> at "));
+    const auto scale = ones<f32, "M">(mesh, {{"M", 4}});
+    REQUIRE_THROWS_WITH(rms_norm<"M">(x, scale, -0.5), Catch::Contains("the epsilon is -0.5"));
     REQUIRE_THROWS_WITH(layer_norm<"M">(x, std::numeric_limits<double>::quiet_NaN()),
                         Catch::Contains("the epsilon is nan"));
     REQUIRE(fetch(rms_norm<"M">(ones<f32, "B/d M">(mesh, {{"B", 1}, {"M", 2}}), 0)).data == std::vector<f32>{1, 1});
+  });
+}
+
+/// A norm of rows with a scale, the second operand, and a bias if there is a third.
+Reference scaled(const std::function<void(Row&)>& norm) {
+  return {[norm](const std::vector<Global>& x, Global& y) {
+    rows("M", [&](Row& row) {
+      norm(row);
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] = row[i] * x[1].data[i] + (x.size() > 2 ? x[2].data[i] : 0);
+    })(x, y);
+  }};
+}
+
+TEST_CASE("norms with a scale and a bias", "[ops]") {
+#define RMS(dtype, from, scale_dtype, expression, tolerance_)                                      \
+  make_case<Tensor<dtype, from>, Tensor<scale_dtype, "M">>(                                        \
+      #expression " of " #dtype " " from, [](const auto& x, const auto& s) { return expression; }, \
+      scaled(rms_norm_row), {.law = Law::none, .tolerance = tolerance_})
+#define LAYER(dtype, from, scale_dtype, expression, tolerance_)                                                   \
+  make_case<Tensor<dtype, from>, Tensor<scale_dtype, "M">, Tensor<scale_dtype, "M">>(                             \
+      #expression " of " #dtype " " from, [](const auto& x, const auto& s, const auto& b) { return expression; }, \
+      scaled(layer_norm_row), {.law = Law::none, .tolerance = tolerance_})
+  check_cases({
+      RMS(f32, "B/d L M", f32, (rms_norm<"M">(x, s)), 1e-5),
+      RMS(bf16, "L B/d M", bf16, (rms_norm<"M">(x, s)), 0.03),
+      RMS(bf16, "B/d M", f32, (rms_norm<"M", f32>(x, s)), 0.03),
+      RMS(f64, "M B/d/t", f64, (rms_norm<"M">(x, s)), 1e-6),
+      LAYER(f32, "B/t M", f32, (layer_norm<"M">(x, s, b, 0.25)), 1e-5),
+      LAYER(f32, "B/d L M", f32, (layer_norm<"M", bf16>(x, s, b, 0.25)), 0.03),
+      LAYER(bf16, "B/d M C/t", bf16, (layer_norm<"M">(x, s, b, 0.25)), 0.03),
+      LAYER(f64, "C/t M B/d", f64, (layer_norm<"M">(x, s, b, 0.25)), 1e-6),
+      LAYER(f64, "M", f64, (layer_norm<"M">(x, s, b, 0.25)), 1e-6),
+  });
+#undef RMS
+#undef LAYER
+}
+
+using Grid = Mesh<"d t">;
+template <dtype D>
+struct Normed {
+  Tensor<D, "B/d L M"> x;
+  Tensor<D, "M"> scale, bias;
+};
+/// A norm's weights: `spelled` with an op each for casts, norm, scale and bias.
+template <dtype D>
+auto normed(const Normed<D>& w, bool spelled) -> Tensor<D, "B/d L M"> {
+  using A = accumulator_t<D>;
+  if (spelled) return cast<D>(layer_norm<"M">(cast<A>(w.x), 1e-5) * cast<A>(w.scale) + cast<A>(w.bias));
+  return layer_norm<"M">(w.x, w.scale, w.bias, 1e-5);
+}
+template <dtype D>
+Normed<D> normed_weights(const Grid& mesh, const Sizes& sizes) {
+  return {random_normal<D, "B/d L M">(mesh, sizes, {1, 1}), random_normal<D, "M">(mesh, sizes, {1, 2}),
+          random_normal<D, "M">(mesh, sizes, {1, 3})};
+}
+/// The sum of the elements of a result, each times a number of its own.
+template <dtype D>
+auto weighed(const Tensor<D, "B/d L M">& y) -> Tensor<f32, "+d +t"> {
+  const auto factors = random_normal<f32, "B/d L M">(
+      Grid(y.device()), {{"B", y.size("B")}, {"L", y.size("L")}, {"M", y.size("M")}}, {1, 4});
+  return to_partial<"+d -> +d +t">(sum<"B/d L M -> +d">(cast<f32>(y) * factors));
+}
+
+TEST_CASE("norms with a scale have the bits of the ops that they fuse, and their gradients nearly so", "[ops]") {
+  const auto check = [](const Grid& mesh, auto element, double tolerance) {
+    using D = decltype(element);
+    const auto w = normed_weights<D>(mesh, {{"B", 6}, {"L", 37}, {"M", 150}});
+    expect(std::ranges::equal(normed(w, false).span(), normed(w, true).span()), "another result");
+    const auto gradient = [&](bool spelled) {
+      return value_and_grad(
+          mesh, [spelled](const Normed<D>& v) { return weighed(normed(v, spelled)); }, w);
+    };
+    const auto [loss, fused] = gradient(false);
+    const auto right = gradient(true).second;
+    const auto close = [&](const auto& a, const auto& b, const char* what) {
+      double error = 0, size = 0;
+      for (std::size_t i = 0; i < b.span().size(); ++i) {
+        const auto p = static_cast<detail::scalar_of<D>>(a.span()[i]),
+                   q = static_cast<detail::scalar_of<D>>(b.span()[i]);
+        error += (p - q) * (p - q);
+        size += q * q;
+      }
+      expect(error <= tolerance * tolerance * size,
+             std::string(what) + ": " + show(std::sqrt(error)) + " of " + show(std::sqrt(size)));
+    };
+    const auto dscale = fused.template get<&Normed<D>::scale>(), dbias = fused.template get<&Normed<D>::bias>();
+    close(fused.template get<&Normed<D>::x>(), right.template get<&Normed<D>::x>(), "the gradient of x");
+    close(dscale, right.template get<&Normed<D>::scale>(), "the gradient of the scale");
+    close(dbias, right.template get<&Normed<D>::bias>(), "the gradient of the bias");
+    // The result is linear in scale and bias together.
+    const Dot of_scale = pair_up(*w.scale.value(), *dscale.value()), of_bias = pair_up(*w.bias.value(), *dbias.value());
+    const double pairing = of_scale.sum + of_bias.sum, whole = item(all_reduce<"+d +t -> ">(loss));
+    expect(std::abs(pairing - whole) <= std::max(tolerance, 1e-6) * (of_scale.magnitude + of_bias.magnitude),
+           "adjoint law: " + show(pairing) + " and " + show(whole));
+  };
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=2,t=2"}, [&](const Grid& mesh) {
+    check(mesh, f32(), 1e-6);
+    check(mesh, f64(), 1e-14);
+    check(mesh, bf16(), 5e-3);
+  });
+}
+
+TEST_CASE("a norm with a scale is one op forward and one backward, whose memory a dry run knows", "[ops][memory]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const auto step = [](const DevicePtr& on, bool recompute) {
+      const Grid mesh(on);
+      const auto loss = [recompute](const Normed<f32>& w) {
+        const auto one = [](const Normed<f32>& v) { return normed(v, false); };
+        return weighed(recompute ? explicit_activation_checkpointing(one)(w) : one(w));
+      };
+      return value_and_grad(mesh, loss, normed_weights<f32>(mesh, {{"B", 6}, {"L", 37}, {"M", 150}})).second;
+    };
+    auto& counts = detail::program_state(device).counts;
+    counts.clear();
+    const auto grads = step(device, false), again = step(device, true);
+    expect(counts.at("layer_norm_backward").calls == 2 && !counts.contains("+"), "other ops");
+    const auto same = [](const auto& a, const auto& b) {
+      expect(std::ranges::equal(a.span(), b.span()), "a replay changes the bits");
+    };
+    same(grads.get<&Normed<f32>::x>(), again.get<&Normed<f32>::x>());
+    same(grads.get<&Normed<f32>::scale>(), again.get<&Normed<f32>::scale>());
+    same(grads.get<&Normed<f32>::bias>(), again.get<&Normed<f32>::bias>());
+    const auto dry = DevicePtr::make(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
+    expect(peak(device, [&] { step(device, false); }) == peak(dry, [&] { step(dry, false); }), "a dry run's memory");
+  });
+}
+
+TEST_CASE("norms with a scale: rows of padding add nothing to the scale's gradient", "[ops]") {
+  on_meshes({"d=1,t=1", "d=2,t=1", "d=2,t=2"}, [](const Grid& mesh) {
+    const auto x = random_normal<f32, "B/d M">(mesh, {{"B", 5, 6}, {"M", 7, 8}}, {1, 1});
+    const auto scale = random_normal<f32, "M">(mesh, {{"M", 7, 8}}, {1, 2});
+    const auto gradient = [&](auto norm) {
+      const auto loss = [&](const Tensor<f32, "M">& s) -> Tensor<f32, "+d +t"> {
+        return to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(norm(s)));
+      };
+      return value_and_grad(mesh, loss, scale).second;
+    };
+    const auto fused = gradient([&](const auto& s) { return rms_norm<"M">(x, s, 0.0); });
+    const auto right = gradient([&](const auto& s) { return rms_norm<"M">(x, 0.0) * s; });
+    for (std::size_t i = 0; i < right.span().size(); ++i)
+      expect(std::abs(fused.span()[i] - right.span()[i]) <= 1e-5F,
+             show(fused.span()[i]) + ", not " + show(right.span()[i]));
   });
 }
 

@@ -847,6 +847,11 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
   illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V`");
   illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
+  legal(rules::affine_norm("layer_norm", "M", "B/d M L/t", "M", "M"), "B/d M L/t");
+  illegal(rules::scaled_norm("rms_norm", "M", "B M", "M/d +t"),
+          "rms_norm<`M`>: the scale is `M/d +t`, not `M`; take its sum and gather it first (communicates)");
+  illegal(rules::affine_norm("layer_norm", "M", "B M", "M", "B"),
+          "layer_norm<`M`>: the bias is `B`, not `M`; if both names mean one size, `rename<\"B -> M\">` (free)");
   legal(rules::linear_along("cumsum", "L", "B/d L +t"), "B/d L +t");
   illegal(rules::linear_along("cumsum", "L", "B L/t"), "cumsum<`L`>: " + gather_first("L/t", "B L/t", "B L"));
   legal(rules::linear_scan("L", "B/d L", "B/d L"), "B/d L");
@@ -1556,6 +1561,12 @@ TEST_CASE("rules: types") {
   legal(rules::same_dtype("logical_and", DType::bool_, DType::bool_), "");
   illegal(rules::same_dtype("logical_or", DType::f32, DType::f32),
           "logical_or: the operands are f32, not bool_; compare them first, e.g. `not_equal`");
+  legal(rules::norm_dtypes("rms_norm", DType::bf16, DType::f32, DType::f32, DType::bf16), "");
+  legal(rules::norm_dtypes("rms_norm", DType::f32, DType::f32, DType::f32, DType::bf16), "");
+  illegal(rules::norm_dtypes("rms_norm", DType::i32, DType::f32, DType::f32, DType::i32),
+          "rms_norm: the operand is i32, not floating; write `cast<f32>` of it first");
+  illegal(rules::norm_dtypes("rms_norm", DType::bf16, DType::f64, DType::f64, DType::bf16),
+          "rms_norm of bf16: the scale is f64, not bf16 or f32; write `cast<f32>` of it first");
   legal(rules::einsum_dtype(DType::bf16, DType::f32), "");
   legal(rules::einsum_dtype(DType::f32, DType::bf16), "");
   legal(rules::einsum_dtype(DType::f64, DType::f64), "");

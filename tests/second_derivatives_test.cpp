@@ -222,6 +222,11 @@ void reductions(Ops& ops) {
   ops.exact("softmax", [](const Weights& w) { return cubes(softmax<"C">(w.c)); });
   ops.exact("rms_norm", [](const Weights& w) { return cubes(rms_norm<"C">(w.c)); });
   ops.exact("layer_norm", [](const Weights& w) { return cubes(layer_norm<"C">(w.c)); });
+  ops.exact("rms_norm", [](const Weights& w) { return cubes(rms_norm<"B">(w.b, w.b * w.b)); });
+  ops.exact("layer_norm", [](const Weights& w) {
+    const auto rows = all_gather<"A/d B/t -> A/d B">(w.a);
+    return cubes(layer_norm<"B">(rows, w.b, w.b * w.b));
+  });
 }
 
 void products(const Grid& mesh, Ops& ops) {

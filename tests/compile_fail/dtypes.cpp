@@ -165,3 +165,18 @@ auto mapped_summands_of_bf16(const Tensor<bf16, "A +t">& x) {
 auto pending_indices_of_bf16_rows(const Tensor<bf16, "V M">& table, const Tensor<i32, "B +d">& indices) {
   return index_unreduced<"[V] M, B -> B M">(table, indices);
 }
+
+// expect: rms_norm of f32: the scale is bf16, not f32; write `cast<f32>` of it first
+auto norm_with_a_narrow_scale(const Tensor<f32, "B M">& x, const Tensor<bf16, "M">& scale) {
+  return rms_norm<"M">(x, scale);
+}
+
+// expect: layer_norm of bf16: the bias is bf16 and the scale f32, and both have one dtype; write `cast<f32>` of the bias first
+auto norm_with_two_dtypes(const Tensor<bf16, "B M">& x, const Tensor<f32, "M">& scale, const Tensor<bf16, "M">& bias) {
+  return layer_norm<"M">(x, scale, bias);
+}
+
+// expect: rms_norm of f64: the result cannot be had as bf16, only as f64; write `cast<bf16>` of the result
+auto narrow_norm(const Tensor<f64, "B M">& x, const Tensor<f64, "M">& scale) {
+  return rms_norm<"M", bf16>(x, scale);
+}

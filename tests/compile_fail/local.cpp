@@ -8,7 +8,7 @@
 using namespace shardlib;
 
 auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& scale) {
-  return rms_norm<"M">(x) * scale;
+  return rms_norm<"M", bf16>(x, scale, 1e-5);
 }
 bool all_positive(const Tensor<f32, "M">& x) {
   return x && item(all<"M -> ">(greater(x, 0.0)));
@@ -638,14 +638,39 @@ auto scan_by_a_number(const Tensor<f32, "L">& x) {
   return linear_scan<"L">(0.9, x);
 }
 
-// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* scale`
-auto norm_with_a_scale(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& scale) {
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x, scale, bias, 1e-5\)`
+auto norm_without_a_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& scale) {
+  return layer_norm<"M">(x, scale);
+}
+
+// expect: rms_norm<`M`>: the scale is `M/t/d`, not `M`; gather it with `all_gather<..?M/t/d -> M..?>` \(communicates\)
+auto norm_with_a_sharded_scale(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M/t/d">& scale) {
   return rms_norm<"M">(x, scale);
 }
 
-// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* scale \+ bias`
-auto norm_with_scale_and_bias(const Tensor<f32, "B M">& x, const Tensor<f32, "M">& scale, const Tensor<f32, "M">& bias) {
+// expect: layer_norm<`M`>: the bias is `M \+t`, not `M`; take `all_reduce<..?M \+t -> M..?, f32>` \(communicates\)
+auto norm_with_a_pending_bias(const Tensor<bf16, "B/d M">& x, const Tensor<bf16, "M">& scale, const Tensor<bf16, "M +t">& bias) {
   return layer_norm<"M">(x, scale, bias);
+}
+
+// expect: rms_norm<`M`>: the scale is `N`, not `M`; if both names mean one size, `rename<..?N -> M..?>` \(free\)
+auto norm_with_a_scale_of_another_dim(const Tensor<f32, "B/d M">& x, const Tensor<f32, "N">& scale) {
+  return rms_norm<"M">(x, scale);
+}
+
+// expect: layer_norm<`M`>: the scale is `B/d M`, not `M`; along other dims write `layer_norm<..?M..?>\(x\) \* scale \+ bias`
+auto norm_with_a_scale_of_more_dims(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& bias) {
+  return layer_norm<"M">(x, x, bias);
+}
+
+// expect: layer_norm: the operand `B M \+t` is partial over t, and layer_norm is not linear
+auto norm_of_a_pending_sum(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M">& scale) {
+  return layer_norm<"M">(x, scale, scale);
+}
+
+// expect: rms_norm<`M`>: dim `M/t` is sharded, so each device sees only its shard of it
+auto norm_of_shards_with_a_scale(const Tensor<f32, "B M/t">& x, const Tensor<f32, "M/t">& scale) {
+  return rms_norm<"M">(x, scale);
 }
 
 // expect: sum: the op spec is missing: write what goes in and what comes out, `sum<..?A B -> result..?>\(x\)`
@@ -703,12 +728,12 @@ auto scan_from_a_state(const Tensor<f32, "B L">& x) {
 }
 
 // a size would be the epsilon
-// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x\) \* scale \+ bias`
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?>\(x, scale, bias, 1e-5\)`
 auto norm_of_a_size(const Tensor<f32, "B M">& x) {
   return layer_norm<"M">(x, 768);
 }
 
-// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x\) \* scale`
+// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?>\(x, scale, 1e-6\)`
 auto norm_by_number(const Tensor<f32, "B M">& x) {
   return rms_norm<"M">(x, -1);
 }

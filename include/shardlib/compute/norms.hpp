@@ -1,11 +1,13 @@
 // Kernels of ops along one unsharded dim, for a device's shard.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <numbers>
+#include <span>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/reductions.hpp"
@@ -14,6 +16,7 @@
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/norms.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -114,6 +117,44 @@ Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
                                                    ct->template as<const D>(), result.as<D>(), a.outer, a.n, a.inner,
                                                    epsilon, a.padding);
   return result;
+}
+
+/// The arguments, the dtype of the result, and the kernels for all dtypes.
+struct AffineNormKernels : AffineNorm {
+  DType result;
+  Buffer (*forward)(const AffineNorm& norm, const Value& out);
+  /// Writes the cotangents of x, scale and bias that are not null.
+  void (*backward)(const AffineNorm& norm, const Value& ct, std::span<const ValuePtr> cotangents);
+};
+[[nodiscard]] SHARDLIB_INLINE ValuePtr record_affine_norm_erased(AffineNormKernels norm,
+                                                                 const std::array<const TensorSpec*, 3>& due);
+template <Norm kind, class D, class E, class R>
+struct AffineNormOf {
+  static constexpr bool centered = kind == Norm::layer;
+  static Buffer forward(const AffineNorm& norm, const Value& out) {
+    const Along a = along(*norm.x, norm.dim);
+    Buffer result = allocate(out);
+    kernels::affine_norm<centered>(out.device->exec(), norm.x->as<const D>(), norm.scale->as<const E>(),
+                                   centered ? norm.bias->as<const E>() : nullptr, result.as<R>(), a.outer, a.n, a.inner,
+                                   norm.epsilon, a.padding);
+    return result;
+  }
+  static void backward(const AffineNorm& norm, const Value& ct, std::span<const ValuePtr> cotangents) {
+    const Along a = along(*norm.x, norm.dim);
+    const auto memory = [&]<class T>(std::size_t i, T* /*type*/) {
+      return cotangents[i] ? cotangents[i]->storage->buffer.as<T>() : nullptr;
+    };
+    E* const none = nullptr;
+    kernels::affine_norm_backward<centered>(ct.device->exec(), norm.x->as<const D>(), norm.scale->as<const E>(),
+                                            ct.as<const R>(), memory(0, static_cast<D*>(nullptr)), memory(1, none),
+                                            centered ? memory(2, none) : nullptr, a.outer, a.n, a.inner, norm.epsilon,
+                                            a.padding);
+  }
+};
+template <Norm kind, class D, class E, class R>
+ValuePtr record_affine_norm(const AffineNorm& norm, const std::array<const TensorSpec*, 3>& due) {
+  using Of = AffineNormOf<kind, D, E, R>;
+  return record_affine_norm_erased({norm, dtype_v<R>, &Of::forward, &Of::backward}, due);
 }
 
 struct RotateElement {

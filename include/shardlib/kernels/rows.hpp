@@ -42,6 +42,18 @@ template <bool Centered, class T>
 void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                         std::int64_t inner, double eps, std::int64_t padding = 0);
 
+/// y = normalize(x) * scale + bias along n, without a bias if not Centered. W is T or the accumulator of T, and so is
+/// R, which may be bf16 for f32. `scale` and `bias` have n numbers.
+template <bool Centered, class T, class W, class R>
+void affine_norm(const Exec& exec, const T* x, const W* scale, const W* bias, R* y, std::int64_t outer, std::int64_t n,
+                 std::int64_t inner, double eps, std::int64_t padding = 0);
+
+/// The cotangents of its operands that are not null. It takes scratch memory for the sums of each 16 rows. The order of
+/// additions depends only on the sizes.
+template <bool Centered, class T, class W, class R>
+void affine_norm_backward(const Exec& exec, const T* x, const W* scale, const R* ct, T* dx, W* dscale, W* dbias,
+                          std::int64_t outer, std::int64_t n, std::int64_t inner, double eps, std::int64_t padding = 0);
+
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED

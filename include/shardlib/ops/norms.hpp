@@ -1,13 +1,17 @@
 // Ops along one unsharded dim: softmax, rms_norm, layer_norm, rope.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
+#include "shardlib/ops/arithmetic.hpp"
+#include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 
 namespace shardlib {
@@ -79,6 +83,32 @@ struct NormalizeVjp {
         record_rows_vjp(op, NormalizeBackward<kind, typename Ct::value_type>{ct.value(), x.value(), dim, epsilon}));
   }
 };
+
+/// The arguments of a norm with a scale, without the specs.
+struct AffineNorm {
+  OpInfo op;
+  ValuePtr x, scale;
+  ValuePtr bias;  ///< null in rms_norm
+  int dim;
+  double epsilon;
+};
+/// Records the op, whose result is in R. `due` holds the specs of the cotangents of x, scale and bias.
+template <Norm kind, class D, class E, class R>
+ValuePtr record_affine_norm(const AffineNorm& norm, const std::array<const TensorSpec*, 3>& due);
+
+template <OpName Name, dtype D, dtype E, dtype F, class Out>
+inline constexpr bool norm_dtypes =
+    checked<rules::norm_dtypes, Name, dtype_v<D>, dtype_v<E>, dtype_v<F>, dtype_v<dtype_or<Out, D>>>::ok;
+template <Norm kind, class Out, class X, class Scale>
+Out affine_norm(AffineNorm norm, const X& x, const Scale& scale, const Scale* bias) {
+  constexpr Spec axes = axes_of<X::spec, Scale::spec>();
+  static constexpr Spec due_x = dual_spec(X::spec, axes), due_scale = dual_spec(Scale::spec, axes);
+  norm.x = x.value();
+  norm.scale = scale.value();
+  if (bias != nullptr) norm.bias = bias->value();
+  return Out(record_affine_norm<kind, typename X::value_type, typename Scale::value_type, typename Out::value_type>(
+      norm, {&parsed<due_x>, &parsed<due_scale>, &parsed<due_scale>}));
+}
 }  // namespace detail
 
 /// Divides x by sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), without a scale.
@@ -94,10 +124,26 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
-/// A compile error for a call without the dim, with a scale, or with a whole number, which is no epsilon.
+/// Computes cast<Out>(rms_norm<Dim>(x) * scale) in one kernel, and in f32 (f64 for f64). The result is in x's dtype, or
+/// in the `Out` that the call states, f32 or bf16. The scale has the normalized dim alone, in x's dtype or f32.
+/// Backward: one kernel, and one that adds the scale's cotangents of groups of rows. `rms_norm<"M">(x, scale)` of x
+/// "B/d M", scale "M", `rms_norm<"M", f32>(x, scale, 1e-5)`
+template <DimName Dim, class Out = void, dtype D, Spec S, dtype E, Spec T>
+auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, double epsilon = 1e-6, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::norm_dtypes<"rms_norm", D, E, E, Out>, detail::dtype_or<Out, D>>,
+              detail::result_for<D, rules::scaled_norm, OpName("rms_norm"), Dim, S, T>> {
+  using A = accumulator_t<D>;
+  using R = detail::dtype_or<Out, D>;
+  if (detail::differentiated_twice(x.value()))
+    return cast<R>(detail::multiply(rms_norm<Dim>(cast<A>(x, site), epsilon, site), cast<A>(scale, site), site), site);
+  return detail::affine_norm<detail::Norm::rms, Tensor<R, S>>(
+      {detail::Calling{"rms_norm", Dim, site}, {}, {}, {}, detail::parsed<S>.find(Dim), epsilon}, x, scale,
+      static_cast<const Tensor<E, T>*>(nullptr));
+}
+/// A compile error for a call without the dim, with other operands, or with a whole number, which is no epsilon.
 template <DimName... Dim, class... Args>
 requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto rms_norm(const Args&... args) {
-  return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x) * scale", Dim...>(args...);
+  return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x, scale, 1e-6)", Dim...>(args...);
 }
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
@@ -112,10 +158,27 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::layer, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));
 }
-/// A compile error for a call without the dim, with a scale, or with a whole number, which is no epsilon.
+/// Computes cast<Out>(layer_norm<Dim>(x) * scale + bias) in one kernel, with the dtypes and the backward pass of
+/// rms_norm with a scale. `layer_norm<"M">(x, scale, bias)` of x "B/d M", scale and bias "M", `layer_norm<"M", bf16>(x,
+/// scale, bias, 1e-6)`
+template <DimName Dim, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
+auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const Tensor<F, U>& bias, double epsilon = 1e-5,
+                Site site = Site::current())
+    -> Tensor<detail::after_t<detail::norm_dtypes<"layer_norm", D, E, F, Out>, detail::dtype_or<Out, D>>,
+              detail::result_for<D, rules::affine_norm, OpName("layer_norm"), Dim, S, T, U>> {
+  using A = accumulator_t<D>;
+  using R = detail::dtype_or<Out, D>;
+  if (detail::differentiated_twice(x.value())) {
+    const auto normal = layer_norm<Dim>(cast<A>(x, site), epsilon, site);
+    return cast<R>(detail::add(detail::multiply(normal, cast<A>(scale, site), site), cast<A>(bias, site), site), site);
+  }
+  return detail::affine_norm<detail::Norm::layer, Tensor<R, S>>(
+      {detail::Calling{"layer_norm", Dim, site}, {}, {}, {}, detail::parsed<S>.find(Dim), epsilon}, x, scale, &bias);
+}
+/// A compile error for a call without the dim, with other operands, or with a whole number, which is no epsilon.
 template <DimName... Dim, class... Args>
 requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto layer_norm(const Args&... args) {
-  return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x) * scale + bias", Dim...>(args...);
+  return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x, scale, bias, 1e-5)", Dim...>(args...);
 }
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1

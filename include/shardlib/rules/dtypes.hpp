@@ -161,6 +161,26 @@ constexpr Verdict condition_dtype(std::string_view op, DType condition) {
           Text(op) + ": the condition is " + name(condition) + ", not bool_; compare it first, e.g. `greater(x, 0.0)`"};
 }
 
+/// The dtypes of a norm with a scale. The result of bf16 and f32 is either; that of f64 is f64.
+constexpr Verdict norm_dtypes(std::string_view op, DType x, DType scale, DType bias, DType result) {
+  if (const Verdict floats = floating_dtype(op, x); !floats.ok()) return floats;
+  const DType sum = x == DType::bf16 ? DType::f32 : x;
+  const Text of = Text(op) + " of " + name(x) + ": ";
+  if (scale != x && scale != sum)
+    return {{},
+            of + "the scale is " + name(scale) + ", not " + name(x) + (sum == x ? Text() : " or f32") + "; write " +
+                quoted(Text("cast<") + name(sum) + ">") + " of it first"};
+  if (bias != scale)
+    return {{},
+            of + "the bias is " + name(bias) + " and the scale " + name(scale) + ", and both have one dtype; write " +
+                quoted(Text("cast<") + name(scale) + ">") + " of the bias first"};
+  if (result == x || (sum == DType::f32 && (result == DType::bf16 || result == DType::f32))) return {};
+  return {{},
+          of + "the result cannot be had as " + name(result) + ", only as " +
+              (sum == DType::f32 ? "f32 or bf16" : "f64") + "; write " + quoted(Text("cast<") + name(result) + ">") +
+              " of the result"};
+}
+
 /// The dtypes of an einsum: floating-point operands. For bf16 and f32 the result is either; for f64 it is f64.
 constexpr Verdict einsum_dtype(DType operands, DType result) {
   const Text title("einsum_unreduced: ");

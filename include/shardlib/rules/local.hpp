@@ -342,6 +342,36 @@ constexpr Verdict along(std::string_view name, std::string_view dim, const Tenso
   return linear_along(name, dim, x);
 }
 
+namespace detail_ {
+/// A scale or bias of a norm along `dim`: that dim alone.
+constexpr Text along_alone(const char* what, std::string_view name, std::string_view dim, const TensorSpec& x,
+                           const TensorSpec& scale) {
+  TensorSpec alone;
+  alone.dims.push_back(x.dims[x.find(dim)]);
+  if (scale == alone) return {};
+  const Text advice = conversion(scale, alone);
+  const Text why =
+      title_of(name, dim) + ": the " + what + " is " + quoted(to_string(scale)) + ", not " + quoted(to_string(alone));
+  if (!advice.empty()) return why + "; " + advice;
+  if (same_names(scale, alone)) return why + "; take its sum and gather it first (communicates)";
+  const char* const spelled = name == "rms_norm" ? "\">(x) * scale" : "\">(x) * scale + bias";
+  return why + "; along other dims write " + quoted(Text(name) + "<\"" + dim + spelled);
+}
+}  // namespace detail_
+/// rms_norm with a scale, and layer_norm with a bias as well, which have the normalized dim alone.
+constexpr Verdict scaled_norm(std::string_view name, std::string_view dim, const TensorSpec& x,
+                              const TensorSpec& scale) {
+  Verdict verdict = along(name, dim, x);
+  if (verdict.ok()) verdict.why = detail_::along_alone("scale", name, dim, x, scale);
+  return verdict;
+}
+constexpr Verdict affine_norm(std::string_view name, std::string_view dim, const TensorSpec& x, const TensorSpec& scale,
+                              const TensorSpec& bias) {
+  Verdict verdict = scaled_norm(name, dim, x, scale);
+  if (verdict.ok()) verdict.why = detail_::along_alone("bias", name, dim, x, bias);
+  return verdict;
+}
+
 /// An op along a dim that is called without its name. `more` is further names, with commas.
 constexpr Verdict no_dim(std::string_view name, std::string_view more, const TensorSpec& x) {
   return {x,

@@ -3,7 +3,11 @@
 
 #include "shardlib/compute/norms.hpp"
 
+#include <array>
+#include <cstddef>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shardlib/compute/on_host.hpp"
@@ -88,6 +92,37 @@ SHARDLIB_INLINE void require_epsilon(const OpInfo& op, const ValuePtr& x, double
   throw Error(op.describe() + ": the epsilon is " + show_number(epsilon) +
               ", of which no root can be taken; give a finite number that is not negative, such as 1e-6 (" +
               x->device->describe() + ")");
+}
+
+SHARDLIB_INLINE ValuePtr record_affine_norm_erased(AffineNormKernels norm,
+                                                   const std::array<const TensorSpec*, 3>& due) {
+  const std::array<ValuePtr, 3> operands{norm.x, norm.scale, norm.bias};
+  const auto& device = norm.x->device;
+  require_epsilon(norm.op, norm.x, norm.epsilon);
+  Bindings names(norm.op, device);
+  std::vector<Node::Edge> edges(norm.bias ? 3 : 2);
+  std::array<bool, 3> wanted{};
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    names.bind(*operands[i]);
+    edges[i].input = operands[i]->slot;
+    wanted[i] = bool(operands[i]->slot);
+  }
+  auto out = make_value(norm.op, device, norm.result, *norm.x->spec, norm.x->global);
+  for (ValuePtr* operand : {&norm.x, &norm.scale, &norm.bias})
+    if (*operand) *operand = detached(**operand);
+  edges[0].saved.values = {norm.x, norm.scale};
+  attach(out, std::move(edges), [norm, wanted, due, count = edges.size()](const std::vector<ValuePtr>& cts) {
+    const std::array operands{norm.x, norm.scale, norm.bias};
+    const OpInfo op{norm.bias ? "layer_norm_backward" : "rms_norm_backward", norm.op.spec, {}};
+    return fused_cotangents(op, std::span(operands).first(count), wanted, due,
+                            [&](const Value& /*first*/, std::span<const ValuePtr> cotangents) {
+                              norm.backward(norm, *cts[0], cotangents);
+                            });
+  });
+  const std::array numbers{norm.epsilon};
+  evaluate(
+      out, [norm](const Value& shape) { return norm.forward(norm, shape); }, {}, numbers_in(numbers));
+  return out;
 }
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {

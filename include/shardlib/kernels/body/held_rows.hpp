@@ -23,13 +23,13 @@ struct HeldRow {
   A values[Groups][columns];
 };
 
-/// A part of a team, and the first `counted` numbers of the row that it holds.
+/// A part of a team, and the row of n numbers that it holds, of which the first `counted` count.
 template <class Team, class A, int Groups>
 struct RowPart {
   using Held = HeldRow<Team, A, Groups>;
   static constexpr int columns = Held::columns;
   const Team& team;
-  int counted;
+  int n, counted;
 
   /// The place in the row of the number in column c of group g.
   [[nodiscard]] SHARDLIB_FUNCTION int place(int g, int c) const { return g * 64 + team.part_lane() * columns + c; }
@@ -71,16 +71,54 @@ struct RowPart {
   SHARDLIB_FUNCTION A reduce(const Held& row) const {
     return reduce<Op>([&](int g, int c) { return row.values[g][c]; });
   }
+  /// Reads a row.
+  template <class T>
+  SHARDLIB_FUNCTION void load(const T* from, Held& held) const {
+    if (in_packs(from)) {
+      Pack<T, columns> packs[Groups];  // all are on their way before the first is used
+      SHARDLIB_UNROLL
+      for (int g = 0; g < Groups; ++g)
+        if (place(g, 0) < n) packs[g] = load_pack<columns>(from + place(g, 0), 1);
+      each([&](int g, int c) { held.values[g][c] = place(g, 0) < n ? static_cast<A>(packs[g].values[c]) : A(0); });
+    } else {
+      each([&](int g, int c) { held.values[g][c] = place(g, c) < n ? static_cast<A>(from[place(g, c)]) : A(0); });
+    }
+  }
+  /// Writes a row, with zeros for what does not count.
+  template <class T>
+  SHARDLIB_FUNCTION void store(const Held& held, T* to) const {
+    const auto value = [&](int g, int c) { return place(g, c) < counted ? static_cast<T>(held.values[g][c]) : T(0); };
+    if (in_packs(to)) {
+      SHARDLIB_UNROLL
+      for (int g = 0; g < Groups; ++g) {
+        if (place(g, 0) >= n) continue;
+        Pack<T, columns> pack;
+        SHARDLIB_UNROLL
+        for (int c = 0; c < columns; ++c) pack.values[c] = value(g, c);
+        store_pack<columns>(to + place(g, 0), pack);
+      }
+    } else {
+      each([&](int g, int c) {
+        if (place(g, c) < n) to[place(g, c)] = value(g, c);
+      });
+    }
+  }
+
+ private:
+  template <class T>
+  [[nodiscard]] SHARDLIB_FUNCTION bool in_packs(const T* from) const {
+    return n % columns == 0 && takes_packs<columns, T>(reinterpret_cast<const std::byte*>(from), 1);
+  }
 };
 
 /// Calls row(part, held rows) for contiguous rows of n numbers, which leaves its result in the first held row. What
 /// does not count gets zeros. An item is a few rows.
-template <class T, std::size_t In, class Row, int Groups>
+template <class T, std::size_t In, class Row, int Groups, class Out = T>
 struct HeldRows {
   using A = accumulator_t<T>;
   static constexpr std::int64_t together = 4;
   std::array<const T*, In> in;
-  T* out;
+  Out* out;
   int n, counted;
   std::int64_t rows;
   Row row;
@@ -88,59 +126,16 @@ struct HeldRows {
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
     using Held = HeldRow<Team, A, Groups>;
-    const RowPart<Team, A, Groups> part{team, counted};
+    const RowPart<Team, A, Groups> part{team, n, counted};
     for (int r = team.part(); r - team.part() < together; r += Team::parts) {  // all lanes exchange numbers
       const std::int64_t at = item * together + r;
       const bool mine = team.part() < Team::parts && r < together && at < rows;
       const std::int64_t start = (mine ? at : rows - 1) * n;
       Held held[In];
       SHARDLIB_UNROLL
-      for (std::size_t k = 0; k < In; ++k) load(part, in[k] + start, held[k]);
+      for (std::size_t k = 0; k < In; ++k) part.load(in[k] + start, held[k]);
       row(part, held);
-      if (mine) store(part, held[0], out + start);
-    }
-  }
-
- private:
-  template <class Part>
-  SHARDLIB_FUNCTION bool in_packs(const T* from) const {
-    return n % Part::columns == 0 && takes_packs<Part::columns, T>(reinterpret_cast<const std::byte*>(from), 1);
-  }
-  template <class Part>
-  SHARDLIB_FUNCTION void load(const Part& part, const T* from, typename Part::Held& held) const {
-    constexpr int columns = Part::columns;
-    if (in_packs<Part>(from)) {
-      Pack<T, columns> packs[Groups];  // all are on their way before the first is used
-      SHARDLIB_UNROLL
-      for (int g = 0; g < Groups; ++g)
-        if (part.place(g, 0) < n) packs[g] = load_pack<columns>(from + part.place(g, 0), 1);
-      part.each(
-          [&](int g, int c) { held.values[g][c] = part.place(g, 0) < n ? static_cast<A>(packs[g].values[c]) : A(0); });
-    } else {
-      part.each([&](int g, int c) {
-        held.values[g][c] = part.place(g, c) < n ? static_cast<A>(from[part.place(g, c)]) : A(0);
-      });
-    }
-  }
-  template <class Part>
-  SHARDLIB_FUNCTION void store(const Part& part, const typename Part::Held& held, T* to) const {
-    constexpr int columns = Part::columns;
-    const auto value = [&](int g, int c) {
-      return part.place(g, c) < counted ? static_cast<T>(held.values[g][c]) : T(0);
-    };
-    if (in_packs<Part>(to)) {
-      SHARDLIB_UNROLL
-      for (int g = 0; g < Groups; ++g) {
-        if (part.place(g, 0) >= n) continue;
-        Pack<T, columns> pack;
-        SHARDLIB_UNROLL
-        for (int c = 0; c < columns; ++c) pack.values[c] = value(g, c);
-        store_pack<columns>(to + part.place(g, 0), pack);
-      }
-    } else {
-      part.each([&](int g, int c) {
-        if (part.place(g, c) < n) to[part.place(g, c)] = value(g, c);
-      });
+      if (mine) part.store(held[0], out + start);
     }
   }
 };
@@ -169,6 +164,19 @@ struct HeldNorm {
   }
 };
 
+/// As norm_cotangent: makes the row x, of these moments, its cotangent.
+template <bool Centered, class Part, class Held, class A>
+SHARDLIB_FUNCTION void held_norm_cotangent(const Part& part, Held& x, const Held& d, const std::array<A, 2>& moments) {
+  const A mean = moments[0], scale = moments[1], size = static_cast<A>(part.counted);
+  const A shift = Centered ? part.template reduce<detail::SumOp>(d) / size : A(0);
+  const A slope = part.template reduce<detail::SumOp>([&](int g, int c) {
+    return d.values[g][c] * ((x.values[g][c] - mean) * scale);
+  }) / size;
+  part.each([&](int g, int c) {
+    x.values[g][c] = scale * ((d.values[g][c] - shift) - (x.values[g][c] - mean) * scale * slope);
+  });
+}
+
 /// As NormBackward.
 template <bool Centered>
 struct HeldNormBackward {
@@ -176,18 +184,7 @@ struct HeldNormBackward {
 
   template <class Part, class Held>
   SHARDLIB_FUNCTION void operator()(const Part& part, Held (&rows)[2]) const {
-    using A = std::remove_cvref_t<decltype(rows[0].values[0][0])>;
-    Held& x = rows[0];
-    const Held& d = rows[1];
-    const auto moments = held_moments<Centered>(part, x, eps);
-    const A mean = moments[0], scale = moments[1], size = static_cast<A>(part.counted);
-    const A shift = Centered ? part.template reduce<detail::SumOp>(d) / size : A(0);
-    const A slope = part.template reduce<detail::SumOp>([&](int g, int c) {
-      return d.values[g][c] * ((x.values[g][c] - mean) * scale);
-    }) / size;
-    part.each([&](int g, int c) {
-      x.values[g][c] = scale * ((d.values[g][c] - shift) - (x.values[g][c] - mean) * scale * slope);
-    });
+    held_norm_cotangent<Centered>(part, rows[0], rows[1], held_moments<Centered>(part, rows[0], eps));
   }
 };
 

@@ -20,11 +20,11 @@ using detail::MaxOp, detail::SumOp, detail::team_reduce, detail::team_reduce_row
 /// Calls row(team, input rows, output row) for the rows of each item: `block` rows of n elements out of a slab of
 /// `columns`, contiguous ones or columns of a matrix. Contiguous rows of f32 and f64 stay in place. Others are copied
 /// to scratch memory in the accumulator type.
-template <class T, std::size_t In, class Row>
+template <class T, std::size_t In, class Row, class Out = T>
 struct RowKernel {
   using A = accumulator_t<T>;
   std::array<const T*, In> in;
-  T* out;
+  Out* out;
   std::int64_t n, columns, block, blocks;
   bool flat;
   Row row;
@@ -63,12 +63,12 @@ struct RowKernel {
       row(team, rows, results + c * length);
     }
     team.barrier();
-    T* const to = out + start;
+    Out* const to = out + start;
     if (flat) {
-      team.lanes(count * length, [=](std::int64_t i) { to[i] = T(results[i]); });
+      team.lanes(count * length, [=](std::int64_t i) { to[i] = Out(results[i]); });
     } else {
       team.lanes(length, [=](std::int64_t i) {
-        for (std::int64_t c = 0; c < count; ++c) to[i * stride + c] = T(results[c * length + i]);
+        for (std::int64_t c = 0; c < count; ++c) to[i * stride + c] = Out(results[c * length + i]);
       });
     }
   }
@@ -107,6 +107,19 @@ struct Norm {
   }
 };
 
+/// Writes the cotangent of a norm's row from `d`, that of its result.
+template <bool Centered, class Team, class A, class Out>
+SHARDLIB_FUNCTION void norm_cotangent(const Team& team, const A* row, const A* d, const Moments<A>& m, std::int64_t n,
+                                      std::int64_t counted, Out* out) {
+  const auto size = static_cast<A>(counted);
+  const A shift = Centered ? team_reduce_row<SumOp, A>(team, counted, d) / size : A(0);
+  const auto term = [=](std::int64_t i) { return d[i] * ((row[i] - m.mean) * m.scale); };
+  const A slope = team_reduce<SumOp, A>(team, counted, term) / size;
+  team.lanes(counted,
+             [=](std::int64_t i) { out[i] = Out(m.scale * ((d[i] - shift) - (row[i] - m.mean) * m.scale * slope)); });
+  clear_padding(team, out + counted, n - counted);
+}
+
 template <bool Centered>
 struct NormBackward {
   std::int64_t n, counted;
@@ -114,16 +127,7 @@ struct NormBackward {
 
   template <class Team, class A>
   SHARDLIB_FUNCTION void operator()(const Team& team, const std::array<const A*, 2>& in, A* out) const {
-    const A* const row = in[0];
-    const A* const d = in[1];
-    const auto m = moments<Centered>(team, row, counted, eps);
-    const auto size = static_cast<A>(counted);
-    const A shift = Centered ? team_reduce_row<SumOp, A>(team, counted, d) / size : A(0);
-    const auto term = [=](std::int64_t i) { return d[i] * ((row[i] - m.mean) * m.scale); };
-    const A slope = team_reduce<SumOp, A>(team, counted, term) / size;
-    team.lanes(counted,
-               [=](std::int64_t i) { out[i] = m.scale * ((d[i] - shift) - (row[i] - m.mean) * m.scale * slope); });
-    clear_padding(team, out + counted, n - counted);
+    norm_cotangent<Centered>(team, in[0], in[1], moments<Centered>(team, in[0], counted, eps), n, counted, out);
   }
 };
 

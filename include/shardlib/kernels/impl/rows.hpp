@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "shardlib/kernels/body/affine_norm.hpp"
 #include "shardlib/kernels/body/held_rows.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -16,10 +17,26 @@ namespace shardlib::kernels {
 
 namespace detail {
 
+/// Calls hold(groups) if the parts of a device's teams hold rows of n numbers, in so many groups of 64. Returns
+/// whether.
+template <class T, class Hold>
+bool hold_rows(const Exec& exec, std::int64_t n, std::int64_t inner, std::int64_t counted, const Hold& hold) {
+  if constexpr (std::is_same_v<T, double>) {
+    return false;
+  } else {
+    if (!exec.on_device() || inner != 1 || counted <= 0 || n > 2048) return false;
+    if (n <= 1024)
+      hold(std::integral_constant<int, 16>{});
+    else
+      hold(std::integral_constant<int, 32>{});
+    return true;
+  }
+}
+
 /// Calls row(team, input rows, output row) for every row. On devices the parts of teams hold short contiguous rows, for
 /// `held_row`.
-template <class T, std::size_t In, class Row, class HeldRow>
-void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std::int64_t outer, std::int64_t n,
+template <class T, std::size_t In, class Row, class HeldRow, class Out>
+void for_rows(const Exec& exec, const std::array<const T*, In>& in, Out* out, std::int64_t outer, std::int64_t n,
               std::int64_t inner, std::int64_t counted, const Row& row, const HeldRow& held_row) {
   using A = accumulator_t<T>;
   // Treats both layouts alike: slabs of `columns` rows, which are contiguous or strided.
@@ -27,15 +44,12 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;
   if (slabs * columns == 0 || n == 0) return;
-  if constexpr (!std::is_same_v<T, double>) {
-    const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
-      using Kernel = body::HeldRows<T, In, HeldRow, Groups>;
-      exec.for_items_on_device((outer + Kernel::together - 1) / Kernel::together, 0,
-                               Kernel{in, out, static_cast<int>(n), static_cast<int>(counted), outer, held_row});
-    };
-    if (exec.on_device() && flat && counted > 0 && n <= 1024) return hold(std::integral_constant<int, 16>{});
-    if (exec.on_device() && flat && counted > 0 && n <= 2048) return hold(std::integral_constant<int, 32>{});
-  }
+  const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
+    using Kernel = body::HeldRows<T, In, HeldRow, Groups, Out>;
+    exec.for_items_on_device((outer + Kernel::together - 1) / Kernel::together, 0,
+                             Kernel{in, out, static_cast<int>(n), static_cast<int>(counted), outer, held_row});
+  };
+  if (hold_rows<T>(exec, n, inner, counted, hold)) return;
   // A GPU's scratch memory, for up to 2112 blocks at once, fits its second-level cache if it is for one row each. Along
   // an inner stride two rows share what is read for one; 16, as on the host, would take gigabytes.
   const bool gpu = exec.gpu() != nullptr;
@@ -44,7 +58,7 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   const bool in_place = flat && std::is_same_v<T, A>;
   const std::size_t scratch_bytes = in_place ? 0 : (In + 1) * static_cast<std::size_t>(block * n) * sizeof(A);
   exec.for_items(slabs * blocks, scratch_bytes,
-                 body::RowKernel<T, In, Row>{in, out, n, columns, block, blocks, flat, row});
+                 body::RowKernel<T, In, Row, Out>{in, out, n, columns, block, blocks, flat, row});
 }
 
 }  // namespace detail
@@ -86,6 +100,37 @@ void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::i
                         std::int64_t inner, double eps, std::int64_t padding) {
   detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding,
                          body::NormBackward<Centered>{n, n - padding, eps}, body::HeldNormBackward<Centered>{eps});
+}
+
+template <bool Centered, class T, class W, class R>
+void affine_norm(const Exec& exec, const T* x, const W* scale, const W* bias, R* y, std::int64_t outer, std::int64_t n,
+                 std::int64_t inner, double eps, std::int64_t padding) {
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding,
+                         body::AffineNorm<Centered, W>{scale, bias, n, n - padding, eps},
+                         body::HeldAffineNorm<Centered, W>{scale, bias, eps});
+}
+
+template <bool Centered, class T, class W, class R>
+void affine_norm_backward(const Exec& exec, const T* x, const W* scale, const R* ct, T* dx, W* dscale, W* dbias,
+                          std::int64_t outer, std::int64_t n, std::int64_t inner, double eps, std::int64_t padding) {
+  using Rows = body::AffineNormBackward<Centered, T, W, R>;
+  using A = typename Rows::A;
+  using Sums = body::SumGroups<A, W>;
+  if (n == 0) return;
+  const std::int64_t rows = outer * inner, groups = (rows + Rows::group - 1) / Rows::group;
+  const bool summed = dscale != nullptr || dbias != nullptr;
+  Buffer sums;
+  if (summed) sums = exec.pool->allocate(static_cast<std::size_t>(groups * Rows::kinds * n) * sizeof(A));
+  const typename Rows::Base gradients{x, scale, ct, dx, sums.as<A>(), rows, n, n - padding, eps};
+  const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
+    using Kernel = body::HeldAffineNormBackward<Centered, T, W, R, Groups>;
+    exec.for_items_on_device((groups + Kernel::together - 1) / Kernel::together, 0, Kernel{gradients});
+  };
+  if (!detail::hold_rows<T>(exec, n, inner, n - padding, hold))
+    exec.for_items(groups, static_cast<std::size_t>(4 * n) * sizeof(A), Rows{gradients, inner});
+  if (!summed) return;
+  const std::int64_t tiles = (n + Sums::columns - 1) / Sums::columns;
+  exec.for_items(tiles * Rows::kinds, 0, Sums{sums.as<A>(), {dscale, dbias}, groups, n, Rows::kinds, tiles});
 }
 
 }  // namespace shardlib::kernels
