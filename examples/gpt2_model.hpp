@@ -124,7 +124,7 @@ auto gathered_layer(const Layer<C>& w) {
 template <dtype C, bool Whole = false>
 auto norm(const Tensor<C, "B/d L M">& x, const Norm<C, Whole>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto scale = all_gather<"M", backward_sum<f32>>(w.scale), bias = all_gather<"M", backward_sum<f32>>(w.bias);
-  return cast<C>(layer_norm<"M">(cast<f32>(x), config.epsilon) * cast<f32>(scale) + cast<f32>(bias));
+  return layer_norm<"M">(x, scale, bias, config.epsilon);
 }
 
 // Gathers the residual stream over t; GPT-2 normalizes it.
