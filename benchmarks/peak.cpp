@@ -1,9 +1,9 @@
 // What the machine can do on all its cores at once: FMA, and copying from memory to memory.
 //   peak         GFLOP/s of f32 multiply-adds, GB/s read and written by copies
 // The best of several windows: the machine's clock changes, and what is compared with a peak should not exceed it.
-#include <shardlib/support/error.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/peak.hpp>
+#include <shardlib/support/error.hpp>
 
 #include <fmt/format.h>
 
