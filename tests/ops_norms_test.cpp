@@ -89,7 +89,7 @@ TEST_CASE("norms refuse an epsilon of which no root can be taken", "[ops]") {
     REQUIRE_THROWS_WITH(rms_norm<"M">(x, scale, -0.5), Catch::Contains("the epsilon is -0.5"));
     REQUIRE_THROWS_WITH(layer_norm<"M">(x, std::numeric_limits<double>::quiet_NaN()),
                         Catch::Contains("the epsilon is nan"));
-    REQUIRE(fetch(rms_norm<"M">(ones<f32, "B/d M">(mesh, {{"B", 1}, {"M", 2}}), 0)).data == std::vector<f32>{1, 1});
+    REQUIRE(fetch(rms_norm<"M">(ones<f32, "B/d M">(mesh, {{"B", 1}, {"M", 2}}), 0.0)).data == std::vector<f32>{1, 1});
   });
 }
 
