@@ -160,8 +160,10 @@ void hold(T& node, std::size_t held) {
   if constexpr (is_array<T>) {
     node = T(held);
   } else if constexpr (is_optional<T>) {
-    node.reset();
-    if (held > 0) node.emplace();
+    if (held > 0)
+      node.emplace();
+    else
+      node.reset();
   } else {
     at_entry<T>(held, [&]<std::size_t I>(std::integral_constant<std::size_t, I>) { node.template emplace<I>(); });
   }
