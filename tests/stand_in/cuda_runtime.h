@@ -70,8 +70,11 @@ inline const char* cudaGetErrorString(cudaError_t status) {
       return "an error";
   }
 }
+/// The last error that no call of cudaGetLastError has returned: here of queries alone, as older versions of HIP count
+/// their cudaErrorNotReady.
+inline thread_local cudaError_t stand_in_last = cudaSuccess;
 inline cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(stand_in_last, cudaSuccess);
 }
 inline cudaError_t cudaDriverGetVersion(int* version) {
   return *version = stand_in.driver, cudaSuccess;
@@ -108,7 +111,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return delete stream, cudaSuccess;
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t) {
-  return stand_in.hangs ? cudaErrorNotReady : stand_in.late;
+  return stand_in.hangs ? stand_in_last = cudaErrorNotReady : stand_in.late;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return stand_in.hangs ? cudaErrorLaunchTimeout : stand_in.late;
@@ -184,7 +187,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return event->gpu == stream->gpu ? stand_in_put(stream) : cudaErrorInvalidResourceHandle;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
-  return stand_in.hangs ? cudaErrorNotReady : cudaSuccess;
+  return stand_in.hangs ? stand_in_last = cudaErrorNotReady : cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   return stand_in_put(stream);

@@ -109,6 +109,13 @@ SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers) {
   return std::min(share_of(gpu_part(), total, sharers), free / static_cast<std::size_t>(sharers));
 }
 
+/// Whether what a query asks about is over, or has failed.
+inline bool is_over(cudaError_t status) {
+  if (status != cudaErrorNotReady) return true;
+  static_cast<void>(cudaGetLastError());  // older versions of HIP would return it after the next start of a kernel
+  return false;
+}
+
 /// An event of CUDA.
 class CudaEvent {
  public:
@@ -119,7 +126,7 @@ class CudaEvent {
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   [[nodiscard]] bool passed() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (!is_over(status)) return false;
     check_cuda(status, "cudaEventQuery");
     return true;
   }
@@ -220,7 +227,7 @@ SHARDLIB_INLINE void Gpu::launches() const {
 }
 
 SHARDLIB_INLINE void Gpu::wait_for_flights() {
-  flights_.wait([this] { return cudaStreamQuery(stream()) != cudaErrorNotReady; });
+  flights_.wait([this] { return is_over(cudaStreamQuery(stream())); });
 }
 
 SHARDLIB_INLINE void Gpu::synchronize() {
