@@ -107,7 +107,7 @@ if [ $tests = yes ] && grep -q 'no Catch2' build/log/gpu-libraries.log; then
 fi
 
 # Tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for it.
-files='kernel_.*|map_numbers|ops_(attention|dropout|einsum|index|linear_cross_entropy|norms|statistics)|model_gpt2'
+files='kernel_.*|map_numbers|ops_(attention|dropout|einsum(_bias)?|index|linear_cross_entropy|norms|statistics)|model_gpt2'
 quietly build/log/gpu-configure.log "configuring" cmake --preset release -B build/gpu -DSHARDLIB_LAUNCHER=cuda \
   -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" -DSHARDLIB_BUILD_BENCHMARKS=OFF \
   "-DSHARDLIB_TEST_FILES=$files"
