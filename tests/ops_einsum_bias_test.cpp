@@ -177,6 +177,31 @@ TEST_CASE("a product whose cotangent is that of a gelu runs right before the gel
   });
 }
 
+TEST_CASE("the bytes of a gelu that einsum_bias has made are those of einsum_bias", "[ops]") {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
+    const Grid mesh(device);
+    const Sizes sizes{{"B", 8}, {"M", 16}, {"F", 24}};
+    const auto x = ones<f32, "B M">(mesh, sizes);
+    const auto w = ones<f32, "M F">(mesh, sizes);
+    const auto bias = ones<f32, "F">(mesh, sizes);
+    std::vector<std::pair<std::string, std::int64_t>> ran;
+    {
+      const detail::NoteReads noting(detail::program_state(device));
+      const detail::Observing observing(
+          device, [&](const detail::OpReport& op) { ran.emplace_back(op.op.name, detail::touched(op)); });
+      static_cast<void>(einsum_bias_gelu<"B M, M F -> B F">(x, w, bias));
+    }
+    const auto bytes = [&](const char* name) {
+      std::int64_t sum = 0;
+      for (const auto& [op, touched] : ran) sum += op == name ? touched : 0;
+      return sum;
+    };
+    expect(bytes("einsum_bias") == 4 * (8 * 16 + 16 * 24 + 24 + 2 * 8 * 24),
+           "einsum_bias: " + show(bytes("einsum_bias")));
+    expect(ran.size() == 2 && bytes("gelu") == 0, "gelu: " + show(bytes("gelu")));
+  });
+}
+
 TEST_CASE("gelu's VJP takes a product that has its derivative already", "[ops]") {
   on_mesh("d=1,t=1", [&](const DevicePtr& device) {
     const Grid mesh(device);

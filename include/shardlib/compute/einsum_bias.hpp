@@ -41,7 +41,7 @@ Buffer EinsumBias<D>::operator()(const Value& out) const {
     if (kernels::einsum_with(
             exec, *plan, dtype_v<D>, a->data().data(), view(a->local), b->data().data(), view(b->local), result.data(),
             {.bias = bias->data().data(), .bias_size = bias->count(), .gelu = both ? y.data() : nullptr})) {
-      if (both) gelu->result = std::move(y);
+      if (both) keep_result(*gelu, std::move(y), out);
       return result;
     }
   }
@@ -51,7 +51,7 @@ Buffer EinsumBias<D>::operator()(const Value& out) const {
   const auto added = broadcast_operand<const D>(*bias, *out.spec);
   const auto sum = whole_operand(result.as<D>(), out);
   if (both) {
-    gelu->result = allocate(out);
+    keep_result(*gelu, allocate(out), out);
     kernels::apply(exec, view(out.local), BiasGeluElement<D>{}, product, added, sum,
                    whole_operand(gelu->result.template as<D>(), out));
   } else {

@@ -47,6 +47,8 @@ struct MadeWithOperand {
   bool wanted = true;  ///< by whoever reads the operand
   Buffer result;       ///< until the map has it
 };
+/// Keeps memory for the map's result, which the kernel of `operand` writes too.
+SHARDLIB_INLINE void keep_result(MadeWithOperand& made, Buffer result, const Value& operand);
 
 /// Computes the result of a map, which has the shape of `out`.
 [[nodiscard]] SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const std::vector<ValuePtr>& x,

@@ -28,7 +28,7 @@ namespace shardlib::detail {
 /// The bytes of the shards that an op has read, and of those that it has written; a shard that is read twice counts
 /// once. The op's reads must have been recorded.
 [[nodiscard]] inline std::int64_t touched(const OpReport& ran) {
-  if (only_named(ran)) return 0;
+  if (only_named(ran) || ran.work.made_before) return 0;
   std::vector<const void*> seen, written;
   const auto first = [](std::vector<const void*>& shards, const void* shard) {
     if (std::ranges::find(shards, shard) != shards.end()) return false;

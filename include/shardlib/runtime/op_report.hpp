@@ -29,6 +29,7 @@ struct OpWork {
   Axes axes;                  ///< the axes that it communicated over
   std::vector<OpRead> reads;  ///< while ProgramState::note_reads is set
   bool in_place = false;      ///< the op wrote its result into a shard that it read
+  bool made_before = false;   ///< the kernel of the operand's op has made the result
 };
 
 /// One execution of an op, in times of the steady clock.

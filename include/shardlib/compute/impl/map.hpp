@@ -118,12 +118,21 @@ class MapArrays {
 
 using MapOperands = std::vector<ValuePtr>;
 
+SHARDLIB_INLINE void keep_result(MadeWithOperand& made, Buffer result, const Value& operand) {
+  ProgramState& s = program_state(operand.device);
+  if (s.note_reads) s.work.reads.push_back({result.data(), {}, operand.spec, result.bytes(), true, true});
+  made.result = std::move(result);
+}
+
 SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const MapOperands& x, const Value& out) {
   if (function.made_with_operand) {
     MadeWithOperand& made = *function.made_with_operand;
     made.wanted = true;  // if the operand is deferred, its kernel runs now
     static_cast<void>(x[0]->data());
-    if (made.result) return std::exchange(made.result, {});
+    if (made.result) {
+      program_state(out.device).work.made_before = true;
+      return std::exchange(made.result, {});
+    }
   }
   Buffer result = allocate(out);
   MapArrays arrays(out);
