@@ -295,9 +295,18 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
              throw Error("5000 behind what hangs");
            },
            [&] {
+             for (int i = 0; i < 5000; ++i) {  // each with a collective's events
+               zero();
+               stream->follow_device();
+               stream->mark()->hold_device();
+             }
+             throw Error("5000 collectives behind what hangs");
+           },
+           [&] {
              for (int i = 0; i < 100; ++i) copy(there, here);
              throw Error("100 copies under way");
            }}) {
+    gpu.gpu()->stream()->behind = 0;
     gpu.flights()->add(std::make_unique<Hangs>());
     CHECK_NOTHROW(zero());
     CHECK_NOTHROW(copy(there, here));  // the host does not wait for a short copy to the GPU

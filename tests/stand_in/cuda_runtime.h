@@ -25,6 +25,7 @@ enum cudaError_t {
 /// A stream, like an event, is of the GPU that was current when it was made.
 struct CUstream_st {
   int gpu = 0;
+  int behind = 0;  ///< entries put in while it hangs
 };
 using cudaStream_t = CUstream_st*;
 enum cudaMemcpyKind { cudaMemcpyDefault };
@@ -105,7 +106,9 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 /// Whether a call that puts something into the stream may be made now: with the stream's GPU as the current one. CUDA
 /// demands this of kernels, and of events that they are of the stream's GPU. Here all such calls must keep to it.
 inline cudaError_t stand_in_put(cudaStream_t stream) {
-  return stream->gpu == stand_in_gpu ? cudaSuccess : cudaErrorInvalidResourceHandle;
+  if (stream->gpu != stand_in_gpu) return cudaErrorInvalidResourceHandle;
+  constexpr int most = 1000;  // then CUDA waits for room
+  return stand_in.hangs && ++stream->behind > most ? cudaErrorLaunchTimeout : cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return delete stream, cudaSuccess;

@@ -61,11 +61,11 @@ class Flights {
   void remove(const void* owner) {
     std::erase_if(open_, [&](const Open& open) { return open.flight->owner() == owner; });
   }
-  /// The host puts a kernel or a copy into the device's stream. CUDA keeps about a thousand of them, and then the call
-  /// blocks. So that it never blocks behind a flight that hangs, the host waits here for flights that have twice
-  /// `most` behind them.
+  /// The host puts a kernel or a copy into the device's stream. CUDA keeps about a thousand entries of it, and then the
+  /// call blocks. So that it never blocks behind a flight that hangs, the host waits here for flights that have twice
+  /// `most` behind them: there are also events, and a product can be two kernels.
   void launches() {
-    constexpr int most = 256;
+    constexpr int most = 128;
     if (open_.empty() || ++launched_ < most) return;
     launched_ = 0;
     ask();
