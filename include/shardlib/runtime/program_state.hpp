@@ -114,6 +114,8 @@ struct ProgramState {
 /// Adds an operand of the next op to that run: which of the function's own tensors it is, or of the others. Tensors of
 /// one type and size are told apart, so that a function that takes another one when it runs again is found.
 [[gnu::cold]] SHARDLIB_INLINE void note_operand(const ValuePtr& x);
+/// The number of a tensor for functions that run again. It gets one here if no op has numbered it.
+[[nodiscard, gnu::cold]] SHARDLIB_INLINE std::uint64_t tensor_number(const Value& x);
 /// The next of the values that a checkpointed function has saved, for its replay, which needs it in place of `due`.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE const Value& next_saved(ProgramState& state, const Value& due);
 /// The error of a checkpointed function that is not the same when it runs again: `op` is where that shows.

@@ -51,7 +51,7 @@ struct Storage : Counted {
   std::function<bool(Storage& product, const Value& x)> with_gelu_slope = nullptr;
   const Differentiated* weight = nullptr;  ///< of the innermost call that differentiates by it
   Buffer mirror = {};                      ///< a copy of device memory in host memory, for `span`
-  std::uint64_t number = 0;  ///< which tensor it is for functions that run again (note_operand); 0: none has used it
+  std::uint64_t number = 0;  ///< which tensor it is for functions that run again (tensor_number); 0: none has used it
 
   /// Computes the value if it is deferred.
   void materialize() {

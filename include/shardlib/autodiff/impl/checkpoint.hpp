@@ -23,7 +23,7 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
   return detached(*value);
 }
 
-/// The numbers of the tensors that a function has returned (note_operand).
+/// The numbers of the tensors that a function has returned (tensor_number).
 struct Returned : Counted {
   std::vector<std::uint64_t> numbers;
 };
@@ -67,7 +67,7 @@ inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wa
   const auto root = [&](const ValuePtr& value) {
     if (roots.size() == cotangents.size())
       fail_replay(value->made_by, "its result has more tensors than in the forward pass", device);
-    if (value->storage->number != forward.returned->numbers[roots.size()]) other = value;
+    if (tensor_number(*value) != forward.returned->numbers[roots.size()]) other = value;
     roots.emplace_back(value->slot, cotangents[roots.size()]);
     result = value;
   };
@@ -203,7 +203,7 @@ SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
     throw Error("explicit_activation_checkpointing: its function returns a tensor from outside, " +
                 value->slot.node->describe() + "; pass that as an argument, or its gradient would be lost (" +
                 value->device->describe() + ")");
-  parts_->returned->numbers.push_back(value->storage->number);
+  parts_->returned->numbers.push_back(tensor_number(*value));
   auto connected = detached(*value);
   connected->checkpoint = 0;
   Slot slot{parts_->node, parts_->node->outputs++};

@@ -14,6 +14,7 @@
 #include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
@@ -104,6 +105,7 @@ SHARDLIB_INLINE ValuePtr record_affine_norm_erased(AffineNormKernels norm,
   std::array<bool, 3> wanted{};
   for (std::size_t i = 0; i < edges.size(); ++i) {
     names.bind(*operands[i]);
+    note_operand(operands[i]);
     edges[i].input = operands[i]->slot;
     wanted[i] = bool(operands[i]->slot);
   }

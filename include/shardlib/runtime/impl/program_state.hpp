@@ -67,12 +67,15 @@ SHARDLIB_INLINE void note_made(const Value& value) {
   if (runs_again(s)) value.storage->number = s.ran.tensor(0);
 }
 
+SHARDLIB_INLINE std::uint64_t tensor_number(const Value& x) {
+  std::uint64_t& number = x.storage->number;
+  if (number == 0) number = ++program_state(x.device).numbers << 32U;
+  return number;
+}
+
 SHARDLIB_INLINE void note_operand(const ValuePtr& x) {
   ProgramState& s = program_state(x->device);
-  if (!runs_again(s)) return;
-  std::uint64_t& number = x->storage->number;
-  if (number == 0) number = ++s.numbers << 32U;
-  s.ran.mix(number);
+  if (runs_again(s)) s.ran.mix(tensor_number(*x));
 }
 
 SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {
