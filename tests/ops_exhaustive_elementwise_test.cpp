@@ -218,12 +218,12 @@ TEST_CASE("map over every pair of specs", "[ops][exhaustive][slow]") {
                                   [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
                  },
                  [](In v) { return Larger{}(v[0], v[1]); },
-                 [](const auto& x, const ValuePtr& ct) { return detail::map_pull_all(loops, *ct, x, false); },
+                 [](const auto& x, const ValuePtr& ct) { return detail::map_vjp_all(loops, *ct, x, false); },
                  {[](In v) { return v[0] < v[1] ? 0 : v[1]; }, [](In v) { return v[0] < v[1] ? 2 * v[1] : v[0]; }}};
   check(op, legal);
   op.name = "map, one cotangent at a time";
   op.vjp = [](const auto& x, const ValuePtr& ct) {
-    return std::vector{detail::map_pull(loops, 0, *ct, x, false), detail::map_pull(loops, 1, *ct, x, false)};
+    return std::vector{detail::map_vjp(loops, 0, *ct, x, false), detail::map_vjp(loops, 1, *ct, x, false)};
   };
   check(op, legal);
 }
@@ -293,7 +293,7 @@ TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]")
                           [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
          },
          [](In v) { return std::exp(v[0]); },
-         [](const auto& x, const ValuePtr& ct) { return std::vector{detail::map_pull(loops, 0, *ct, x, false)}; },
+         [](const auto& x, const ValuePtr& ct) { return std::vector{detail::map_vjp(loops, 0, *ct, x, false)}; },
          {[](In v) { return std::exp(v[0]); }},
          1e-5},
         nonlinear);

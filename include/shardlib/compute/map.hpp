@@ -14,6 +14,7 @@
 #include "shardlib/ops/map.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
@@ -43,7 +44,7 @@ void launch_elements(const void* f, const Exec& exec, const kernels::body::Eleme
 #endif
 
 /// The result of a map of one operand, which the operand's kernel makes together with the operand.
-struct MadeWithOperand {
+struct MadeWithOperand : Counted {
   bool wanted = true;  ///< by whoever reads the operand
   Buffer result;       ///< until the map has it
 };
@@ -54,11 +55,11 @@ SHARDLIB_INLINE void keep_result(MadeWithOperand& made, Buffer result, const Val
 [[nodiscard]] SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const std::vector<ValuePtr>& x,
                                                  const Value& out);
 /// The cotangent of operand i only, in the result's shape, and if `over` in the memory of `ct`.
-[[nodiscard]] SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct,
-                                                const std::vector<ValuePtr>& x, bool over);
+[[nodiscard]] SHARDLIB_INLINE ValuePtr map_vjp(const MapFunction& function, std::size_t i, const Value& ct,
+                                               const std::vector<ValuePtr>& x, bool over);
 /// All cotangents, in one loop, and if `over` the last one in the memory of `ct`.
-[[nodiscard]] SHARDLIB_INLINE std::vector<ValuePtr> map_pull_all(const MapFunction& function, const Value& ct,
-                                                                 const std::vector<ValuePtr>& x, bool over);
+[[nodiscard]] SHARDLIB_INLINE std::vector<ValuePtr> map_vjp_all(const MapFunction& function, const Value& ct,
+                                                                const std::vector<ValuePtr>& x, bool over);
 
 }  // namespace shardlib::detail
 

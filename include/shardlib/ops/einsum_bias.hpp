@@ -1,8 +1,6 @@
 // einsum_bias and einsum_bias_gelu: a product on each device, with its bias and its activation in one pass.
 #pragma once
 
-#include <memory>
-
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/map.hpp"
@@ -22,15 +20,14 @@ template <class D>
 struct EinsumBias {
   const kernels::EinsumPlan* plan;
   ValuePtr a, b, bias;
-  std::shared_ptr<MadeWithOperand> gelu;
+  Handle<MadeWithOperand> gelu;
   Buffer operator()(const Value& out) const;
 };
 /// For a map of an operand that is about to be recorded.
-std::shared_ptr<MadeWithOperand> make_with_operand(const DevicePtr& device);
+Handle<MadeWithOperand> make_with_operand(const DevicePtr& device);
 
 template <OpSpec O, class Out, class X, class Y, class B>
-Out record_einsum_bias(const Site& site, const X& x, const Y& y, const B& bias,
-                       const std::shared_ptr<MadeWithOperand>& gelu) {
+Out record_einsum_bias(const Site& site, const X& x, const Y& y, const B& bias, const Handle<MadeWithOperand>& gelu) {
   using D = typename Out::value_type;
   const Calling op{"einsum_bias", O, site};
   return record<"einsum_bias", Out>(

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -66,7 +65,7 @@ struct MapFunction : Counted {
   /// The derivative by the operands `by`, one after another, whose elements are at `x`, on the host. None: the result
   /// is no floating-point number.
   double (*derivative)(const void* f, const Differentiations& by, const std::byte* const* x) = nullptr;
-  std::shared_ptr<MadeWithOperand> made_with_operand;  ///< of an operand whose kernel may make the result too
+  Handle<MadeWithOperand> made_with_operand;  ///< of an operand whose kernel may make the result too
 #if defined(SHARDLIB_TYPED_KERNELS)
   /// Calls a lambda with symbols of these dtypes. The launches of a lambda are null: its instructions run instead.
   /// Throws for a pointer.

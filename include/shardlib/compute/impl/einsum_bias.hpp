@@ -3,16 +3,17 @@
 
 #include "shardlib/compute/einsum_bias.hpp"
 
-#include <memory>
-
 #include "shardlib/runtime/program_state.hpp"
+#include "shardlib/support/handle.hpp"
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE std::shared_ptr<MadeWithOperand> make_with_operand(const DevicePtr& device) {
+SHARDLIB_INLINE Handle<MadeWithOperand> make_with_operand(const DevicePtr& device) {
   const ProgramState::Mode mode = program_state(device).mode;
   const bool runs_now = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
-  return std::make_shared<MadeWithOperand>(MadeWithOperand{.wanted = runs_now, .result = {}});
+  auto made = Handle<MadeWithOperand>::make();
+  made->wanted = runs_now;
+  return made;
 }
 
 SHARDLIB_INLINE bool are_last_dims(const TensorSpec& some, const TensorSpec& result) {

@@ -157,8 +157,8 @@ inline Handle<Value> cotangent_like(const Value& ct, DType dtype, bool over) {
   return value;
 }
 
-SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct, const MapOperands& x,
-                                  bool over) {
+SHARDLIB_INLINE ValuePtr map_vjp(const MapFunction& function, std::size_t i, const Value& ct, const MapOperands& x,
+                                 bool over) {
   auto grad = cotangent_like(ct, x[i]->dtype, over);
   const Buffer& shard = grad->storage->buffer;
   observed(*grad, [&] {
@@ -174,8 +174,7 @@ SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, co
   return grad;
 }
 
-SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Value& ct, const MapOperands& x,
-                                         bool over) {
+SHARDLIB_INLINE MapOperands map_vjp_all(const MapFunction& function, const Value& ct, const MapOperands& x, bool over) {
   MapOperands grads;  // the last is written last, when the loop has read the element of `ct`
   for (const ValuePtr& operand : x)
     grads.push_back(cotangent_like(ct, operand->dtype, over && grads.size() + 1 == x.size()));
@@ -238,7 +237,7 @@ inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations
   const auto tracked = [](const ValuePtr& value) { return bool(value->slot); };
   const auto i = static_cast<std::size_t>(by[0]);
   const bool first = by.size() == 1 && ct.dtype == map.function->result && dtype == x[i]->dtype;
-  if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_pull(*map.function, i, ct, x, over);
+  if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_vjp(*map.function, i, ct, x, over);
   // One of a cotangent and of what it is the cotangent of is partial where the operands lack an axis.
   const bool has_ct =
       std::ranges::find(factors, map.ct_spec, [](const ValuePtr& f) { return f->spec; }) != factors.end();
@@ -281,7 +280,7 @@ inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations
                        }});
   attach(out, std::move(edges), nullptr, twice);
   evaluate(out, [=, function = map.function](const Value& shape) {
-    return first ? map_pull(*function, i, *factors[0], x, false)->storage->buffer
+    return first ? map_vjp(*function, i, *factors[0], x, false)->storage->buffer
                  : map_products(*function, by, factors, x, shape);
   });
   return out;
@@ -349,7 +348,7 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
     if (all)
       fused_vjp = [function, saved, &ct_spec, sums](const MapOperands& cts) {
         const bool over = is_last_use(cts[0]);
-        auto grads = map_pull_all(*function, *with_spec(cts[0], ct_spec), saved, over);
+        auto grads = map_vjp_all(*function, *with_spec(cts[0], ct_spec), saved, over);
         for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = sums[i](grads[i]);
         return grads;
       };
