@@ -37,7 +37,7 @@ class WindowPieces {
   [[nodiscard]] SHARDLIB_INLINE bool divides(const Value& value) const;
   /// The part of a value that belongs to this piece, if its shard has elements of this size and begins at `data`.
   [[nodiscard]] SHARDLIB_INLINE Part part(const Value& value, std::byte* data, std::size_t element) const;
-  /// Of the array of elements.
+  /// The shape of the array of elements.
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] std::int64_t elements() const { return product(shape_); }
   /// Copies from the tensor's part. Where a window has no element, it has zero.

@@ -1,11 +1,11 @@
-// What a GPU does with a product before it writes it to memory.
+// The last steps of a product on a GPU, before it is written to memory.
 #pragma once
 
 #include <cstdint>
 
 namespace shardlib::kernels {
 
-/// What follows a product. Arrays have the product's dtype.
+/// The steps that follow a product. Arrays have the product's dtype.
 struct Epilogue {
   const void* bias = nullptr;  ///< of the result's last dims, `bias_size` elements: added
   std::int64_t bias_size = 0;

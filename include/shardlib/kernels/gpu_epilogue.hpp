@@ -67,7 +67,7 @@ struct LtProduct {
   }
 
  private:
-  /// Of a row-major matrix of these sizes, or its transpose.
+  /// The layout of a row-major matrix of these sizes, or of its transpose.
   static LtLayout layout(const MatrixLayout& stored, std::int64_t rows, std::int64_t columns) {
     const auto size = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
     return LtLayout(cublasLtMatrixLayoutCreate, cuda_type<T>, size(stored.transposed ? rows : columns),
@@ -81,7 +81,7 @@ inline std::uint32_t lt_alignment(const void* address) {
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, at & (~at + 1)));
 }
 
-/// What the choice of an algorithm depends on.
+/// The numbers that the choice of an algorithm depends on.
 using LtKey = std::array<std::int64_t, 16>;
 
 /// The algorithm that cuBLASLt's heuristic names first, or none. Parts of a sum stay f32, in the workspace, until they

@@ -16,9 +16,9 @@ class Flight {
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
   virtual ~Flight() = default;
-  /// Throws Error if it has failed, as does `check`.
+  /// Whether it has ended. Throws Error if it has failed, as does `check`.
   [[nodiscard]] virtual bool has_ended() = 0;
-  /// Looks for errors that would keep it from its end. If the host `waits` for it, also for the time that it takes.
+  /// Throws Error if an error keeps it from ending or, when the host `waits` for it, if it takes too long.
   virtual void check(bool waits) = 0;
   [[nodiscard]] const void* owner() const { return owner_; }
 
@@ -26,7 +26,7 @@ class Flight {
   const void* owner_;
 };
 
-/// Those that have not ended, as far as the host knows, in the order in which the device waits for them. Only the
+/// The flights that have not ended, as far as the host knows, in the order in which the device waits for them. Only the
 /// device's thread uses it.
 class Flights {
  public:
@@ -37,8 +37,8 @@ class Flights {
     if (!open_.empty()) guarded([&] { return open_.front().flight->check(waits), false; });
     return !open_.empty();
   }
-  /// Returns when done() is true, or when all flights have ended. A call that blocks would also wait for one that
-  /// hangs, without an end.
+  /// Returns when done() is true, or when all flights have ended. A call that blocks would wait forever for
+  /// one that hangs.
   template <class F>
   void wait(const F& done) {
     constexpr int polls = 256;  // between two questions for errors, which take longer

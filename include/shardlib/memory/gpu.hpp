@@ -67,10 +67,10 @@ class Gpu final : public Region {
 
   [[nodiscard]] cudaStream_t stream() const { return stream_.get(); }
   [[nodiscard]] cublasHandle_t cublas() const { return cublas_.get(); }
-  /// Of the products in this stream: cuBLAS's, which cuBLASLt may use as well. Null with HIP.
+  /// The scratch memory of products in this stream: cuBLAS's, which cuBLASLt may use as well. Null with HIP.
   [[nodiscard]] void* workspace() const { return workspace_.get(); }
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
-  /// What kernels remember of this GPU, such as the choices of its libraries.
+  /// Facts that kernels keep about this GPU, such as the choices of its libraries.
   [[nodiscard]] std::shared_ptr<void>& remembered() { return remembered_; }
   /// Makes this the GPU of the calling thread.
   void use() const;

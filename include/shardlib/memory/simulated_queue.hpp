@@ -17,8 +17,9 @@ class Region;
 
 namespace detail {
 
-/// What a simulated device has begun and not yet done. Nothing runs when it is put in, but when a thread asks for it:
-/// any thread, because GPUs run by themselves. After an error nothing runs any more, and all that asks throws it.
+/// The work that a simulated device has begun and not yet done. It runs not when it is put in, but when a thread asks
+/// for it: any thread, because GPUs run by themselves. After an error nothing runs any more, and all that asks throws
+/// it.
 class SimulatedQueue {
  public:
   /// With a seed, work also runs at random moments, which are the same for the same seed. With 0 it runs as late as it
@@ -47,7 +48,7 @@ class SimulatedQueue {
   }
   /// The same for a copy to the device, for which the bytes in host memory are copied now.
   void upload(void* to, const void* from, std::size_t bytes);
-  /// What is put in from now on runs after passed() is true.
+  /// Work that is put in from now on runs after passed() is true.
   void hold(std::function<bool()> passed);
   /// The number of pieces of work so far.
   [[nodiscard]] std::uint64_t last() const;

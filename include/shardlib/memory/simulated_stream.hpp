@@ -18,7 +18,7 @@ class Region;
 
 namespace detail {
 
-/// What a stream of the simulated device runs, one piece of work after the other. Nothing runs when it is put in. Any
+/// A stream of the simulated device. It runs its work one piece after the other, and none when it is put in: any
 /// thread that asks for a mark runs the streams of all devices as far as they can go, since GPUs run by themselves.
 class SimulatedStream final : public Stream {
  public:
@@ -61,7 +61,7 @@ class SimulatedStream final : public Stream {
 
  private:
   class Mark;
-  /// What a mark knows of its stream. It may outlive it.
+  /// The state of a stream that its marks read. They may outlive it.
   struct Progress {
     std::uint64_t done = 0;  ///< the number of the last piece of work that has run
     std::string fault = {};

@@ -13,7 +13,8 @@ class StreamMark {
   virtual ~StreamMark() = default;
   /// Whether all that was put into the stream before the mark has run. Throws Error if some of it has failed.
   [[nodiscard]] virtual bool passed() = 0;
-  /// What the device begins from now on, in the stream of its kernels, runs after the mark. The host does not wait.
+  /// Work that the device begins from now on, in the stream of its kernels, runs after the mark. The host does not
+  /// wait.
   virtual void hold_device() = 0;
 };
 
@@ -23,8 +24,8 @@ class Stream {
   virtual ~Stream() = default;
   /// The stream as a library for GPUs takes it.
   [[nodiscard]] virtual CUstream_st* handle() = 0;
-  /// What is put into the stream from now on runs after the kernels and copies that the device has begun so far. Also
-  /// makes the device the current one of the calling thread.
+  /// Work that is put into the stream from now on runs after the kernels and copies that the device has begun so far.
+  /// Also makes the device the current one of the calling thread.
   virtual void follow_device() = 0;
   /// The device must be the current one of the calling thread, as after `follow_device`.
   [[nodiscard]] virtual std::unique_ptr<StreamMark> mark() = 0;

@@ -23,7 +23,7 @@ struct EinsumBias {
   Handle<MadeWithOperand> gelu;
   Buffer operator()(const Value& out) const;
 };
-/// For a map of an operand that is about to be recorded.
+/// Makes the place where an operand's kernel, recorded next, leaves the result of a map.
 Handle<MadeWithOperand> make_with_operand(const DevicePtr& device);
 
 template <OpSpec O, class Out, class X, class Y, class B>
@@ -40,10 +40,10 @@ inline constexpr bool einsum_bias_dtypes = is_float<Name, D>&& one_dtype<Name, D
 
 }  // namespace detail
 
-/// einsum_unreduced of two operands plus a bias, whose dims are some of the result's: one pass over the result less
-/// than with `+`. Bits on the CPU are the same. The product may not be a pending sum, which would count the bias once
-/// per device. Backward: two einsums, and the sum over the dims that the bias lacks. `einsum_bias<"B/d L M, M F/t ->
-/// B/d L F/t">(x, w, bias)`
+/// einsum_unreduced of two operands plus a bias, whose dims are some of the result's. It needs one pass over the result
+/// less than `+`, and gives the same bits on the CPU. The product may not be a pending sum, which would count the bias
+/// once per device. Backward: two einsums, and the sum over the dims that the bias lacks. `einsum_bias<"B/d L M, M F/t
+/// -> B/d L F/t">(x, w, bias)`
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype F, Spec B>
 auto einsum_bias(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B>& bias, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_bias_dtypes<"einsum_bias", D, E, F>, D>,

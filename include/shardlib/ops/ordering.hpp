@@ -52,8 +52,8 @@ namespace detail {
 /// The sizes of `out`, whose dim number `dim` has size k. Throws if `x` has fewer elements there.
 GlobalSizes top_k_sizes(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, int dim, DimSize k);
 }  // namespace detail
-/// The k largest elements along an unsharded dim, in descending order, as dim K in its place. Of equal elements the
-/// lower index comes first. Throws if k is not in [1, size]. Backward: each cotangent goes to its element.
+/// The k largest elements along an unsharded dim, in descending order, as dim K in its place. The lower
+/// index of equal elements comes first. Throws if k is not in [1, size]. Backward: each cotangent goes to its element.
 /// `top_k<"V", "K">(x, 4)` of "B/d V" is "B/d K"
 template <DimName Dim, DimName K, dtype D, Spec S>
 auto top_k(const Tensor<D, S>& x, DimSize k, Site site = Site::current())

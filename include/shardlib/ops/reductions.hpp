@@ -118,7 +118,7 @@ struct ExtremumVjp {
 };
 template <OpName Name, OpSpec O, class D, Spec S>
 using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
-/// Of no elements it is an error, or where `of_none` the least or greatest number.
+/// The maximum or minimum. If there are no elements, that is an error, or with `of_none` the least or greatest number.
 template <OpName Name, class Op, OpSpec O, class D, Spec S>
 auto extremum(const Tensor<D, S>& x, const Site& site, bool of_none = false) -> local_reduction_t<Name, O, D, S> {
   using Out = local_reduction_t<Name, O, D, S>;

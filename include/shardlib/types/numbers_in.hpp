@@ -69,8 +69,8 @@ inline constexpr auto padding_of = [] {
   return padding;
 }();
 
-/// The numbers of an object: those of its bytes that are not padding. A union has none, because no one knows which of
-/// its members holds a value.
+/// The numbers of an object: those of its bytes that are not padding. A union has none, because it is
+/// unknown which of its members holds a value.
 struct NumbersIn {
   const void* object = nullptr;
   std::span<const bool> padding = {};  ///< for each byte whether it is padding

@@ -104,7 +104,7 @@ auto negate(const Tensor<D, S>& x, const Site& site)
 }  // namespace detail
 
 namespace detail {
-/// What a tensor cannot be made of: numbers and arrays of the host.
+/// Whether V is a number or an array of the host, which no tensor is made of.
 template <class V>
 inline constexpr bool host_values = std::is_arithmetic_v<V>;
 template <class V>
@@ -205,7 +205,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const DevicePtr& device() const;
 
-  /// True if the tensor holds a value. Of bool_, a compile error: a program would mean the elements.
+  /// True if the tensor holds a value. It does not compile for bool_, where a program would mean the elements.
   explicit operator bool() const {
     if constexpr (std::is_same_v<D, bool_>) static_assert(detail::checked<rules::no_condition, S>::ok);
     return value_ != nullptr;

@@ -88,7 +88,7 @@ class ZarrArray {
   /// Changes the shape in `.zarray`; chunks stay as they are. For writers that learn the length at the end.
   void resize(const Index& shape);
 
-  /// The contents of `.zattrs`, which `set_attributes` writes. Of v3, `attributes` of `zarr.json`.
+  /// The contents of `.zattrs`, which `set_attributes` writes. For v3: `attributes` of `zarr.json`.
   [[nodiscard]] nlohmann::json attributes() const;
   void set_attributes(const nlohmann::json& attributes) const;
 

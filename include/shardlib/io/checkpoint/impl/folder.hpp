@@ -154,8 +154,8 @@ inline CheckpointMeta read_meta(const std::string& path) {
   return meta;
 }
 
-/// The steps of the `count` checkpoints of the lowest validation losses, among the steps before and this one. Of equal
-/// ones the newest.
+/// The steps of the `count` checkpoints with the lowest validation losses, among the steps before and this one. If
+/// losses are equal, the newest.
 inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std::vector<std::int64_t> steps,
                                                std::int64_t step, std::size_t count) {
   steps.push_back(step);
