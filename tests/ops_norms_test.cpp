@@ -235,6 +235,19 @@ TEST_CASE("norms with a scale: rows of padding add nothing to the scale's gradie
   });
 }
 
+TEST_CASE("norms with a scale: a NaN is in all of the scale's gradient", "[ops]") {
+  on_mesh("d=1,t=1", [](const Grid& mesh) {
+    HostArray<f32> host({2, 3});
+    host.data = {1, std::numeric_limits<f32>::quiet_NaN(), 2, 3, 4, 5};
+    const auto x = place<Tensor<f32, "B M">>(mesh, host, {});
+    const auto loss = [&](const Tensor<f32, "M">& s) -> Tensor<f32, "+d +t"> {
+      return to_partial<" -> +d +t">(sum<"B M -> ">(rms_norm<"M">(x, s)));
+    };
+    const auto gradient = value_and_grad(mesh, loss, ones<f32, "M">(mesh, {{"M", 3}})).second;
+    for (const f32 number : gradient.span()) expect(std::isnan(number), show(number));
+  });
+}
+
 constexpr RopeAngles yarn{
     .base = 100, .factor = 8, .context = 40, .yarn = true, .beta_fast = 3, .beta_slow = 0.5, .truncate = false};
 

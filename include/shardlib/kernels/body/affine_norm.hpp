@@ -79,10 +79,10 @@ struct HeldAffineNorm {
 };
 
 /// The factor of Moments that makes the cotangent of the scale. Rows of padding hold zeros: with an epsilon of 0 their
-/// factor is infinite, and the cotangent would be NaN.
+/// factor is infinite, and the cotangent would be NaN. A factor that is NaN stays.
 template <class A>
-SHARDLIB_FUNCTION A finite_or_zero(A scale) {
-  return scale <= std::numeric_limits<A>::max() ? scale : A(0);
+SHARDLIB_FUNCTION A zero_if_infinite(A scale) {
+  return scale > std::numeric_limits<A>::max() ? A(0) : scale;
 }
 
 /// The arrays of a norm's backward pass. The cotangents of scale and bias are sums over rows. Each group of rows has a
@@ -146,7 +146,7 @@ struct AffineNormBackward : NormGradients<Centered, T, W, R> {
     }
     if (of_scale != nullptr)
       lanes_rounded<A>(
-          team, count, [=, by = finite_or_zero(m.scale)](std::int64_t i) { return c[i] * ((x[i] - m.mean) * by); },
+          team, count, [=, by = zero_if_infinite(m.scale)](std::int64_t i) { return c[i] * ((x[i] - m.mean) * by); },
           [=](std::int64_t i, A term) {
             of_scale[i] += term;
             if constexpr (Centered) of_scale[length + i] += c[i];
@@ -203,7 +203,7 @@ struct HeldAffineNormBackward : NormGradients<Centered, T, W, R> {
     part.load(this->x + start, x);
     part.load(this->ct + start, d);
     const auto moments = held_moments<Centered>(part, x, this->eps);
-    const A mean = moments[0], finite = finite_or_zero(moments[1]);
+    const A mean = moments[0], finite = zero_if_infinite(moments[1]);
     part.each([&](int g, int c) {
       const int i = part.place(g, c);
       if (i >= part.counted) return;
