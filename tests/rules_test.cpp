@@ -1567,6 +1567,10 @@ TEST_CASE("rules: types") {
           "rms_norm: the operand is i32, not floating; write `cast<f32>` of it first");
   illegal(rules::norm_dtypes("rms_norm", DType::bf16, DType::f64, DType::f64, DType::bf16),
           "rms_norm of bf16: the scale is f64, not bf16 or f32; write `cast<f32>` of it first");
+  legal(rules::bias_dtype("einsum_bias", DType::bf16, DType::bf16), "");
+  illegal(
+      rules::bias_dtype("einsum_bias", DType::bf16, DType::f32),
+      "einsum_bias of bf16: the bias is f32, and no dtype is promoted silently; write `cast<bf16>` of the bias first");
   legal(rules::einsum_dtype(DType::bf16, DType::f32), "");
   legal(rules::einsum_dtype(DType::f32, DType::bf16), "");
   legal(rules::einsum_dtype(DType::f64, DType::f64), "");

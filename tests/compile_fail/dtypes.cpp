@@ -176,6 +176,30 @@ auto norm_with_two_dtypes(const Tensor<bf16, "B M">& x, const Tensor<f32, "M">& 
   return layer_norm<"M">(x, scale, bias);
 }
 
+// expect: einsum_bias: it does not take these arguments; write
+// expect: `cast<f32>\(einsum_bias<..?A B, B C -> A C..?>\(x, y, bias\)\)`
+auto bias_of_a_wide_result(const Tensor<bf16, "B M">& x, const Tensor<bf16, "M F">& w, const Tensor<bf16, "F">& b) {
+  return einsum_bias<"B M, M F -> B F", f32>(x, w, b);
+}
+
+// expect: einsum_bias_gelu: it does not take these arguments; write
+// expect: `cast<f32>\(einsum_bias_gelu<..?A B, B C -> A C..?>\(x, y, bias\)\)`
+auto gelu_of_a_wide_result(const Tensor<bf16, "B M">& x, const Tensor<bf16, "M F">& w, const Tensor<bf16, "F">& b) {
+  return einsum_bias_gelu<"B M, M F -> B F", f32>(x, w, b);
+}
+
+// expect: rms_norm: it does not take this argument; write `rms_norm<..?M..?, bf16>\(x, scale\)`, or without a scale
+// expect: `cast<bf16>\(rms_norm<..?M..?>\(x\)\)`
+auto narrow_norm_without_a_scale(const Tensor<f32, "B M">& x) {
+  return rms_norm<"M", bf16>(x, 1e-5);
+}
+
+// expect: layer_norm: it does not take this argument; write `layer_norm<..?M..?, bf16>\(x, scale, bias\)`, or without both
+// expect: `cast<bf16>\(layer_norm<..?M..?>\(x\)\)`
+auto narrow_norm_without_scale_and_bias(const Tensor<f32, "B M">& x) {
+  return layer_norm<"M", bf16>(x);
+}
+
 // expect: rms_norm of f64: the result cannot be had as bf16, only as f64; write `cast<bf16>` of the result
 auto narrow_norm(const Tensor<f64, "B M">& x, const Tensor<f64, "M">& scale) {
   return rms_norm<"M", bf16>(x, scale);

@@ -201,7 +201,7 @@ auto bias_of_another_dim(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& 
   return einsum_bias<"B M, M F -> B F">(x, w, bias);
 }
 
-// expect: einsum_bias: the operands are f32 and bf16, and no dtype is promoted silently
+// expect: einsum_bias of f32: the bias is bf16, and no dtype is promoted silently; write `cast<f32>` of the bias first
 auto bias_of_another_dtype(const Tensor<f32, "B M">& x, const Tensor<f32, "M F">& w, const Tensor<bf16, "F">& bias) {
   return einsum_bias<"B M, M F -> B F">(x, w, bias);
 }

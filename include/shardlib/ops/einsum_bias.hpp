@@ -1,6 +1,8 @@
 // einsum_bias and einsum_bias_gelu: a product on each device, with its bias and its activation in one pass.
 #pragma once
 
+#include <type_traits>
+
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/map.hpp"
@@ -36,7 +38,8 @@ Out record_einsum_bias(const Site& site, const X& x, const Y& y, const B& bias, 
       vjp(y, save(x), einsum_vjp<Y>), vjp(bias, add_vjp<B>));
 }
 template <OpName Name, class D, class E, class F>
-inline constexpr bool einsum_bias_dtypes = is_float<Name, D>&& one_dtype<Name, D, E>&& one_dtype<Name, D, F>;
+inline constexpr bool einsum_bias_dtypes =
+    is_float<Name, D>&& one_dtype<Name, D, E>&& checked<rules::bias_dtype, Name, dtype_v<D>, dtype_v<F>>::ok;
 
 }  // namespace detail
 
@@ -52,6 +55,11 @@ auto einsum_bias(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B
   return detail::record_einsum_bias<O, Out>(site, x, y, bias, nullptr);
 }
 SHARDLIB_FORM(einsum_bias, "einsum_bias<\"A B, B C -> A C\">(x, y, bias)")
+/// A compile error for a result in another dtype.
+template <OpSpec O, dtype Out, tensor X, class... More>
+requires(!std::is_same_v<Out, typename X::value_type>) auto einsum_bias(const X& x, const More&... more) {
+  return detail::wrong_call<"einsum_bias", "cast<f32>(einsum_bias<\"A B, B C -> A C\">(x, y, bias))">(x, more...);
+}
 /// A compile error for an op spec in parentheses.
 template <tensor X>
 auto einsum_bias(const char* op, const X& x, ...) {
@@ -74,6 +82,12 @@ auto einsum_bias_gelu(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor
   return detail::map_by<"gelu", Out>(detail::Calling{"gelu", {}, site}, gelu, sum);
 }
 SHARDLIB_FORM(einsum_bias_gelu, "einsum_bias_gelu<\"A B, B C -> A C\">(x, y, bias)")
+/// A compile error for a result in another dtype.
+template <OpSpec O, dtype Out, tensor X, class... More>
+requires(!std::is_same_v<Out, typename X::value_type>) auto einsum_bias_gelu(const X& x, const More&... more) {
+  return detail::wrong_call<"einsum_bias_gelu", "cast<f32>(einsum_bias_gelu<\"A B, B C -> A C\">(x, y, bias))">(
+      x, more...);
+}
 /// A compile error for an op spec in parentheses.
 template <tensor X>
 auto einsum_bias_gelu(const char* op, const X& x, ...) {

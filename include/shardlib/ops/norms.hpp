@@ -145,6 +145,12 @@ template <DimName... Dim, class... Args>
 requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto rms_norm(const Args&... args) {
   return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x, scale, 1e-6)", Dim...>(args...);
 }
+/// A compile error for the dtype of a result without a scale.
+template <DimName Dim, dtype Out, dtype D, Spec S>
+auto rms_norm(const Tensor<D, S>& x, double /*epsilon*/ = 1e-6) {
+  return detail::wrong_call<"rms_norm",
+                            "rms_norm<\"M\", bf16>(x, scale)`, or without a scale `cast<bf16>(rms_norm<\"M\">(x))">(x);
+}
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
@@ -179,6 +185,12 @@ auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const Tensor<F
 template <DimName... Dim, class... Args>
 requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto layer_norm(const Args&... args) {
   return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x, scale, bias, 1e-5)", Dim...>(args...);
+}
+/// A compile error for the dtype of a result without scale and bias.
+template <DimName Dim, dtype Out, dtype D, Spec S>
+auto layer_norm(const Tensor<D, S>& x, double /*epsilon*/ = 1e-5) {
+  return detail::wrong_call<
+      "layer_norm", "layer_norm<\"M\", bf16>(x, scale, bias)`, or without both `cast<bf16>(layer_norm<\"M\">(x))">(x);
 }
 
 /// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1

@@ -181,6 +181,15 @@ constexpr Verdict norm_dtypes(std::string_view op, DType x, DType scale, DType b
               " of the result"};
 }
 
+/// The bias of a product has the dtype of its operands.
+constexpr Verdict bias_dtype(std::string_view op, DType operands, DType bias) {
+  if (bias == operands) return {};
+  return {{},
+          Text(op) + " of " + name(operands) + ": the bias is " + name(bias) +
+              ", and no dtype is promoted silently; write " + quoted(Text("cast<") + name(operands) + ">") +
+              " of the bias first"};
+}
+
 /// The dtypes of an einsum: floating-point operands. For bf16 and f32 the result is either; for f64 it is f64.
 constexpr Verdict einsum_dtype(DType operands, DType result) {
   const Text title("einsum_unreduced: ");
