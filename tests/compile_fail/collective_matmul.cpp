@@ -25,6 +25,11 @@ auto op_of_a_gathering(const Tensor<f32, "L/t M">& x) {
   return relu(gathering<over<"t">>(x));
 }
 
+// expect: a Gathering of `L/t M` is no tensor `L M`: only an einsum takes its shards as they arrive; give it to
+auto bias_of_a_gathering(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M F">& w, const Tensor<f32, "F">& bias) {
+  return einsum_bias_gelu<"L M, M F -> L F">(gathering<over<"t">>(x), w, bias);
+}
+
 // expect: gathering<`A/t B/d -> A B`>: a product takes the shards of one dim over one axis, not those of `A` over t and
 // expect: `B` over d; take `all_gather` for all but one of them before
 auto two_gathered_dims(const Tensor<f32, "A/t B/d">& x) {

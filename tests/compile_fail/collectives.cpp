@@ -222,6 +222,21 @@ auto product_of_two_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "
   return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), all_gather_start<"M/t K -> M K">(w));
 }
 
+// expect: an InFlight from `M/t` to `M` is no tensor `M`: its collective may still run; give it to `wait`
+auto norm_with_a_scale_in_flight(const Tensor<f32, "B M">& x, const Tensor<f32, "M/t">& scale) {
+  return rms_norm<"M">(x, all_gather_start<"M/t -> M">(scale), 1e-5);
+}
+
+// expect: an InFlight from `B M/t` to `B M` is no tensor `B M`: its collective may still run; give it to `wait`
+auto norm_of_what_is_in_flight(const Tensor<f32, "B M/t">& x, const Tensor<f32, "M">& scale) {
+  return layer_norm<"M">(all_gather_start<"B M/t -> B M">(x), scale, scale);
+}
+
+// expect: an InFlight from `M/t F` to `M F` is no tensor `M F`: its collective may still run; give it to `wait`
+auto bias_of_what_is_in_flight(const Tensor<f32, "B M">& x, const Tensor<f32, "M/t F">& w, const Tensor<f32, "F">& bias) {
+  return einsum_bias<"B M, M F -> B F">(x, all_gather_start<"M/t F -> M F">(w), bias);
+}
+
 // expect: all_gather: it does not take these arguments; write `all_gather<..?M/d F -> M F..?>\(x\)`, or by the axis
 // expect: `all_gather<over<..?d..?>>\(x\)`
 auto gather_by_an_argument(const Tensor<f32, "M/d F">& x) {

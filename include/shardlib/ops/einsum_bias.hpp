@@ -65,6 +65,11 @@ template <tensor X>
 auto einsum_bias(const char* op, const X& x, ...) {
   return einsum_bias(x, op);
 }
+/// A compile error for an operand that is no tensor yet.
+template <OpSpec O, class... Args>
+requires(detail::unfinished<Args> || ...) auto einsum_bias(const Args&... args) {
+  return einsum_bias<O>(detail::finished(args)...);
+}
 
 /// The `gelu` of `einsum_bias`, whose kernel makes both. The backward pass reads what `einsum_bias` has made, which the
 /// op passes through save_for_backward. Errors and traces show `einsum_bias` and `gelu`.
@@ -92,6 +97,11 @@ requires(!std::is_same_v<Out, typename X::value_type>) auto einsum_bias_gelu(con
 template <tensor X>
 auto einsum_bias_gelu(const char* op, const X& x, ...) {
   return einsum_bias_gelu(x, op);
+}
+/// A compile error for an operand that is no tensor yet.
+template <OpSpec O, class... Args>
+requires(detail::unfinished<Args> || ...) auto einsum_bias_gelu(const Args&... args) {
+  return einsum_bias_gelu<O>(detail::finished(args)...);
 }
 
 }  // namespace shardlib

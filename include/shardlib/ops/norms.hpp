@@ -125,9 +125,9 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
 /// Computes cast<Out>(rms_norm<Dim>(x) * scale) in one kernel, and in f32 (f64 for f64). The result is in x's dtype, or
-/// in the `Out` that the call states, f32 or bf16. The scale has the normalized dim alone, in x's dtype or f32.
-/// Backward: one kernel, and one that adds the scale's cotangents of groups of rows. `rms_norm<"M">(x, scale)` of x
-/// "B/d M", scale "M", `rms_norm<"M", f32>(x, scale, 1e-5)`
+/// in the `Out` that the call states, f32 or bf16. The scale has the normalized dim alone, in x's dtype or, where x is
+/// bf16, in f32. Backward: one kernel, and one that adds the scale's cotangents of groups of rows.
+/// `rms_norm<"M">(x, scale)` of x "B/d M", scale "M", `rms_norm<"M", f32>(x, scale, 1e-5)`
 template <DimName Dim, class Out = void, dtype D, Spec S, dtype E, Spec T>
 auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, double epsilon = 1e-6, Site site = Site::current())
     -> Tensor<detail::after_t<detail::norm_dtypes<"rms_norm", D, E, E, Out>, detail::dtype_or<Out, D>>,
@@ -142,8 +142,14 @@ auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, double epsilon =
 }
 /// A compile error for a call without the dim, with other operands, or with a whole number, which is no epsilon.
 template <DimName... Dim, class... Args>
-requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto rms_norm(const Args&... args) {
+requires(detail::tensor_first<Args...> &&
+         !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto rms_norm(const Args&... args) {
   return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x, scale, 1e-6)", Dim...>(args...);
+}
+/// A compile error for an operand that is no tensor yet.
+template <DimName Dim, class... Args>
+requires(detail::unfinished<Args> || ...) auto rms_norm(const Args&... args) {
+  return rms_norm<Dim>(detail::finished(args)...);
 }
 /// A compile error for the dtype of a result without a scale.
 template <DimName Dim, dtype Out, dtype D, Spec S>
@@ -183,8 +189,14 @@ auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const Tensor<F
 }
 /// A compile error for a call without the dim, with other operands, or with a whole number, which is no epsilon.
 template <DimName... Dim, class... Args>
-requires(detail::tensor_first<Args...> && !(std::is_same_v<Args, float> || ...)) auto layer_norm(const Args&... args) {
+requires(detail::tensor_first<Args...> &&
+         !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto layer_norm(const Args&... args) {
   return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x, scale, bias, 1e-5)", Dim...>(args...);
+}
+/// A compile error for an operand that is no tensor yet.
+template <DimName Dim, class... Args>
+requires(detail::unfinished<Args> || ...) auto layer_norm(const Args&... args) {
+  return layer_norm<Dim>(detail::finished(args)...);
 }
 /// A compile error for the dtype of a result without scale and bias.
 template <DimName Dim, dtype Out, dtype D, Spec S>

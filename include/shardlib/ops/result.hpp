@@ -245,6 +245,16 @@ struct Unfinished {
   SHARDLIB_UNFINISHED(/)
 #undef SHARDLIB_UNFINISHED
 };
+template <class X>
+concept unfinished = !tensor<X> && std::is_base_of_v<Unfinished<X>, X>;
+/// The argument. It is a compile error if it is no tensor yet.
+template <class X>
+decltype(auto) finished(const X& x) {
+  if constexpr (unfinished<X>)
+    return Unfinished<X>::whole(x);
+  else
+    return (x);
+}
 
 }  // namespace detail
 
