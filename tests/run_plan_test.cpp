@@ -149,6 +149,9 @@ class CountingWorld final : public Backend {
         case Collective::all_reduce:
           sent += 2 * others() * call.bytes / (others() + 1);
           return group->all_reduce(o.send, o.recv, call.dtype, call.op);
+        case Collective::shift:
+          sent += call.bytes;
+          return group->shift(o.send, o.recv, call.places);
         case Collective::barrier:
           group->barrier();
       }
