@@ -140,7 +140,6 @@ void check_bits(const Grid& mesh) {
   for (const auto& sizes :
        {Sizes{{"B", 4}, {"L", 3}, {"M", 12}, {"F", 20}}, Sizes{{"B", 4}, {"L", 33}, {"M", 96}, {"F", 160}}})
     for (const char* policy : {"none", "marked", "dots", "everything"}) {
-      INFO(policy);
       const Step fused = step<true, D>(mesh, {policy}, sizes), spelled = step<false, D>(mesh, {policy}, sizes);
       expect(is_same<D>(fused, spelled), std::string("other bits, recompute ") + policy);
       // What `dots` keeps has the bias in it already.
