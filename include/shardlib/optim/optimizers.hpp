@@ -105,10 +105,11 @@ struct TakesLeaf {
   template <dtype P, Spec S, dtype G, Spec T, class... R>
   constexpr bool operator()(std::type_identity<Tensor<P, S>> /*weight*/, std::type_identity<Tensor<G, T>> /*grad*/,
                             std::type_identity<R>... /*rest*/) const {
-    std::size_t i = 0;
-    const bool moments = ((i++ >= N || std::is_same_v<R, Tensor<f32, S>>)&&...);
+    constexpr int n = N;  // signed, because nvcc warns of a comparison that is always true
+    int i = 0;
+    const bool moments = ((i++ >= n || std::is_same_v<R, Tensor<f32, S>>)&&...);
     i = 0;
-    const bool copies = ((i++ < N || is_copy_of<R, S>)&&...);
+    const bool copies = ((i++ < n || is_copy_of<R, S>)&&...);
     return std::is_same_v<P, f32> && moments && copies && S == T && (std::is_same_v<G, f32> || std::is_same_v<G, bf16>);
   }
 };

@@ -50,10 +50,10 @@ constexpr TensorSpec spec_with_sum(TensorSpec spec, std::string_view axis, bool 
 template <OpName Name, Spec S, DimName Dim>
 inline constexpr bool may_drop = checked<rules::spec_has, Name, S, Dim>::ok;
 /// Always true; a compile error of the function of this name unless the text names one dim, or one axis.
-template <OpName Name, DimName Dim>
-inline constexpr bool names_dim = checked<rules::one_name, Name, Literal("dim"), Dim>::ok;
-template <OpName Name, AxisName Axis>
-inline constexpr bool names_axis = checked<rules::one_name, Name, Literal("axis"), Axis>::ok;
+template <OpName Name, DimName Dim, Literal What = "dim">
+inline constexpr bool names_dim = checked<rules::one_name, Name, What, Dim>::ok;
+template <OpName Name, AxisName Axis, Literal What = "axis">
+inline constexpr bool names_axis = checked<rules::one_name, Name, What, Axis>::ok;
 template <OpName Name, Spec S, AxisName Axis>
 constexpr bool is_placed(Placement::Kind kind) {
   return names_axis<Name, Axis> && parsed<S>.placement(Axis).kind == kind;
