@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pipeline_model.hpp"
@@ -37,7 +38,7 @@ std::set<std::string> names_of_rank(const pipeline::Schedule& schedule, int rank
 }
 
 void expect_unpipelined(const std::string& mesh, bool tied) {
-  const Whole& whole = unpipelined(tied, mesh.substr(mesh.find("d=")));
+  const Whole& whole = unpipelined(tied, std::string_view(mesh).substr(mesh.find("d=")));
   for (const pipeline::Schedule& schedule : every_schedule(parse_mesh(mesh)[0].size))
     on_mesh(mesh, [&](const DevicePtr& device) {
       const std::string what = schedule.name() + " on " + mesh + (tied ? ", tied" : "");

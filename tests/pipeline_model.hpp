@@ -64,7 +64,8 @@ inline void on_threads(const std::string& mesh, const DeviceBody& body) {
 
 /// The model that is not cut, on the mesh that its stages would have: the gradients of the microbatches, one by one.
 /// Computed once.
-inline const Whole& unpipelined(bool tied, std::string stage_mesh = "d=1,s=1,t=1") {
+inline const Whole& unpipelined(bool tied, std::string_view of_stage = "d=1,s=1,t=1") {
+  const std::string stage_mesh(of_stage);
   static std::map<std::pair<bool, std::string>, Whole> known;
   const auto found = known.find({tied, stage_mesh});
   if (found != known.end()) return found->second;
