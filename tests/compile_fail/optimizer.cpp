@@ -277,17 +277,6 @@ void const_sums(const Weights& sums, const Weights& grads) {
   accumulate(sums, grads);
 }
 
-// expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
-// expect: for_each_leaf\(\[\]\(std::string_view name, auto& leaf\) \{ ... \}, tree\)
-void leaf_without_a_name(Weights& w) {
-  for_each_leaf([](auto& leaf) { leaf = leaf * 2.0; }, w);
-}
-
-// expect: map_tree: the function does not take a leaf of each tree; write
-void map_with_a_name(const Weights& w) {
-  auto doubled = map_tree([](std::string_view, const auto& leaf) { return leaf * 2.0; }, w);
-}
-
 // expect: gather_weights: it does not take this argument; write `gather_weights<Gathered>\(weights\)`, where Gathered is
 auto gathered_into_nothing(const Weights& w) {
   return gather_weights(w);
@@ -331,11 +320,6 @@ void check_without_a_mesh(const Weights& w, const Tensor<f32, "B/d M">& x) {
 // expect: hessian_vector_product: it does not take these arguments; write `hessian_vector_product\(mesh, f, weights,
 auto product_without_a_mesh(const Weights& w, const Weights& v, const Tensor<f32, "B/d M">& x) {
   return hessian_vector_product(loss_of, w, v, x);
-}
-
-// expect: map_tree: the function does not return a tensor; return the one for the place of the leaf, or take for_each_leaf
-void map_to_nothing(const Weights& w) {
-  auto nothing = map_tree([](const auto& leaf) { static_cast<void>(leaf); }, w);
 }
 
 // expect: launch: the mesh is no list of axes with their sizes; write launch\(

@@ -57,12 +57,11 @@ consteval rules::TreeNode tree_node() {
   else
     return {};
 }
-// nvcc's front end prints the names of some fields otherwise, and finds that a lambda does not take what it takes. So
-// builds without a GPU check both.
+// nvcc's front end prints the names of some fields otherwise, so builds without a GPU check their order.
 #if defined(__NVCC__)
-inline constexpr bool checks_trees = false;
+inline constexpr bool checks_order = false;
 #else
-inline constexpr bool checks_trees = true;
+inline constexpr bool checks_order = true;
 #endif
 
 /// Whether the same stands at a place of both trees; if not, a compile error.
@@ -93,7 +92,7 @@ constexpr bool check_places() {
   using B = typename named_as<TreeB>::type;
   if constexpr (!same_node<A, B>()) {
     return false;
-  } else if constexpr (checks_trees && !std::is_same_v<A, B> && std::is_aggregate_v<A> && std::is_aggregate_v<B>) {
+  } else if constexpr (checks_order && !std::is_same_v<A, B> && std::is_aggregate_v<A> && std::is_aggregate_v<B>) {
     constexpr std::size_t moved = moved_field<A, B>(std::make_index_sequence<tree_width<A>>{});
     if constexpr (moved < tree_width<A>)
       return checked<rules::field_places, name_of_type<A>, name_of_type<B>, Literal(field_name<A, moved>())>::ok;
@@ -286,10 +285,6 @@ constexpr bool all_leaves(P p) {
   (std::make_index_sequence<tree_width<T>>{}, p);
 }
 
-/// False: a function does not take leaves of these types.
-template <class... Leaves>
-inline constexpr bool wrong_function = false;
-
 }  // namespace detail
 
 /// Calls f(name, leaf, leaf of the second tree, ...) for each leaf, in the order of declaration. Names are paths:
@@ -300,15 +295,8 @@ void for_each_leaf(F&& f, Tree& tree, More&... more) {
   if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
     const auto named = [&f](const detail::Path& path, auto&... leaves) {
       const std::string name = path.text();
-      const auto call = [&](auto&... l) {
-        if constexpr (!detail::checks_trees || requires { f(std::string_view(name), l...); })
-          f(std::string_view(name), l...);
-        else
-          static_assert(detail::wrong_function<decltype(l)...>,
-                        "for_each_leaf: the function does not take a name and a leaf of each tree; write "
-                        "for_each_leaf([](std::string_view name, auto& leaf) { ... }, tree)");
-      };
-      detail::with_leaf(path, call, leaves...);
+      detail::with_leaf(
+          path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
     };
     detail::visit(named, {nullptr, "for_each_leaf"}, tree, more...);
   }
@@ -321,16 +309,7 @@ template <class F, class Tree, class... More>
   Tree result = tree;
   if constexpr (detail::checked_tree<"map_tree", Tree>) {
     const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
-      if constexpr (!detail::checks_trees || requires { out = f(in...); })
-        out = detail::with_leaf(path, f, in...);
-      else if constexpr (requires { f(in...); })
-        static_assert(std::is_same_v<decltype(f(in...)), std::remove_reference_t<decltype(out)>>,
-                      "map_tree: the function does not return a tensor; return the one for the place of the leaf, or "
-                      "take for_each_leaf");
-      else
-        static_assert(detail::wrong_function<decltype(in)...>,
-                      "map_tree: the function does not take a leaf of each tree; write "
-                      "map_tree([](const auto& leaf) { return leaf * 2.0; }, tree), without the name of the leaf");
+      out = detail::with_leaf(path, f, in...);
     };
     detail::visit(assign, {nullptr, "map_tree"}, result, tree, more...);
   }
