@@ -65,7 +65,7 @@ template <tensor X>
 auto einsum_bias(const char* op, const X& x, ...) {
   return einsum_bias(x, op);
 }
-/// A compile error for an operand that is no tensor yet.
+/// A compile error for an operand that is not a tensor yet.
 template <OpSpec O, class... Args>
 requires(detail::unfinished<Args> || ...) auto einsum_bias(const Args&... args) {
   return einsum_bias<O>(detail::finished(args)...);
@@ -98,7 +98,7 @@ template <tensor X>
 auto einsum_bias_gelu(const char* op, const X& x, ...) {
   return einsum_bias_gelu(x, op);
 }
-/// A compile error for an operand that is no tensor yet.
+/// A compile error for an operand that is not a tensor yet.
 template <OpSpec O, class... Args>
 requires(detail::unfinished<Args> || ...) auto einsum_bias_gelu(const Args&... args) {
   return einsum_bias_gelu<O>(detail::finished(args)...);

@@ -146,7 +146,7 @@ requires(detail::tensor_first<Args...> &&
          !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto rms_norm(const Args&... args) {
   return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x, scale, 1e-6)", Dim...>(args...);
 }
-/// A compile error for an operand that is no tensor yet.
+/// A compile error for an operand that is not a tensor yet.
 template <DimName Dim, class... Args>
 requires(detail::unfinished<Args> || ...) auto rms_norm(const Args&... args) {
   return rms_norm<Dim>(detail::finished(args)...);
@@ -193,7 +193,7 @@ requires(detail::tensor_first<Args...> &&
          !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto layer_norm(const Args&... args) {
   return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x, scale, bias, 1e-5)", Dim...>(args...);
 }
-/// A compile error for an operand that is no tensor yet.
+/// A compile error for an operand that is not a tensor yet.
 template <DimName Dim, class... Args>
 requires(detail::unfinished<Args> || ...) auto layer_norm(const Args&... args) {
   return layer_norm<Dim>(detail::finished(args)...);

@@ -202,7 +202,7 @@ concept first_argument = tensor<X> || is_mesh<X>;
   auto op(const X& x, const Sizes& sizes) {         \
     return detail::wrong_call<#op, form>(x, sizes); \
   }
-// For a function of the library that is no op, and whose first argument is wrong in some calls, as without the mesh:
+// The same for a function that is not an op. Some wrong calls lack its first argument, such as the mesh:
 #define SHARDLIB_FORM_OF_CALL(function, form)                        \
   template <class X>                                                 \
   auto function(const X& x, ...) {                                   \
@@ -247,7 +247,7 @@ struct Unfinished {
 };
 template <class X>
 concept unfinished = !tensor<X> && std::is_base_of_v<Unfinished<X>, X>;
-/// The argument. It is a compile error if it is no tensor yet.
+/// The argument. It is a compile error if it is not a tensor yet.
 template <class X>
 decltype(auto) finished(const X& x) {
   if constexpr (unfinished<X>)
