@@ -271,7 +271,7 @@ NumbersIn numbers_in(const OfOperand<K>& kernel) {
 }
 template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps) {
-  if constexpr (sizeof...(V) == 0) note_operand(x.value());
+  if constexpr (sizeof...(V) == 0) note_operand(*x.value());
   return record<Name, Out>(op, x.device(), global, OfOperand<std::decay_t<K>>{x.value(), kernel}, vjps...);
 }
 

@@ -202,10 +202,7 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
   const std::array<detail::ValuePtr, sizeof...(X)> values =
       std::apply([](const auto&... x) { return std::array{x.value()...}; }, operands);
   detail::Bindings names(op, values[0]->device);
-  for (const detail::ValuePtr& value : values) {
-    names.bind(*value);
-    detail::note_operand(value);
-  }
+  for (const detail::ValuePtr& value : values) names.bind(*value);
   for (const NamedSize& size : sizes) names.bind(size);
   if constexpr (floating<typename Out::value_type>)
     detail::require_vjps(op, values, std::array<const detail::ValuePtr*, sizeof...(V)>{vjps.x...});

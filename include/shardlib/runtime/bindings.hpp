@@ -26,6 +26,7 @@ class Bindings {
   Bindings(const OpInfo& op, const DevicePtr& device) : op_(op), device_(device) {}
 
   [[gnu::cold]] void bind(std::string_view name, DimSize size);
+  /// Binds the sizes of an operand, and notes it for functions that run again.
   [[gnu::cold]] void bind(const Value& x);
   [[gnu::cold]] void bind(const NamedSize& given);
   /// The size of a named dim, if the op or an open scope knows it.

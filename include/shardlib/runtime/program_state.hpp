@@ -71,6 +71,8 @@ struct ProgramState {
     start        ///< start gathers and scatters, compute when read, record nothing
   };
   Mode mode = Mode::eager;
+  /// Whether ops compute their results at once.
+  [[nodiscard]] bool computes() const { return mode == Mode::eager || mode == Mode::checkpoint; }
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
   FunctionRun ran;               ///< of the function that is checkpointed or replayed
@@ -113,7 +115,7 @@ struct ProgramState {
 [[gnu::cold]] SHARDLIB_INLINE void note_op(ProgramState& state, const Value& out, NumbersIn numbers = {});
 /// Adds an operand of the next op to that run: which of the function's own tensors it is, or of the others. Tensors of
 /// one type and size are told apart, so that a function that takes another one when it runs again is found.
-[[gnu::cold]] SHARDLIB_INLINE void note_operand(const ValuePtr& x);
+[[gnu::cold]] SHARDLIB_INLINE void note_operand(const Value& x);
 /// The number of a tensor for functions that run again. It gets one here if no op has numbered it.
 [[nodiscard, gnu::cold]] SHARDLIB_INLINE std::uint64_t tensor_number(const Value& x);
 /// The next of the values that a checkpointed function has saved, for its replay, which needs it in place of `due`.

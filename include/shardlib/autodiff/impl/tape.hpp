@@ -282,9 +282,9 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device
   std::vector<EdgeSource> sources;
   sources.reserve(vjps.size());
   for (const VjpRef& vjp : vjps) {
-    note_operand(*vjp.x);
+    note_operand(**vjp.x);
     for (const ValuePtr* saved : vjp.saved)
-      if (saved != nullptr) note_operand(*saved);
+      if (saved != nullptr) note_operand(**saved);
     sources.push_back(vjp.source());
   }
   return evaluate(make_recorded(op, device, dtype, spec, global, sources), copy(kernel), {}, numbers);
@@ -300,7 +300,7 @@ SHARDLIB_INLINE const TensorSpec& lasting_dual(const TensorSpec& spec,
 
 SHARDLIB_INLINE ValuePtr record_linear_erased(const OpInfo& op, const ValuePtr& x, const TensorSpec& spec,
                                               const GlobalSizes& global, UnaryKernel forward, UnaryKernel transpose) {
-  note_operand(x);
+  note_operand(*x);
   EdgeSource source{&x};
   if (x->slot)
     source.vjp = [op, forward, transpose, due = &lasting_dual(*x->spec, {&spec})](const ValuePtr& ct,

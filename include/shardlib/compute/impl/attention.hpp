@@ -255,11 +255,8 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
   const auto& device = a.q->device;
   require_order(a.op, a.q, a.length, a.order);
   Bindings names(a.op, device);
-  for (const ValuePtr& operand : {a.q, a.k, a.v, a.segments}) {
-    if (!operand) continue;
-    names.bind(*operand);
-    note_operand(operand);
-  }
+  for (const ValuePtr& operand : {a.q, a.k, a.v, a.segments})
+    if (operand) names.bind(*operand);
   auto out = make_value(a.op, device, a.q->dtype, *a.q->spec, a.q->global);
 
   const std::array<ValuePtr, 3> inputs{a.q, a.k, a.v};

@@ -282,8 +282,8 @@ SHARDLIB_INLINE ValuePtr record_einsum_scatter(const OpInfo& op, const Scatterin
                                                const TensorSpec& spec, const GlobalSizes& global,
                                                const std::array<const kernels::EinsumPlan*, 2>& backward,
                                                const std::array<const TensorSpec*, 2>& due) {
-  note_operand(product.a);
-  note_operand(product.b);
+  note_operand(*product.a);
+  note_operand(*product.b);
   auto out = make_value(op, product.a->device, product.a->dtype, spec, global);
   bind_names(op, *out);
   std::array<Handle<Value>, 2> kept{detached(*product.a), detached(*product.b)};

@@ -331,11 +331,9 @@ inline Buffer shifted(const Shift& shift, const Value& in, const Value& out) {
 
 SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,
                                              EdgeSource source) {
-  note_operand(x);
+  note_operand(*x);
   auto out = make_recorded(op, x->device, x->dtype, *x->spec, x->global, {&source, 1});
-  const ProgramState::Mode mode = program_state(x->device).mode;
-  const bool computes = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
-  if (computes && places(shift, *x->device) != 0 && !keeps(*out)) {
+  if (program_state(x->device).computes() && places(shift, *x->device) != 0 && !keeps(*out)) {
     run_async(
         out,
         [&] {

@@ -9,10 +9,8 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE Handle<MadeWithOperand> make_with_operand(const DevicePtr& device) {
-  const ProgramState::Mode mode = program_state(device).mode;
-  const bool runs_now = mode == ProgramState::Mode::eager || mode == ProgramState::Mode::checkpoint;
   auto made = Handle<MadeWithOperand>::make();
-  made->wanted = runs_now;
+  made->wanted = program_state(device).computes();
   return made;
 }
 

@@ -23,7 +23,7 @@ inline Buffer (*floating_cast(DType to, DType from))(const Value&, const Value&)
 }
 SHARDLIB_INLINE ValuePtr cast_floating(const OpInfo& op, const ValuePtr& x, DType to) {
   const DType from = x->dtype;
-  note_operand(x);
+  note_operand(*x);
   EdgeSource source{&x, {}, [from](const ValuePtr& ct, const Residuals& /*saved*/) {
                       return cast_floating(Calling("cast", {}, {}), ct, from);
                     }};

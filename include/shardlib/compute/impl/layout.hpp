@@ -24,7 +24,7 @@ SHARDLIB_INLINE Buffer same_bytes(const Value& in, const Value& /*out*/) {
 }
 SHARDLIB_INLINE ValuePtr record_on(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& spec,
                                    const GlobalSizes& global, std::span<EdgeSource> sources) {
-  note_operand(x);
+  note_operand(*x);
   return evaluate(make_recorded(op, device, x->dtype, spec, global, sources),
                   OfOperand<decltype(&same_bytes)>{x, same_bytes});
 }
@@ -252,7 +252,7 @@ SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector
   for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
   for (const ValuePtr& part : parts) {
     check_same_sizes(op, like, *part, -1);
-    note_operand(part);
+    note_operand(*part);
   }
   return evaluate(make_recorded(op, like.device, like.dtype, spec, global, sources), StackParts{parts});
 }
@@ -273,7 +273,7 @@ SHARDLIB_INLINE DimSize unstack_to(std::vector<ValuePtr>& parts, const OpInfo& o
     return std::vector{evaluate(make_recorded({"stack", op.spec, op.site}, device, dtype, due, global, sources),
                                 StackParts{cotangents})};
   };
-  note_operand(x);
+  note_operand(*x);
   Slot slot;
   for (std::int64_t i = 0; i < x->global[0].size; ++i) {
     const auto one = make_value(op, x->device, x->dtype, part, sizes_of_part(x));

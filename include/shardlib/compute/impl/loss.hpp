@@ -325,10 +325,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
                                                      const std::array<const TensorSpec*, 2>& due) {
   const auto& device = l.x->device;
   Bindings names(l.op, device);
-  for (const ValuePtr& operand : {l.x, l.table, l.targets}) {
-    names.bind(*operand);
-    note_operand(operand);
-  }
+  for (const ValuePtr& operand : {l.x, l.table, l.targets}) names.bind(*operand);
   const DType dtype = logits_dtype(l);
   auto out = make_value(l.op, device, dtype, out_spec, l.targets->global);
 

@@ -314,10 +314,7 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
                                     const std::array<UnbroadcastFn, most_mapped>& sums) {
   MapOperands x(operands.begin(), operands.begin() + static_cast<std::ptrdiff_t>(function->operands));
   Bindings names(op, x[0]->device);
-  for (const ValuePtr& operand : x) {
-    names.bind(*operand);
-    note_operand(operand);
-  }
+  for (const ValuePtr& operand : x) names.bind(*operand);
   auto out = make_value(op, x[0]->device, function->result, spec, names.sizes(spec));
 #if defined(SHARDLIB_TYPED_KERNELS)
   if (function->trace != nullptr && kernels::takes_typed_kernels(out->device->exec())) trace_map(op, *function, x);

@@ -105,7 +105,6 @@ SHARDLIB_INLINE ValuePtr record_affine_norm_erased(AffineNormKernels norm,
   std::array<bool, 3> wanted{};
   for (std::size_t i = 0; i < edges.size(); ++i) {
     names.bind(*operands[i]);
-    note_operand(operands[i]);
     edges[i].input = operands[i]->slot;
     wanted[i] = bool(operands[i]->slot);
   }

@@ -72,6 +72,7 @@ SHARDLIB_INLINE void Bindings::bind(const Value& x) {
   }
   for (int i = 0; i < x.spec->rank(); ++i)
     if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
+  note_operand(x);
 }
 
 SHARDLIB_INLINE void Bindings::bind(const NamedSize& given) {
@@ -115,10 +116,7 @@ SHARDLIB_INLINE const GlobalSizes& sizes_of(const ValuePtr& x) {
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out,
                                           std::initializer_list<const ValuePtr*> operands) {
   Bindings names(op, (**operands.begin())->device);
-  for (const ValuePtr* operand : operands) {
-    names.bind(**operand);
-    note_operand(*operand);  // of an op without VJPs, too
-  }
+  for (const ValuePtr* operand : operands) names.bind(**operand);
   return names.sizes(out);
 }
 SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,

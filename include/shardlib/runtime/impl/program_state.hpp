@@ -73,9 +73,9 @@ SHARDLIB_INLINE std::uint64_t tensor_number(const Value& x) {
   return number;
 }
 
-SHARDLIB_INLINE void note_operand(const ValuePtr& x) {
-  ProgramState& s = program_state(x->device);
-  if (runs_again(s)) s.ran.mix(tensor_number(*x));
+SHARDLIB_INLINE void note_operand(const Value& x) {
+  ProgramState& s = program_state(x.device);
+  if (runs_again(s)) s.ran.mix(tensor_number(x));
 }
 
 SHARDLIB_INLINE void fail_replay(const OpInfo& op, const std::string& why, const DevicePtr& device) {
