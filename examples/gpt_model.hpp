@@ -73,9 +73,8 @@ using Residual = Tensor<f32, "B/r/d L/s M/t">;
 template <dtype C, Spec S = "M/t/d/s">
 auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/r/d L/s M"> {
   const auto whole = all_gather<"B/r/d L/s M/t -> B/r/d L/s M", backward_sum<f32>>(cast<C>(x));
-  const auto normal = rms_norm<"M">(cast<f32>(whole), config.norm_epsilon);
   const auto scale = gathered<"M">(norm);
-  return cast<C>(normal * cast<f32>(scale));
+  return rms_norm<"M">(whole, scale, config.norm_epsilon);
 }
 
 template <dtype C>

@@ -38,10 +38,9 @@ auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, T
 /// Normalizes each head (Qwen 3). All heads share the scale. Its dim `Padded` is D with padding.
 template <Spec Padded, dtype C, Spec S, Spec N>
 auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, double epsilon) -> Tensor<C, S> {
-  const auto normal = rms_norm<"D">(cast<f32>(x), epsilon);
   const auto padded = gathered<Padded>(norm);
   const auto scale = narrow<make_op<Padded, "D">>(padded, 0, x.size("D"));
-  return cast<C>(normal * cast<f32>(scale));
+  return rms_norm<"D">(x, scale, epsilon);
 }
 
 /// Where dropout stands in a step. Every place draws from a stream of its own, keyed by global index, so that masks do

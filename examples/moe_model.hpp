@@ -225,9 +225,8 @@ auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, co
 template <dtype C, Spec S>
 auto normalized(const Residual& x, const Tensor<C, S>& norm, const Config& config) -> Hidden<C> {
   const auto whole = all_gather<"B/d/e L/s M/t -> B/d/e L/s M", backward_sum<f32>>(cast<C>(x));
-  const auto normal = rms_norm<"M">(cast<f32>(whole), config.norm_epsilon);
   const auto scale = gathered<"M">(norm);
-  return cast<C>(normal * cast<f32>(scale));
+  return rms_norm<"M">(whole, scale, config.norm_epsilon);
 }
 
 template <dtype C>

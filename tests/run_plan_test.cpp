@@ -240,7 +240,7 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
 
 TEST_CASE("a plan's memory falls with the parts of a sharded length, and is that of threads", "[plan]") {
   Subject subject;
-  subject.B = 1, subject.L = 512;
+  subject.B = 1, subject.L = 512, subject.F = 640;  // the peak is not in attention, where the devices differ
   std::int64_t peak_before = 0;
   for (const int parts : {1, 2, 4}) {
     const std::string mesh = "d=1,s=" + std::to_string(parts) + ",t=1";
@@ -553,8 +553,8 @@ TEST_CASE("a folded graph keeps products and collectives, and has no cycle", "[g
   REQUIRE(count(folded, "  // kept n") > 5);
   REQUIRE(count(svg, "<path class=\"kept\"") == count(folded, "  // kept n"));
   const int small = count(whole, "class=\"op\"");
-  REQUIRE(count(folded, "class=\"op\"") < small - 15);
-  REQUIRE(count(folded, "[label=\"rms_norm, *\\n(2 ops)\"") == 2);
+  REQUIRE(count(folded, "class=\"op\"") < small - 8);
+  REQUIRE(count(folded, "[label=\"+, sum\\n(2 ops)\"") == 1);
   int ops = count(folded, "class=\"op\"");
   for (std::size_t at = folded.find("ops)"); at != std::string::npos; at = folded.find("ops)", at + 1))
     ops += std::stoi(folded.substr(folded.rfind('(', at) + 1)) - 1;
