@@ -67,7 +67,7 @@ def ranks_of(script):
 def ended(process, log):
     """The status of a script, and what it has written to its log."""
     try:
-        status = process.wait(timeout=120)
+        status = process.wait(timeout=400)
     except subprocess.TimeoutExpired:
         process.kill()
         status = "none: it hangs"
@@ -136,11 +136,11 @@ def refusals(trainer):
                            (trainer.script("--ranks", "two"), "--ranks: 'two'"),
                            (trainer.script("--hosts", "a"), "--hosts: 'a' is not HOST:SLOTS"),
                            (trainer.script("--what", "1"), "unknown option '--what'")]:
-        done = ran(2, *command, timeout=60)
+        done = ran(2, *command, timeout=200)
         check(words in done.stderr, f"refused with {words!r}", done.stderr)
-    done = ran(2, *plain, *trainer.command("refused", "--data=/nowhere"), timeout=60)
+    done = ran(2, *plain, *trainer.command("refused", "--data=/nowhere"), timeout=200)
     check("train.sh: " not in done.stderr, "a wrong option ends it at once", done.stderr)
-    done = ran(1, *trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"), timeout=60)
+    done = ran(1, *trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"), timeout=200)
     check("2 starts in a row came to no new checkpoint: it gives up" in done.stderr, "it gives up", done.stderr)
 
 
@@ -171,7 +171,7 @@ def slurm(folder):
         if usr1:
             process.stdout.readline()
             process.send_signal(signal.SIGUSR1)
-        text = process.communicate(timeout=30)[0]
+        text = process.communicate(timeout=200)[0]
         queued = os.path.exists(f"{folder}/requeued")
         if queued:
             check(text_of(f"{folder}/requeued") == "requeue 7\n", "slurm: scontrol requeue 7")
@@ -199,7 +199,7 @@ def stopping(trainer):
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     time.sleep(0.3)
     early.send_signal(signal.SIGTERM)
-    text = early.communicate(timeout=60)[0]
+    text = early.communicate(timeout=200)[0]
     check(early.returncode in (0, 143), f"a signal right after the start ends the run ({early.returncode})", text)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         name = f"stopped_{int(number)}"
@@ -210,7 +210,7 @@ def stopping(trainer):
                 break
         process.send_signal(number)
         text = process.stdout.read()
-        status = process.wait(timeout=60)
+        status = process.wait(timeout=200)
         check(status == 0 and "stopped by a signal" in text, f"{name}: saves and stops ({status})", text)
         last = trainer.curve(name)[-1][0] + 1
         check(f"step-{last:08}" in os.listdir(f"{trainer.folder}/{name}/checkpoints"), f"{name}: step {last} is saved")
@@ -220,7 +220,7 @@ def main():
     args = arguments("trainer", "mpiexec", kills=6)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(args.trainer, shlex.split(args.mpiexec), folder)
-        ran(0, *trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1"), timeout=120)
+        ran(0, *trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1"), timeout=400)
         undisturbed = trainer.curve("peace")
         disturbed(trainer, "shared_memory", args.kills, "1", undisturbed)
         disturbed(trainer, "mpi_alone", args.kills, "0", undisturbed)
