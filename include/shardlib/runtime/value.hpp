@@ -118,8 +118,9 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
 
 /// Throws if the device's `launch` has returned.
 [[gnu::cold]] SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device);
-/// A spec that is made at run time. It stays until the program ends, because values and recordings refer to it.
-[[nodiscard]] SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec);
+/// A spec that is made at run time. It stays until the program ends, because values and recordings refer to it. It is
+/// taken by value: g++ 16 warns of a reference that may dangle where a reference to a temporary goes in.
+[[nodiscard]] SHARDLIB_INLINE const TensorSpec& lasting(TensorSpec spec);
 
 /// A value without data: its sizes and local shape. Throws if the axes do not divide a size evenly.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype,

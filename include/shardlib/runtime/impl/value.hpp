@@ -51,7 +51,7 @@ SHARDLIB_INLINE void require_running(const OpInfo& op, const Device& device) {
               device.describe() + ")");
 }
 
-SHARDLIB_INLINE const TensorSpec& lasting(const TensorSpec& spec) {
+SHARDLIB_INLINE const TensorSpec& lasting(TensorSpec spec) {
   static std::mutex mutex;
   static std::map<std::string, TensorSpec, std::less<>> all;
   const auto text = to_string(spec);
