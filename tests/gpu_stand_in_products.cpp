@@ -67,8 +67,8 @@ class Product {
       if (with == With::gelu) epilogue.gelu = y.data();
     }
     const std::vector<int> ids[] = {ids_of(names_[0]), ids_of(names_[1]), ids_of(names_[2])};
-    if (!kernels::einsum_with(exec, kernels::plan_einsum(ids[0], ids[1], ids[2]), dtype_v<T>, a.data(),
-                              shape(names_[0]), b.data(), shape(names_[1]), c.data(), epilogue))
+    if (!kernels::einsum_with_epilogue(exec, kernels::plan_einsum(ids[0], ids[1], ids[2]), dtype_v<T>, a.data(),
+                                       shape(names_[0]), b.data(), shape(names_[1]), c.data(), epilogue))
       return false;
     std::vector<double> sum = arrays_[2], second(sum.size());
     for (std::size_t i = 0; i < sum.size(); ++i) {

@@ -23,7 +23,7 @@
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/numbers_in.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/self_contained.hpp"
 
 namespace shardlib::detail {
 

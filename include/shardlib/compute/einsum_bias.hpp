@@ -38,7 +38,7 @@ Buffer EinsumBias<D>::operator()(const Value& out) const {
   const bool both = gelu && gelu->wanted;
   if (kernels::has_epilogues(exec) && are_last_dims(*bias->spec, *out.spec)) {
     Buffer y = both ? allocate(out) : Buffer();
-    if (kernels::einsum_with(
+    if (kernels::einsum_with_epilogue(
             exec, *plan, dtype_v<D>, a->data().data(), view(a->local), b->data().data(), view(b->local), result.data(),
             {.bias = bias->data().data(), .bias_size = bias->count(), .gelu = both ? y.data() : nullptr})) {
       if (both) keep_result(*gelu, std::move(y), out);

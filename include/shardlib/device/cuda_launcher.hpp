@@ -129,7 +129,7 @@ template <class Kernel>
 void run_by_cuda(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte* scratch, std::size_t scratch_bytes,
                  const Kernel& kernel) {
 #if defined(__CUDACC__) || defined(__HIPCC__)
-  gpu.launches();
+  gpu.before_enqueue();
   check_cuda(launch_on_cuda(gpu.stream(), items, blocks, scratch, scratch_bytes, kernel), "the start of a kernel");
 #else
   static_assert(sizeof(Kernel) == 0,

@@ -23,10 +23,10 @@ inline bool has_epilogues([[maybe_unused]] const Exec& exec) {
 
 /// As einsum of operands and result of one dtype, and then the epilogue, in one call of the GPU's library. Where that
 /// has none for the dtype and the layouts, it does nothing and returns false.
-[[nodiscard]] SHARDLIB_INLINE bool einsum_with(const Exec& exec, const EinsumPlan& plan, DType dtype, const void* lhs,
-                                               std::span<const std::int64_t> lhs_shape, const void* rhs,
-                                               std::span<const std::int64_t> rhs_shape, void* result,
-                                               const Epilogue& epilogue);
+[[nodiscard]] SHARDLIB_INLINE bool einsum_with_epilogue(const Exec& exec, const EinsumPlan& plan, DType dtype,
+                                                        const void* lhs, std::span<const std::int64_t> lhs_shape,
+                                                        const void* rhs, std::span<const std::int64_t> rhs_shape,
+                                                        void* result, const Epilogue& epilogue);
 
 }  // namespace shardlib::kernels
 

@@ -120,7 +120,7 @@ bool gpu_gemm_with(shardlib::detail::Gpu& gpu, const EinsumMatrices& g, const T*
   constexpr std::int64_t unit = 8;
   for (const std::int64_t size : {g.c.stride, g.columns, g.depth, g.a.stride, g.b.stride})
     if (size % unit != 0) return false;
-  gpu.launches();
+  gpu.before_enqueue();
   LtProduct<T> product(g);
   void* d = c;
   cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_BIAS;

@@ -55,7 +55,7 @@ void gpu_gemm(const shardlib::detail::Gpu& gpu, bool trans_a, bool trans_b, std:
   const Number one = 1, before = accumulate ? Number(1) : Number(0);
   const auto narrow = [](std::int64_t v) { return static_cast<int>(v); };
   const auto op = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
-  gpu.launches();
+  gpu.before_enqueue();
   constexpr auto compute = std::is_same_v<C, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
   // cuBLAS has the columns of a matrix contiguous: it sees C' = op(B)' op(A)'. It divides the sums of one product among
   // multiprocessors, but not those of a batch.

@@ -61,13 +61,14 @@ class Flights {
   void remove(const void* owner) {
     std::erase_if(open_, [&](const Open& open) { return open.flight->owner() == owner; });
   }
-  /// The host puts a kernel or a copy into the device's stream. CUDA keeps about a thousand entries of it, and then the
-  /// call blocks. So that it never blocks behind a flight that hangs, the host waits here for flights that have twice
-  /// `most` behind them: there are also events, and a product can be two kernels.
-  void launches() {
+  /// The host calls this before it puts a kernel or a copy into the device's stream. A stream of CUDA holds about a
+  /// thousand entries. The next call blocks, for ever if it stands behind a flight that hangs. So the host waits here
+  /// for flights that have twice `most` entries behind them. That is far below a thousand, because there are also
+  /// events, and a product can be two kernels.
+  void before_enqueue() {
     constexpr int most = 128;
-    if (open_.empty() || ++launched_ < most) return;
-    launched_ = 0;
+    if (open_.empty() || ++enqueued_ < most) return;
+    enqueued_ = 0;
     ask();
     wait([&] { return open_.empty() || open_.front().number > before_; });
     before_ = added_;
@@ -93,7 +94,7 @@ class Flights {
 
   std::deque<Open> open_;
   std::uint64_t added_ = 0, before_ = 0;  ///< numbers of flights: of the last, and of the last at the last look
-  int launched_ = 0;                      ///< since that look
+  int enqueued_ = 0;                      ///< since that look
 };
 
 }  // namespace shardlib::detail

@@ -74,8 +74,8 @@ class Gpu final : public Region {
   [[nodiscard]] std::shared_ptr<void>& remembered() { return remembered_; }
   /// Makes this the GPU of the calling thread.
   void use() const;
-  /// The same, before a kernel or a copy is put into the stream.
-  void launches() const;
+  /// The same, before the host puts a kernel or a copy into the stream. It may wait (Flights::before_enqueue).
+  void before_enqueue() const;
   [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
 
  private:

@@ -15,7 +15,7 @@
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/self_contained.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tree.hpp"
 

@@ -1,4 +1,4 @@
-// What the declarations of all ops share: checks of dtypes and functions, and the types of results.
+// The declarations of all ops share these: checks of dtypes and functions, and the types of results.
 #pragma once
 
 #include <concepts>
@@ -6,7 +6,7 @@
 
 #include "shardlib/ops/map/number.hpp"
 #include "shardlib/spec/dtype.hpp"
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/self_contained.hpp"
 #include "shardlib/types/signature.hpp"
 #include "shardlib/types/tensor.hpp"
 
@@ -93,7 +93,7 @@ using scalar_of =
 /// The number type that the function of a map receives for an element.
 template <class D>
 using number_of = std::conditional_t<floating<D>, Jet<scalar_of<D>, 0>, scalar_of<D>>;
-/// What the function of a map over operands of D... returns.
+/// The type that the function of a map over operands of D... returns.
 template <class F, class... D>
 constexpr auto map_returns() {
   constexpr bool takes_them = std::is_invocable_v<const F&, number_of<D>...>;
@@ -176,7 +176,8 @@ inline constexpr bool is_mesh<Mesh<Axes>> = true;
 template <class X>
 concept first_argument = tensor<X> || is_mesh<X>;
 
-// What a public op has below it: compile errors for calls that fit no form of it. For an op along a dim:
+// A public op has one of these macros below it: a call that fits no form of the op is a compile error with one
+// sentence. For an op along a dim:
 #define SHARDLIB_NEEDS_DIM(op, form)                        \
   template <DimName... Dim, class... Args>                  \
   requires detail::tensor_first<Args...>                    \

@@ -80,7 +80,7 @@ struct Path {
   [[nodiscard]] std::string_view function() const { return above == nullptr ? field : above->function(); }
 };
 
-/// What an error says of a node with entries.
+/// The words of an error about a node with entries.
 struct EntriesKind {
   bool is_array;
   const std::string_view* alternatives = nullptr;  ///< the names of a std::variant's types; null for other nodes
@@ -124,8 +124,8 @@ constexpr std::string_view array_name() {
     return {};
 }
 
-/// What a node holds: the number of an Array's entries, 1 or 0 for a std::optional, the index of a std::variant's
-/// alternative.
+/// A number for the entries that a node holds: the size of an Array, 1 or 0 for a std::optional, the index of a
+/// std::variant's alternative.
 template <class T>
 std::size_t held_by(const T& node) {
   if constexpr (is_array<T>) {

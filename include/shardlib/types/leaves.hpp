@@ -70,7 +70,7 @@ struct UntypedAccess {
   }
 };
 
-/// What a walk over a tree has to know of the type of a tensor, a node with entries or a struct. A walk that reads
+/// A table that describes the type of a tensor, a node with entries or a struct for walks over trees. A walk that reads
 /// these tables is compiled once, not once for each type of tree.
 struct TypeTable {
   struct Entries {

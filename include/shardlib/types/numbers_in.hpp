@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "shardlib/types/owned.hpp"
+#include "shardlib/types/self_contained.hpp"
 
 namespace shardlib::detail {
 

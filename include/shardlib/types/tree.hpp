@@ -41,7 +41,7 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
-/// What stands at a place of a tree: a tensor, a node with entries, or a struct of as many fields.
+/// The kind of a node of a tree: a tensor, a node with entries, or a struct with its number of fields.
 template <class T>
 consteval rules::TreeNode tree_node() {
   if constexpr (is_tensor<T>)

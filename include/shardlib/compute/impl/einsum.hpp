@@ -115,8 +115,9 @@ SHARDLIB_INLINE ValuePtr record_product_erased(const OpInfo& op, const ValuePtr&
   return defer_product(out, std::move(kernel), [plan, x, y](const Value& result, const Value& at) {
     const Exec exec = result.device->exec();
     Buffer product = kernels::has_epilogues(exec) ? allocate(result) : Buffer();
-    if (!product || !kernels::einsum_with(exec, plan, result.dtype, x->data().data(), view(x->local), y->data().data(),
-                                          view(y->local), product.data(), {.slope_at = at.data().data()}))
+    if (!product ||
+        !kernels::einsum_with_epilogue(exec, plan, result.dtype, x->data().data(), view(x->local), y->data().data(),
+                                       view(y->local), product.data(), {.slope_at = at.data().data()}))
       return Buffer();
     add_flops(result, einsum_flops(*x, *y));
     return product;

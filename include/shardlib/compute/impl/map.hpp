@@ -195,7 +195,7 @@ SHARDLIB_INLINE MapOperands map_vjp_all(const MapFunction& function, const Value
   return grads;
 }
 
-/// What the backward pass of a map needs besides the operands.
+/// The backward pass of a map needs these values besides the operands.
 struct MapDerivatives {
   Handle<const MapFunction> function;
   const TensorSpec* spec;     ///< of the result

@@ -12,12 +12,12 @@
 
 namespace shardlib::kernels {
 
-SHARDLIB_INLINE bool einsum_with([[maybe_unused]] const Exec& exec, [[maybe_unused]] const EinsumPlan& plan,
-                                 [[maybe_unused]] DType dtype, [[maybe_unused]] const void* lhs,
-                                 [[maybe_unused]] std::span<const std::int64_t> lhs_shape,
-                                 [[maybe_unused]] const void* rhs,
-                                 [[maybe_unused]] std::span<const std::int64_t> rhs_shape,
-                                 [[maybe_unused]] void* result, [[maybe_unused]] const Epilogue& epilogue) {
+SHARDLIB_INLINE bool einsum_with_epilogue([[maybe_unused]] const Exec& exec, [[maybe_unused]] const EinsumPlan& plan,
+                                          [[maybe_unused]] DType dtype, [[maybe_unused]] const void* lhs,
+                                          [[maybe_unused]] std::span<const std::int64_t> lhs_shape,
+                                          [[maybe_unused]] const void* rhs,
+                                          [[maybe_unused]] std::span<const std::int64_t> rhs_shape,
+                                          [[maybe_unused]] void* result, [[maybe_unused]] const Epilogue& epilogue) {
 #if defined(SHARDLIB_LAUNCHER_CUDA) && !defined(SHARDLIB_LAUNCHER_HIP)
   if (!has_epilogues(exec)) return false;
   std::array<std::int64_t, std::size_t{2} * max_rank> sizes{};

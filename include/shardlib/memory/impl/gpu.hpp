@@ -21,7 +21,7 @@ namespace shardlib {
 
 namespace detail {
 
-// What a user sees of the maker's tools.
+// Names of the maker's tools in messages to users.
 #if defined(SHARDLIB_LAUNCHER_HIP)
 inline constexpr const char *gpu_maker = "AMD", *gpu_system = "HIP",
                             *gpus_that_work = "rocminfo and HIP_VISIBLE_DEVICES",
@@ -130,7 +130,7 @@ class CudaEvent {
     check_cuda(status, "cudaEventQuery");
     return true;
   }
-  /// What is put into `stream` from now on runs after the event.
+  /// Later entries of `stream` run after the event.
   void hold(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
 
  private:
@@ -221,9 +221,9 @@ SHARDLIB_INLINE void Gpu::use() const {
   check_cuda(cudaSetDevice(ordinal_), "cudaSetDevice");
 }
 
-SHARDLIB_INLINE void Gpu::launches() const {
+SHARDLIB_INLINE void Gpu::before_enqueue() const {
   use();
-  flights_.launches();
+  flights_.before_enqueue();
 }
 
 SHARDLIB_INLINE void Gpu::wait_for_flights() {
@@ -241,7 +241,7 @@ SHARDLIB_INLINE void Gpu::synchronize() {
 
 SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return true;
-  launches();
+  before_enqueue();
   const bool is_here = contains(to, bytes), is_within = is_here && contains(from, bytes);
   if (is_here && !is_within && uploads_->start(to, from, bytes, stream())) return true;
   if (!is_within) wait_for_flights();
@@ -252,7 +252,7 @@ SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
 }
 
 SHARDLIB_INLINE bool Gpu::zero(void* to, std::size_t bytes) {
-  launches();
+  before_enqueue();
   if (bytes > 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
   return true;
 }

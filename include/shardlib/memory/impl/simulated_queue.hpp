@@ -67,7 +67,7 @@ SHARDLIB_INLINE std::uint64_t SimulatedQueue::last() const {
 SHARDLIB_INLINE void SimulatedQueue::run_early() {
   constexpr std::size_t most = 1024;
   State& s = *state_;
-  s.region.flights()->launches();
+  s.region.flights()->before_enqueue();
   std::unique_lock lock(s.mutex);
   if (s.random != 0) s.random = s.random * 6364136223846793005U + 1442695040888963407U;
   if (s.work.size() >= most)

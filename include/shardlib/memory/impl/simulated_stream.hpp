@@ -101,7 +101,7 @@ SHARDLIB_INLINE void SimulatedStream::stopped(const std::function<void()>& f) {
   f();
 }
 
-// What runs can be a queue on hold, which comes here again.
+// A queue on hold that runs here calls this function again.
 SHARDLIB_INLINE void SimulatedStream::run_all() {
   if (std::exchange(runs_simulated_streams, true)) return;
   struct End {

@@ -1,5 +1,5 @@
-// Checks the captures of functions that run again in the backward pass. By then, objects that such a function refers
-// to may be gone.
+// self_contained<T>: the check of what a function that runs again in the backward pass captures. By then, objects that
+// it refers to may be gone.
 #pragma once
 
 #include <cstddef>
