@@ -34,7 +34,7 @@ bool decays(std::string_view name) {
   return field.starts_with("w") || field == "embed" || field == "positions";
 }
 
-// What an optimizer does to a leaf: --lr-mult, --decay-mult and --freeze.
+// The factors of a leaf by --lr-mult, --decay-mult and --freeze.
 LeafFactors factors_of(const Options& o, std::string_view leaf) {
   return o.optimizer.groups(leaf, decays(leaf));
 }

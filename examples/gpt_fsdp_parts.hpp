@@ -1,4 +1,5 @@
-// What CMake compiles at the same time as gpt_fsdp.cpp. Without GPT_FSDP_PARTS gpt_fsdp.cpp is the whole program.
+// CMake compiles these functions in files of their own, at the same time as gpt_fsdp.cpp. Without GPT_FSDP_PARTS
+// gpt_fsdp.cpp is the whole program.
 #pragma once
 
 #include <string>

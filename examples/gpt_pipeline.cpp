@@ -366,7 +366,7 @@ class Trainer {
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
-// What gpt_pipeline leaves to shardlib-sample, and what the tutorial's model has no text for.
+// Options without effect here: shardlib-sample has those for texts of a run, and the tutorial's model draws no samples.
 void declare_without_effect(run::Options& options, const Options& o) {
   options.without_effect({"--sample-only", "--chat", "--turns", "--evaluate"}, [](const run::Options&) {
     return "in gpt_pipeline: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp with the settings of the "
@@ -517,7 +517,7 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   run::train(device, o.training, data, toml, program);
 }
 
-// What --show-schedule and --show-placement print, in place of training.
+// The output of --show-schedule and --show-placement, which do not train.
 template <class Model>
 std::string shown(const std::vector<AxisSize>& axes, const Options& o, const pipeline::Schedule& schedule) {
   std::string text;

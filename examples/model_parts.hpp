@@ -1,5 +1,5 @@
-// What the models of the trainers share: batches, weights and their gathers, norms of heads, and dropout. It needs the
-// types alone.
+// The models of the trainers share these: batches, weights and their gathers, norms of heads, and dropout. This header
+// needs the types alone.
 #pragma once
 
 #include <shardlib/shapes.hpp>

@@ -287,7 +287,8 @@ auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& 
   return {w.shared.empty() ? out : out + shared_expert(x, w.shared[0]), routed};
 }
 
-/// What a layer gives to the next: the residual stream, the router's losses so far, and how evenly it uses its experts.
+/// The values that a layer passes to the next one: the residual stream, the sum of the routers' losses so far, and how
+/// evenly the layers use their experts.
 struct Carry {
   Residual x;
   Loss loss;

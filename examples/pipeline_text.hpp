@@ -1,5 +1,5 @@
-// What gpt_pipeline prints of a configuration without training: the tasks and transfers of its schedule
-// (--show-schedule), and which rank holds which array (--show-placement).
+// The texts that gpt_pipeline prints without training: the tasks and transfers of its schedule (--show-schedule), and
+// the rank that holds each array (--show-placement).
 #pragma once
 
 #include <fmt/format.h>

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-// What every trainer has options for, besides its model.
+// The settings that every trainer has besides those of its model.
 struct TrainerOptions {
   shardlib::run::Training training;
   shardlib::run::OptimizerOptions optimizer;

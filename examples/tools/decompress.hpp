@@ -152,7 +152,7 @@ class Zstd final : public Decompressor {
 };
 #endif
 
-/// What decompresses the file; null for a file that is not compressed. The file must outlive it.
+/// The decompressor of the file; null for a file that is not compressed. The file must outlive it.
 inline std::unique_ptr<Decompressor> decompressor_of(const io::InputFile& file, const std::string& path,
                                                      std::uint64_t size) {
   const std::string_view by = io::detail::compression(file);

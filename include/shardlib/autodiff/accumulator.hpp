@@ -42,8 +42,7 @@ class Accumulator {
       sum_ = std::move(ct);
       return;
     }
-    // What is under way is added when it has arrived, as is all that comes after it, because the order decides the
-    // bits.
+    // The order of the sum decides its bits. So a cotangent that has not arrived also delays those that come after it.
     const auto arrived = std::find_if(later_.begin(), later_.end(), under_way);
     std::for_each(later_.begin(), arrived, [&](const ValuePtr& early) { add_now(early); });
     later_.erase(later_.begin(), arrived);

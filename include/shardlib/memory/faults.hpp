@@ -24,7 +24,7 @@ struct LateError : Error {
   using Error::Error;
 };
 
-/// What a team of a check has found: the first element that is wrong, or `none`.
+/// The result of a team of a check: the first element that is wrong, or `none`.
 struct FaultWord {
   static constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
   std::int64_t place, value;

@@ -81,9 +81,9 @@ class Region {
   /// Waits until the device has done all that it has begun. Throws Error if some of it has failed, has found a wrong
   /// operand, or waits for a collective that has failed.
   virtual void synchronize() {}
-  /// What kernels of the device find wrong. Null for host memory.
+  /// The faults that kernels of the device find. Null for host memory.
   [[nodiscard]] virtual detail::Faults* faults() { return nullptr; }
-  /// What the device's stream waits for. Null for host memory.
+  /// The communications that the device's stream waits for. Null for host memory.
   [[nodiscard]] virtual detail::Flights* flights() { return nullptr; }
   /// A second stream of the device. Null for host memory.
   virtual std::unique_ptr<detail::Stream> make_stream() { return nullptr; }

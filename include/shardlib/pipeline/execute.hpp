@@ -199,7 +199,7 @@ template <class M, class N, class W>
 struct reduced<M, Gradient<N, W>> {
   using type = W;
 };
-/// What stands for `owners` and `counts` that are left out.
+/// The defaults of `owners` and `counts`.
 struct NoOwners {};
 struct CountsAll {
   constexpr bool operator()(std::string_view /*leaf*/) const { return true; }

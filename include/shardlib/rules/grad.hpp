@@ -230,8 +230,8 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "of its own"};
 }
 
-/// What stands at a place of a tree: a tensor, an Array, a std::optional, a std::variant of `alternatives` types, a
-/// struct by the number of its fields, or nothing of these.
+/// The kind of a node of a tree: a tensor, an Array, a std::optional, a std::variant of `alternatives` types, a struct,
+/// which the number of its fields stands for, or none of these.
 struct TreeNode {
   static constexpr int other = 0, tensor = -1, array = -2, optional = -3, variant = -4;
   int kind = other, alternatives = 0;

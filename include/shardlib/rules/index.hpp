@@ -42,7 +42,8 @@ constexpr Text check_indices(const OpParts& op, const Operands& indices) {
              ", and a summand is not an index; " + reduce_first(spec);
   return {};
 }
-/// What errors call a dim in brackets and the other operands, and what would happen where one axis shards both.
+/// The words in which errors name a dim in brackets and the other operands, and say what would happen if one axis
+/// sharded both.
 struct BracketWords {
   std::string_view dim, operand, is, harm;
 };

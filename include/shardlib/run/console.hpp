@@ -1,4 +1,4 @@
-// What a run prints: the standard output of its first rank, and console.log in its folder.
+// The output of a run: the standard output of its first rank, and console.log in its folder.
 #pragma once
 
 #include <string>

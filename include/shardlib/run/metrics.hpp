@@ -40,7 +40,7 @@ struct Sample {
 };
 
 namespace detail {
-/// What each line of records begins with.
+/// Each line of records begins with this text.
 inline constexpr std::string_view record_begin = "{\"step\": ";
 }  // namespace detail
 

@@ -17,8 +17,8 @@ struct ParameterGroups {
   std::vector<std::string> lr_mult, decay_mult;  ///< "layers/0/*=0.1"
   std::vector<std::string> freeze;               ///< "layers/0/*"
 
-  /// What an optimizer and `global_norm` take for a leaf. `decays` says whether it decays where no pattern of
-  /// `decay_mult` says so.
+  /// The factors that an optimizer and `global_norm` use for a leaf. `decays` says whether a leaf decays that no
+  /// pattern of `decay_mult` matches.
   [[nodiscard]] SHARDLIB_INLINE LeafFactors operator()(std::string_view leaf, bool decays = true) const;
 };
 

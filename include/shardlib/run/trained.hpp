@@ -1,5 +1,5 @@
-// What a trainer trains: weights, the moments of the optimizer that --optimizer names, the average of --ema, and copies
-// of the weights in the dtype of computation.
+// The state that a trainer trains: weights, the moments of the optimizer that --optimizer names, the average of --ema,
+// and copies of the weights in the dtype of computation.
 #pragma once
 
 #include <cstdint>

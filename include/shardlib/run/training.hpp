@@ -63,8 +63,8 @@ struct Training {
   std::int64_t validate_every = 0;                       ///< steps between validations; 0 for none
   std::int64_t validation_batches = 8;                   ///< the most batches of a validation
   std::string metrics;                                   ///< the path of further records
-  /// What to do about a step above the mean of the last spike_window steps by spike_deviations deviations: none, stop,
-  /// skip or rewind.
+  /// The reaction to a spike, which is a step above the mean of the last spike_window steps by more than
+  /// spike_deviations standard deviations: none, stop, skip or rewind.
   std::string on_spike = "none";
   std::int64_t spike_window = 100;
   double spike_deviations = 6;

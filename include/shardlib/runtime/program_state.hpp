@@ -39,8 +39,8 @@ struct ModelPart : Counted {
   std::string name;
 };
 
-/// What a checkpointed function has run, to tell whether it did the same when it ran again: the number of its ops, and
-/// a hash of their names, specs, sizes, numbers and operands.
+/// A record of one run of a checkpointed function: the number of its ops, and a hash of their names, specs, sizes,
+/// numbers and operands. The record of the second run has to equal that of the first.
 struct FunctionRun {
   std::uint64_t number = 0;  ///< of the call, which its second run has, too
   std::size_t ops = 0;

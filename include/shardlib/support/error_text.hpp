@@ -1,4 +1,4 @@
-// What a program says of an exception that ends it.
+// The text that a program prints for an exception that ends it.
 #pragma once
 
 #include <cxxabi.h>

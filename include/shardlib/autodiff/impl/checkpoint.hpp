@@ -27,7 +27,7 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
 struct Returned : Counted {
   std::vector<std::uint64_t> numbers;
 };
-/// What the forward pass of a checkpointed call leaves for the backward pass.
+/// The forward pass of a checkpointed call leaves this for the backward pass.
 struct CheckpointedForward {
   std::vector<ValuePtr> saved;
   FunctionRun ran;

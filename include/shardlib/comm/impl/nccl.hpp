@@ -84,8 +84,8 @@ class NcclCommunicator final : public Communicator {
 
  private:
   enum class State : std::uint8_t { undecided, uses_nccl, uses_host, failed };
-  /// What a collective needs until the device's stream waits for it. What the host frees then is used again by what
-  /// comes later in that stream, or in NCCL's, which follows it.
+  /// A collective that has started. It keeps its buffers until the device's stream waits for it. When the host frees
+  /// them then, their memory goes to later work of that stream, or of NCCL's stream, which follows it.
   struct Started {
     std::unique_ptr<StreamMark> mark;
     std::vector<Buffer> buffers;

@@ -1,4 +1,4 @@
-// What the members of a group tell each other before they use NCCL.
+// The members of a group exchange these facts before they use NCCL.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace shardlib::detail::nccl {
 
-/// What a member says about itself.
+/// The facts of one member.
 struct Member {
   bool has_nccl = false;
   std::uint64_t process = 0;  ///< a number of its process

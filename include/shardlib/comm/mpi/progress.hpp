@@ -281,8 +281,8 @@ class ProgressEngine {
       if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
   }
-  /// What a wait for something else than MPI must do now and then: it answers other ranks, and throws if a member of
-  /// the group has died, or another rank has waited too long.
+  /// Answers other ranks, and throws if a member of the group has died, or another rank has waited too long. A wait for
+  /// something else than MPI calls it now and then.
   void check_others(const GroupLog& group) const {
     watch.answer();
     for (std::size_t i = 0; i < group.members.size(); ++i)

@@ -118,7 +118,7 @@ namespace detail {
 }
 /// Throws UsageError for the name of a file of JSON lines, whose keys and escapes are no text to train on.
 void refuse_json_lines(const std::string& path);
-/// What has compressed a file, by its first bytes: "gzip", "zstd", or nothing.
+/// The compression of a file, by its first bytes: "gzip", "zstd", or empty if there is none.
 [[nodiscard]] std::string_view compression(const InputFile& file);
 /// Throws UsageError for a compressed file, which is no text to train on either.
 void refuse_compressed(const InputFile& file);

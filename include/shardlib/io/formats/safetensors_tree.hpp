@@ -58,7 +58,7 @@ void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, 
   detail::assign_leaves(tree, detail::load_stored(mesh.device(), path, detail::named_values(tree, {}), table, options));
 }
 
-/// What a safetensors file says of the checkpoint that it is made of. `safetensors_metadata(checkpoint.meta())`
+/// The metadata of a safetensors file that is made from a checkpoint. `safetensors_metadata(checkpoint.meta())`
 [[nodiscard]] std::map<std::string, std::string> safetensors_metadata(const CheckpointMeta& meta);
 /// Writes a checkpoint's arrays as a safetensors file, without arrays whose stored name is empty. Not collective.
 /// `export_safetensors(checkpoint, "model.safetensors", table)`

@@ -293,7 +293,7 @@ class Runner {
   std::vector<Interval> intervals_;
 };
 
-/// What a rank is about to run, as ranks compare it.
+/// The ranks compare these facts about the schedule that each is about to run.
 struct SharedLists {
   std::uint64_t fingerprint = 0;
   char name[120] = {};  ///< of the schedule, for the error

@@ -23,7 +23,7 @@
 
 namespace shardlib::run::detail {
 
-/// What a run trains on, for its first line.
+/// The words about the data in the first line of a run.
 inline std::string described_data(const Training& training, const Data& data) {
   const std::string about = data.train                     ? fmt::format("{} tokens of data, seen {:.2f} times",
                                                                          data.train->source().tokens(), data.train->epochs(training.steps))

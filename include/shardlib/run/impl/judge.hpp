@@ -74,7 +74,8 @@ class Judge {
   [[nodiscard]] const std::string& why() const { return why_; }
   /// A checkpoint of an earlier process is set aside only once. After that, trouble is the run's own.
   void trust() { resumed_at_.reset(); }
-  /// What the run's record says of its return from this step to the checkpoint `to`; it had begun from `resumed_at`.
+  /// The event in the run's records for its return from this step to the checkpoint `to`. The run had begun from
+  /// `resumed_at`.
   [[nodiscard]] std::string event_of_return(std::int64_t step, std::int64_t to, std::int64_t resumed_at) const {
     return verdict_ == StepVerdict::distrust_checkpoint
                ? fmt::format(

@@ -1,4 +1,5 @@
-// What a run does before its first step: its ranks agree, its outputs can be written, its plan or its peak is known.
+// A run checks before its first step that its ranks agree and that its outputs can be written, and finds its plan or
+// its peak.
 #pragma once
 
 #include <fmt/format.h>

@@ -144,7 +144,7 @@ class StopOnSignal {
   sigset_t before_{};
 };
 
-/// What a run says that stops; `saved`: in a checkpoint.
+/// The message of a run that stops; `saved` says whether a checkpoint holds its last step.
 inline std::string stopped_by_signal(bool saved) {
   return saved ? "stopped by a signal; the same command goes on from here"
                : "stopped by a signal; no checkpoint was kept, so the same command starts again";

@@ -1,4 +1,4 @@
-// What the files of a run say about earlier steps.
+// Readers of the records that earlier steps have left in the folder of a run.
 #pragma once
 
 #include <algorithm>
