@@ -9,23 +9,23 @@
 #define SHARDLIB_FUNCTION
 #endif
 
-/// Stands before a function that is marked so that kernels can name it, but that only the host's teams run: it may call
-/// functions of the host.
+/// Stands before a SHARDLIB_FUNCTION that only the host's teams run. It may call functions of the host, and nvcc does not
+/// warn about them.
 #if defined(__CUDACC__)
 #define SHARDLIB_HOST_ONLY _Pragma("nv_exec_check_disable")
 #else
 #define SHARDLIB_HOST_ONLY
 #endif
 
-/// Before a template of such a function which the host may use with types of its own: nvcc would warn about their
-/// functions.
+/// Stands before a template of a SHARDLIB_FUNCTION that the host may use with types of its own. nvcc does not warn about
+/// the functions of these types.
 #if defined(__NVCC__)
 #define SHARDLIB_EITHER_SIDE _Pragma("nv_exec_check_disable")
 #else
 #define SHARDLIB_EITHER_SIDE
 #endif
 
-/// Before a loop of a constant length whose numbers a lane of a GPU is to hold in registers.
+/// Stands before a loop of constant length. A lane of a GPU then holds the loop's numbers in registers.
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
 #define SHARDLIB_UNROLL _Pragma("unroll")
 #else
@@ -39,7 +39,7 @@
 #define SHARDLIB_C(name) __builtin_##name
 #endif
 
-/// Defined in builds whose launcher takes kernels with their functions inside, as devices do. They cannot call the
+/// Is defined in builds whose launcher compiles the function of a `map` into its kernel. Such kernels cannot call the
 /// host's loops through a pointer.
 #if defined(SHARDLIB_LAUNCHER_KOKKOS) || defined(SHARDLIB_LAUNCHER_CUDA)
 #define SHARDLIB_TYPED_KERNELS

@@ -243,7 +243,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
     return detail::negate(x.operand, x.site);
   }
 
-  /// `a += b` is `a = a + b`, where the result must have the type of a. The other operators are alike.
+  /// `a += b` is `a = a + b`, where the result must have the type of a. The other operators do the same.
   template <class E, Spec T>
   friend Tensor& operator+=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
     return a.operand = detail::add(a.operand, b, a.site);
@@ -298,7 +298,7 @@ class Mesh {
 
   Mesh() = default;
   /// One device's view of the mesh. The device's axes must be those of the type, in their order; an axis that the
-  /// device has not has size 1.
+  /// device lacks has size 1.
   explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;
