@@ -5,6 +5,7 @@ pipeline), but not in detail, impl, rules or kernels; a class has its public mem
 nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is the comment of
 `exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
 """
+import collections
 import dataclasses
 import re
 
@@ -33,6 +34,15 @@ class Declaration:
     note: bool = False  # its comment is a `///<` behind it
     virtual: bool = False  # it overrides, is defaulted or deleted: the comment stands elsewhere, or there is nothing to say
 
+    @property
+    def only_an_error(self):
+        """Whether the function is there to make a wrong call a compile error with a sentence. Macros declare most of these,
+        without a comment and without a result type."""
+        if self.kind != "function":
+            return False
+        undocumented = not self.doc and re.search(r"\bauto\b(?!.*->)", self.text, re.S)
+        return bool(self.doc.startswith("A compile error") or undocumented or re.search(r"\brules::no_", self.result))
+
 
 @dataclasses.dataclass
 class Name:
@@ -51,8 +61,15 @@ class Name:
 
     @property
     def documented(self):
-        """The declaration that a reader should be led to."""
-        return next((d for d in self.declarations if d.doc), self.declarations[0])
+        """The declaration that a reader should be led to: the first of `forms`."""
+        return self.forms(self.declarations)[0]
+
+    @staticmethod
+    def forms(declarations):
+        """The declarations in the order of a page: first those with a comment, then those of calls that compile, then those
+        of the header that has most of them."""
+        of_header = collections.Counter(d.path for d in declarations)
+        return sorted(declarations, key=lambda d: (not d.doc, d.only_an_error, -of_header[d.path], str(d.path), d.line))
 
 
 class Token:

@@ -69,7 +69,7 @@ def called_by_users(function):
     takes more than one operand. Operators, to_string and name are called as everywhere."""
     if function.name.startswith("operator") or function.name in PLAIN:
         return False
-    if any(rule.startswith("rules::no_") for rule in unwrap(function.result)[1]):  # declared for its compile error
+    if function.only_an_error:
         return False
     call = Call(function)
     return bool(call.written or len(call.operands) > 1 or "Tensor<" in function.parameters or "Tree" in function.parameters)
@@ -159,11 +159,11 @@ def unwrap(text):
             i += 1
         return text[match_at:i - 1], i
 
-    while match := re.search(r"(?:detail::after_t|std::enable_if_t|detail::result_of)<", text):
+    while match := re.search(r"(?:detail::after_t|std::enable_if_t|detail::result_of|detail::result_for)<", text):
         body, end = inner(match.end(), "<")
         parts = split(body)
-        if "result_of" in match[0]:
-            rules.append(parts[0])
+        if "result_" in match[0]:
+            rules.append(parts[1 if "result_for" in match[0] else 0])  # result_for<dtype, rule, arguments...>
             made = "…"
         else:
             made = parts[-1]
@@ -283,10 +283,10 @@ class Reference:
             if key not in shown or (bool(declaration.doc), len(declaration.text)) > (
                     bool(shown[key].doc), len(shown[key].text)):
                 shown[key] = declaration
-        for declaration in sorted(shown.values(), key=lambda d: (not d.doc, str(d.path), d.line)):
+        for declaration in name.forms(shown.values()):
             if name.kind != "function":
                 out.append(self.other(page, declaration))
-            elif declaration.doc or not any(rule.startswith("rules::no_") for rule in unwrap(declaration.result)[1]):
+            elif declaration.doc or not declaration.only_an_error:
                 out.append(self.function(page, declaration))
         if mentions:
             links = ", ".join(f'<a href="{page.to(p.url)}">{html.escape(p.title, quote=False)}</a>' for p in mentions)
