@@ -1,4 +1,4 @@
-// What the benchmarks of layers on several devices share: sizes, random weights, the timing of steps, the command line.
+// The benchmarks of layers on several devices share sizes, random weights, the timing of steps and the command line.
 #pragma once
 
 #include <fmt/format.h>

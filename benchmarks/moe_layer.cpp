@@ -32,7 +32,7 @@ struct Options {
   std::string form = "dropless", save, mesh = "d=1,e=1,t=1";
 };
 
-// What the layer reads and is differentiated by.
+// The tensors that the layer reads and is differentiated by.
 struct Layer {
   moe::Tokens<f32> x;
   Tensor<f32, "M X"> router;

@@ -1,4 +1,4 @@
-// What the machine can do on all its cores at once: FMA, and copying from memory to memory.
+// The peaks of the machine on all its cores at once: FMA, and copies from memory to memory.
 //   peak         GFLOP/s of f32 multiply-adds, GB/s read and written by copies
 // The best of several windows: the machine's clock changes, and what is compared with a peak should not exceed it.
 #include <shardlib/run/options.hpp>

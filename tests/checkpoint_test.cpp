@@ -117,7 +117,7 @@ void set_hook(Device& device, const std::function<void(std::string_view phase, i
   });
 }
 
-/// What stands in the folder, sorted.
+/// The names in the folder, sorted.
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder))

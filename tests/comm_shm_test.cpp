@@ -1,4 +1,4 @@
-// What ranks of one node share: arenas, groups in them, and the same bits as over MPI.
+// Ranks of one node share arenas and groups in them, and get the bits of MPI.
 #if defined(SHARDLIB_WITH_MPI)
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-// What differs between devices is found before it computes, and who waits too long says for whom.
+// Calls that differ between devices are found before they compute, and a device that waits too long names the others.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// What collectives hand to MPI, byte by byte, and what the program counts.
+// The bytes that collectives hand to MPI, and those that the program counts.
 #if defined(SHARDLIB_WITH_MPI)
 #include <mpi.h>
 
@@ -87,7 +87,7 @@ std::int64_t fingerprints(int n) {
   return (n - 1) * static_cast<std::int64_t>(sizeof(std::uint64_t));
 }
 
-/// What each collective sends of 512 x 1536 elements, in this order.
+/// The bytes that each collective sends of 512 x 1536 elements, in this order.
 template <class D>
 std::vector<std::pair<std::string, Bytes>> traffic(const DevicePtr& device) {
   const Mesh<"d"> mesh(device);

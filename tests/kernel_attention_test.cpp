@@ -122,7 +122,7 @@ double off(const std::vector<T>& got, const std::vector<T>& want) {
   return worst / scale;
 }
 
-/// What computes the attention.
+/// The code that computes attention.
 enum class By { cpu, products, fused };
 
 /// Queries that attend to their own keys and to earlier ones, and all cotangents.

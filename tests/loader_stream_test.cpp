@@ -27,7 +27,7 @@ std::string piece(int i) {
   return "{" + std::to_string(i) + ":" + std::string(static_cast<std::size_t>(1 + i * 7 % 23), 'a') + "}";
 }
 
-/// What each row of the batch reads, as text, with | before each document.
+/// Each row of the batch as text, with | before each document.
 std::vector<std::string> read_rows(const std::string& path, const TextStreamOptions& options, int steps) {
   TextStream stream(path, options, 0, options.batch);
   std::vector<std::string> rows(static_cast<std::size_t>(options.batch));

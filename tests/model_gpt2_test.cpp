@@ -45,7 +45,7 @@ gpt2::Model<f32> random_model(const GptMesh& mesh, bool minigpt) {
   return model;
 }
 
-/// What the filling of rows holds, or that the rows are full.
+/// The filling of rows, if they are not full.
 enum class Filling { none, some, other };
 
 /// Rows of 8 tokens; or of 8, 5, 1 and 7, and then filling, a segment of its own that does not count.

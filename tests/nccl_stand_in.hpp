@@ -62,7 +62,7 @@ struct Call {
   }
 };
 
-/// What one call, or the calls of a group, put into a stream.
+/// The work that one call, or the calls of a group, put into a stream.
 struct Launch {
   std::vector<std::shared_ptr<Call>> calls;
   bool has_arrived = false;

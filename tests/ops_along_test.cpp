@@ -69,7 +69,7 @@ void each_dim(const F& f) {
 /// How many are linear, where the other dim and a pending sum have the axes, or nothing has them; and how many are not.
 constexpr std::size_t linear_ones = 2 * (3 * 3 + 1), nonlinear_ones = 2 * (2 * 2 + 1);
 
-/// What the ops do to elements.
+/// The kinds of ops.
 enum class Kind { move, sum, nonlinear };
 
 template <class X, class F>

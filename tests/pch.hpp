@@ -1,4 +1,4 @@
-// What every test includes anyway, compiled once.
+// Headers that every test includes anyway, compiled once.
 #pragma once
 
 #include <Kokkos_Core.hpp>

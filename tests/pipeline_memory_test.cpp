@@ -1,4 +1,4 @@
-// What a step keeps in memory between forward and backward passes, in bytes: microbatches in flight.
+// The bytes that a step keeps between forward and backward passes: microbatches in flight.
 #include <cmath>
 #include <cstdint>
 #include <shardlib/pipeline/execute.hpp>

@@ -97,7 +97,7 @@ inline const Whole& unpipelined(bool tied, std::string_view of_stage = "d=1,s=1,
   return known[{tied, stage_mesh}] = std::move(whole);
 }
 
-/// What a device holds of the model in stages, and its rows of the microbatches.
+/// The part of the model in stages that a device holds, and its rows of the microbatches.
 struct Staging {
   Staging(const DevicePtr& device, const pipeline::Schedule& schedule, const Host& weights, bool tied)
       : mesh(device),

@@ -1,4 +1,4 @@
-// What --plan says of a program whose ranks differ: the memory of each place along the stage axis.
+// --plan of a program whose ranks differ prints the memory of each place along the stage axis.
 #include <cstdint>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/run/training.hpp>

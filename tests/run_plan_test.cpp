@@ -191,7 +191,7 @@ void on_counted_threads(const std::string& mesh,
     if (error) std::rethrow_exception(error);
 }
 
-/// What all devices have alike, and this device's peak within 1 %.
+/// Compares the figures that all devices share, and this device's peak within 1 %.
 void expect_planned(const run::Plan& plan, const run::Plan& measured) {
   expect_equal(std::vector<std::string>{std::to_string(plan.collectives.size())},
                std::vector<std::string>{std::to_string(measured.collectives.size())});

@@ -46,7 +46,7 @@ struct Shown {
   std::unique_ptr<Progress> progress;
 };
 
-/// What a terminal shows after it has got `text`: the lines, the last one being drawn.
+/// The lines that a terminal shows after `text`; the last one is being drawn.
 std::vector<std::string> screen(const std::string& text) {
   std::vector<std::string> lines{""};
   std::size_t column = 0;

@@ -51,7 +51,7 @@ double mark_of(const io::TokenBatch& rows) {
   return sum / static_cast<double>(rows.targets.size());
 }
 
-/// What a run has done: the batches that its updates were made of, and its error if it had one.
+/// A run's past: the batches that its updates were made of, and its error if it had one.
 struct Done {
   std::vector<std::int64_t> batches;  ///< in the state at the end
   std::string error;

@@ -130,10 +130,10 @@ class Setting {
   std::string before_;
 };
 
-/// What a test sets to fail or die while a checkpoint is saved.
+/// A test sets this to fail or die while a checkpoint is saved.
 inline std::function<void(std::string_view phase, int device)> checkpoint_phase;
 
-/// What `on_mesh` launches with. A test lowers a field with Temporarily.
+/// The options with which `on_mesh` launches. A test lowers a field with Temporarily.
 inline Tuning tuning = {.checkpoint_phase = [](std::string_view phase, int device) {
   if (checkpoint_phase) checkpoint_phase(phase, device);
 }};

@@ -64,7 +64,7 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasStatus_t state;
 };
 
-/// What a test asks for, and what was asked.
+/// The answers that a test asks for, and the calls that were made.
 struct StandInLt {
   bool has_algorithms = true;
   int heuristics = 0, products = 0;

@@ -40,7 +40,7 @@ struct cudaDeviceProp {
   int multiProcessorCount;
 };
 
-/// What the machine has, and what fails.
+/// The hardware of the machine, and the calls that fail.
 struct StandIn {
   int gpus = 1, driver = 13000, runtime = 13000;  ///< no driver: 0
   std::size_t total = std::size_t{64} << 20;      ///< memory of a GPU
