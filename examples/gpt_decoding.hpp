@@ -29,7 +29,7 @@ struct NewTokens {
 template <dtype C>
 auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const NewTokens& tokens, const Layer<C>& w,
                       const ModelConfig& config) -> Tensor<C, "B/r/d L/s M/t"> {
-  const auto [q, k, v] = projected(x, w, config, tokens.first);
+  const auto [q, k, v] = queries_keys_values(x, w, config, tokens.first);
   const auto places = cast<C>(tokens.places);
   const auto new_k = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(k),
              new_v = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(v);
@@ -40,14 +40,14 @@ auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const 
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   const auto y =
       einsum_unreduced<"B/r/d Q K/t L/s Klen, B/r/d Klen K/t D -> B/r/d L/s Q K/t D">(probabilities, cache.v);
-  return output(y, w.w_o, config);
+  return output_projection(y, w.w_o, config);
 }
 
 template <dtype C>
 auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
                    const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto embed = gathered<"V/t M">(w.embed);
-  Residual x = embedded(embed, tokens.ids);
+  Residual x = token_embeddings(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
     const auto attended = cached_attention(gathered_norm(x, layer.norm1, config), caches[i], tokens, layer, config);
@@ -55,7 +55,7 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
     x = x + cast<f32>(feed_forward(gathered_norm(x, layer.norm2, config), layer, config));
   }
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
-  return unembedded(x, w.final_norm, unembed, config);
+  return output_logits(x, w.final_norm, unembed, config);
 }
 
 }  // namespace gpt

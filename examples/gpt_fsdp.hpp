@@ -1,4 +1,4 @@
-// The training step of gpt_fsdp.cpp: gradients and their update, in the dtype of computation C.
+// The training step of gpt_fsdp.cpp: gradients and their update. C is the dtype of computation.
 #pragma once
 
 #include <shardlib/run/microbatches.hpp>
@@ -23,19 +23,20 @@ struct Options : gpt::ModelOptions, TrainerOptions {
   gpt::HuggingFace files;
 };
 
-// Weights and moments, and copies of the weights in the dtype of computation for the layers; in f32 the same tensors.
+// Weights and moments in f32, and copies of the weights in C, which the layers read. In f32 the copies are the weights.
 template <dtype C>
 using Trained = run::Trained<gpt::Model<f32>, gpt::Model<C>>;
 
-// Gradients of weights at rest: of "M/d/s F/t" it is "M/d/s F/t +r", the sum over r still pending.
+// The gradients of weights at rest. That of "M/d/s F/t" is "M/d/s F/t +r": the sum over r is pending.
 template <dtype C>
 using Gradients = gradient_t<GptMesh, gpt::Model<C>>;
 template <dtype C>
-using Found = std::pair<Tensor<f32, "+d +r +s +t">, Gradients<C>>;
+using LossAndGrads = std::pair<Tensor<f32, "+d +r +s +t">, Gradients<C>>;
 
+// Loss and gradients of one microbatch.
 template <dtype C, bool Whole>
-auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step,
-                    std::size_t microbatch) {
+auto microbatch_grads(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step,
+                      std::size_t microbatch) {
   const auto& rows = step.microbatches[microbatch];
   const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
   gpt::ModelConfig config = o.config;
@@ -44,34 +45,35 @@ auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, co
   return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, config);
 }
 
-// Loss and gradients of all microbatches, in f32. Gradients by whole weights have all sums pending: "M F/t +d +r +s".
+// The sums over all microbatches, in f32. The gradient of a gathered weight keeps its sums pending: "M F/t +d +r +s".
 template <dtype C, bool Whole>
-auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step) {
+auto summed_grads(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step) {
   using Sums = gradient_t<GptMesh, gpt::Model<f32, Whole>>;
-  return run::sum_microbatches<Sums>(step, [&](std::size_t i) { return differentiated(mesh, weights, o, step, i); });
+  return run::sum_microbatches<Sums>(step, [&](std::size_t i) { return microbatch_grads(mesh, weights, o, step, i); });
 }
 
-// --gather per-step: weights are gathered over d and s once, before the microbatches, and the sums of their gradients
-// are scattered over d and s once, after them.
+// The same for --gather per-step: it gathers the weights over d and s once, before the microbatches, and scatters the
+// sums of their gradients over d and s once, after them.
 template <dtype C>
-Found<C> by_whole_weights(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o, const run::Step& step) {
+LossAndGrads<C> per_step_grads(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o,
+                               const run::Step& step) {
   using Whole = gpt::Model<C, true>;
-  const auto of = [&](const Whole& whole) { return accumulated(mesh, whole, o, step); };
+  const auto of = [&](const Whole& whole) { return summed_grads(mesh, whole, o, step); };
   return run::gathered_once<Whole, Gradients<C>>(weights, of);
 }
 
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  const auto finish = [&](auto found) {
-    const auto grads = reduce_gradients(mesh, std::move(found.second));  // the sums over r, once per step
-    const auto loss = all_reduce<"+d +r +s +t -> ">(found.first);
+  const auto finish = [&](auto pending) {
+    const auto grads = reduce_gradients(mesh, std::move(pending.second));  // the sums over r, once per step
+    const auto loss = all_reduce<"+d +r +s +t -> ">(pending.first);
     const double norm = global_norm(mesh, grads, o.optimizer.groups);  // here a GPU's host waits for all of the step
     // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
     return run::update(trained, o.optimizer, o.training, step, grads, {item(loss), norm});
   };
-  if (o.gather.per_step) return finish(by_whole_weights(mesh, trained.copies, o, step));
-  if (step.microbatches.size() > 1) return finish(accumulated(mesh, trained.copies, o, step));
-  return finish(differentiated(mesh, trained.copies, o, step, 0));
+  if (o.gather.per_step) return finish(per_step_grads(mesh, trained.copies, o, step));
+  if (step.microbatches.size() > 1) return finish(summed_grads(mesh, trained.copies, o, step));
+  return finish(microbatch_grads(mesh, trained.copies, o, step, 0));
 }
 
 template <dtype C>

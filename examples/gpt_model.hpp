@@ -1,13 +1,12 @@
-// The GPT of gpt_fsdp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
-// types alone (shardlib/shapes.hpp), so that shape_tests.cpp can check it with nothing installed.
-// model_parts.hpp has `Weight`, `gathered` (an all_gather over d and s), `TokenTensors`, `head_norm` and `drop`
-// (dropout).
+// The GPT of gpt_fsdp: weights, layers and loss, with all sharding and communication in types and calls. It needs the
+// types alone (shardlib/shapes.hpp), so shape_tests.cpp can check it with nothing installed. model_parts.hpp has
+// `Weight`, `gathered` (an all_gather over d and s), `TokenTensors`, `head_norm` and `drop` (dropout).
 //
-// C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
-// of what is sent over d, s and t. Sums over devices, norms, softmax, the residual stream and the loss are f32.
-// Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
-// V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel. FSDP is over d
-// and s. The batch is sharded over r, too, and the weights are replicated over it (hybrid sharding).
+// Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel, r replicas. FSDP is over d
+// and s. r shards the batch, too, and replicates the weights (hybrid sharding).
+// Dims: B batch, L length, M model, K key-value heads, Q query heads for each, D head, F feed-forward, V vocabulary.
+// Dtypes: products, the weights that layers read, their gradients, and what is sent over d, s and t have the dtype C of
+// computation, f32 or bf16. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -30,10 +29,10 @@ struct Layer {
   Weight<C, "M/d/s K/t D", Whole> w_k, w_v;
   Weight<C, "M/d/s Q K/t D", Whole> w_o;
   Weight<C, "M/d/s F/t", Whole> w_gate, w_up, w_down;
-  // One each in Qwen 2; E is K * Q * D, G is K * D.
+  // Biases, of which Qwen 2 has one each, other models none. E is K * Q * D, and G is K * D.
   Array<"bias", Weight<C, "E/t/d/s", Whole>> b_q;
   Array<"bias", Weight<C, "G/t/d/s", Whole>> b_k, b_v;
-  Array<"norm", Weight<C, "N/t/d/s", Whole>> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
+  Array<"norm", Weight<C, "N/t/d/s", Whole>> q_norm, k_norm;  // one each in Qwen 3, else none; N is D, padded
 };
 
 template <dtype C, bool Whole = false>
@@ -51,12 +50,12 @@ struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
   RecomputePolicy recompute = {};
-  std::optional<double> score_scale = {};           ///< factor of attention's scores; without it 1/sqrt(D)
+  std::optional<double> score_scale = {};           ///< factor of attention's scores, by default 1/sqrt(D)
   SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
   bool collective_matmul = false;                   ///< sums over t travel while the products of their shards run
-  Dropout dropout = {};                             ///< of a microbatch; for a layer, of this layer
+  Dropout dropout = {};                             ///< of a microbatch, or in `layer` of that layer
 
-  /// Dropout stands at place 0 behind the embedding, and in layer i at the places of i + 1.
+  /// The configuration of this layer. Place 0 of the dropout is after the embedding, place 1 in the first layer.
   [[nodiscard]] ModelConfig of_layer(std::size_t number) const {
     ModelConfig config = *this;
     config.dropout = dropout.at(number + 1);
@@ -80,28 +79,27 @@ auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfi
 template <dtype C>
 using Heads = std::tuple<Tensor<C, "B/r/d L/s Q K/t D">, Tensor<C, "B/r/d L/s K/t D">, Tensor<C, "B/r/d L/s K/t D">>;
 
-// Adds the biases (Qwen 2).
+// Adds the biases (Qwen 2). They are stored with all heads in one dim.
 template <dtype C, bool Whole>
-auto biased(const Heads<C>& heads, const Layer<C, Whole>& w) -> Heads<C> {
+auto with_biases(const Heads<C>& heads, const Layer<C, Whole>& w) -> Heads<C> {
   const auto& [q, k, v] = heads;
-  const auto b_q = gathered<"E/t">(w.b_q[0]);
-  const auto b_k = gathered<"G/t">(w.b_k[0]);
-  const auto b_v = gathered<"G/t">(w.b_v[0]);
-  return {q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b_q, {{"Q", q.size("Q")}, {"D", q.size("D")}})),
-          k + split<"G/t -> K/t D">(b_k, {{"D", k.size("D")}}), v + split<"G/t -> K/t D">(b_v, {{"D", v.size("D")}})};
+  const auto b_q = split<"E/t -> K/t Q D">(gathered<"E/t">(w.b_q[0]), {{"Q", q.size("Q")}, {"D", q.size("D")}});
+  const auto b_k = split<"G/t -> K/t D">(gathered<"G/t">(w.b_k[0]), {{"D", k.size("D")}});
+  const auto b_v = split<"G/t -> K/t D">(gathered<"G/t">(w.b_v[0]), {{"D", v.size("D")}});
+  return {q + rearrange<"K/t Q D -> Q K/t D">(b_q), k + b_k, v + b_v};
 }
 
-// Queries, keys and values of the tokens at these positions. Heads are sharded over t: this is tensor parallelism.
+// Queries, keys and values of the tokens at these positions. t shards the heads: this is tensor parallelism.
 template <dtype C, bool Whole = false>
-auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
-               Positions positions) -> Heads<C> {
+auto queries_keys_values(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
+                         Positions positions) -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
   auto q = einsum_unreduced<"B/r/d L/s M, M Q K/t D -> B/r/d L/s Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
   auto k = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_k);
   const auto w_v = gathered<"M K/t D">(w.w_v);
   auto v = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_v);
-  if (!w.b_q.empty()) std::tie(q, k, v) = biased(Heads<C>{q, k, v}, w);
+  if (!w.b_q.empty()) std::tie(q, k, v) = with_biases(Heads<C>{q, k, v}, w);
   for (const auto& norm : w.q_norm) q = head_norm<"N">(q, norm, config.norm_epsilon);
   for (const auto& norm : w.k_norm) k = head_norm<"N">(k, norm, config.norm_epsilon);
   q = rope<"L", "D">(q, config.rope, positions);
@@ -109,9 +107,9 @@ auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, cons
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 
-// The sum over all heads, on t.
+// The output projection. Each device of t sums over its own heads, and the scatter takes the sum over t.
 template <dtype C, Spec S>
-auto output(const Tensor<C, "B/r/d L/s Q K/t D">& y, const Tensor<C, S>& w, const ModelConfig& config)
+auto output_projection(const Tensor<C, "B/r/d L/s Q K/t D">& y, const Tensor<C, S>& w, const ModelConfig& config)
     -> Tensor<C, "B/r/d L/s M/t"> {
   const auto w_o = gathered<"M Q K/t D">(w);
   if (config.collective_matmul) return einsum_scatter<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M/t", f32>(y, w_o);
@@ -119,15 +117,16 @@ auto output(const Tensor<C, "B/r/d L/s Q K/t D">& y, const Tensor<C, S>& w, cons
   return reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(sums);
 }
 
-// A token sees those of its segment up to itself: keys and values go to the devices of s that hold later tokens.
+// Causal attention within segments. Keys and values travel along s, to the devices that hold later tokens.
 template <dtype C, bool Whole = false>
 auto attention(const Tensor<C, "B/r/d L/s M">& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
                const ModelConfig& config) -> Tensor<C, "B/r/d L/s M/t"> {
-  const auto [q, k, v] = projected(x, w, config, config.order);
+  const auto [q, k, v] = queries_keys_values(x, w, config, config.order);
   const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale, config.order);
-  return output(y, w.w_o, config);
+  return output_projection(y, w.w_o, config);
 }
 
+// The gated feed-forward layer (SwiGLU). t shards F.
 template <dtype C, bool Whole = false>
 auto feed_forward(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config)
     -> Tensor<C, "B/r/d L/s M/t"> {
@@ -155,15 +154,17 @@ auto layer(const Residual& x, const Tensor<i32, "B/r/d L/s">& segments, const La
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// Before the layers and after them; the tables are gathered over d and s.
+// The residual stream before the layers. t shards the rows of the table, so a device of t finds some of the tokens'
+// rows, and has zeros for the others.
 template <dtype C>
-auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/r/d L/s">& inputs) -> Residual {
+auto token_embeddings(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/r/d L/s">& inputs) -> Residual {
   return cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(
       index_unreduced<"[V/t] M, B/r/d L/s -> B/r/d L/s M +t">(table, inputs)));
 }
+// The logits after the layers. t shards the vocabulary.
 template <dtype C, Spec S = "M/t/d/s">
-auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table, const ModelConfig& config)
-    -> Tensor<f32, "B/r/d L/s V/t"> {
+auto output_logits(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table,
+                   const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   return einsum_unreduced<"B/r/d L/s M, V/t M -> B/r/d L/s V/t", f32>(gathered_norm(x, norm, config), table);
 }
 
@@ -171,16 +172,16 @@ template <dtype C, bool Whole = false>
 auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/r/d L/s">& inputs, const Tensor<i32, "B/r/d L/s">& segments,
             const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto embed = gathered<"V/t M">(w.embed);
-  Residual x = drop(embedded(embed, inputs), config.dropout.at(0));
+  Residual x = drop(token_embeddings(embed, inputs), config.dropout.at(0));
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, segments, w.layers[i],
                                                                              config.of_layer(i));
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
-  return unembedded(x, w.final_norm, unembed, config);
+  return output_logits(x, w.final_norm, unembed, config);
 }
 
-// Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
-// Logits are the largest arrays of a step, so those before the shift are dropped.
+// The cross-entropy of each token. t shards the vocabulary, and no device gathers it: the losses are a pending sum over
+// t. Logits are the largest arrays of a step, so the function frees those before the shift.
 inline auto token_losses(Tensor<f32, "B/r/d L/s V/t"> logits, const Tensor<i32, "B/r/d L/s">& targets)
     -> Tensor<f32, "B/r/d L/s +t"> {
   const auto highest = all_reduce_max<"B/r/d L/s V/t -> B/r/d L/s">(stop_gradient(logits));
@@ -190,7 +191,7 @@ inline auto token_losses(Tensor<f32, "B/r/d L/s V/t"> logits, const Tensor<i32, 
   return to_partial<"B/r/d L/s -> B/r/d L/s +t">(log(total)) - target;
 }
 
-// The mean loss of the tokens that count. Each device holds a part of the sum, as value_and_grad requires.
+// The mean loss of the tokens that count. The sum over all devices is pending, as value_and_grad requires.
 inline auto mean_loss(Tensor<f32, "B/r/d L/s V/t"> logits, const Batch& batch) -> Tensor<f32, "+d +r +s +t"> {
   return sum<"B/r/d L/s +t -> +d +r +s +t">(token_losses(std::move(logits), batch.targets) * batch.weights);
 }

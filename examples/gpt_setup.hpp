@@ -34,7 +34,7 @@ inline void declare(run::Options& options, ModelOptions& o, const run::Training&
               "initial weights; depth-scaled: as in GPT-2, with 1/sqrt(2 layers) in the weights that end a branch; "
               "seqax: as in seqax, with 1/sqrt(d_head) in the queries instead of the scores",
               run::one_of({"depth-scaled", "seqax"}));
-  options.flag("--tied", o.tied, "use the embedding as the unembedding too");
+  options.flag("--tied", o.tied, "use the embedding as the output layer too");
   options.flag("--collective-matmul", o.config.collective_matmul,
                "overlap the sums over t with the products of their summands (einsum_scatter): for t over slow links");
   options.without_effect({"--collective-matmul"}, [&training](const run::Options&) {
@@ -45,11 +45,11 @@ inline void declare(run::Options& options, ModelOptions& o, const run::Training&
   });
 }
 
-// Sizes of the model's dims, padded so that the devices that weights are sharded over divide them, and the vocabulary
-// so that GEMMs have round shapes.
+// The sizes of the model's dims. They are padded to multiples of the axes that shard them, and the vocabulary also to a
+// multiple of 64, which makes products faster.
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
   const std::int64_t t = axis_size(mesh, "t"), shards = axis_size(mesh, "d") * axis_size(mesh, "s");
-  // Biases lie over t as whole heads, and over d and s.
+  // t shards biases by whole heads, then d and s shard each part.
   const NamedSize keys = padded("K", o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   return {padded("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
@@ -78,10 +78,10 @@ inline run::Data prepare(const std::vector<AxisSize>& mesh, ModelOptions& o, run
   return data;
 }
 
-// First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
-// by the deviation of that distribution, too, and draws the embedding from the normal one (Model.init of its train.py).
+// Initial weights, the same on every mesh: truncated normal numbers by sqrt(fan in), and scales of 1. seqax divides by
+// the deviation of these numbers, too, and draws the embedding from a normal distribution (Model.init of train.py).
 constexpr std::uint64_t draws_per_layer = 7;
-constexpr double truncated_normal_deviation = 0.87962566103423978;  // of normal numbers between -2 and 2
+constexpr double truncated_normal_deviation = 0.87962566103423978;  // of normal numbers cut to [-2, 2]
 
 struct Initializer {
   const Mesh<"r d s t">& mesh;
@@ -90,14 +90,14 @@ struct Initializer {
   Sizes sizes = sizes_of(o, mesh.device()->axes());
   bool seqax = o.init == "seqax";
 
-  // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
+  // The embedding draws from stream 0, and an output layer of its own from stream 1.
   void embed(Tensor<f32, "V/t M/d/s">& table) const {
     if (!seqax) return draw(table, 0, o.d_model);
     table = random_normal<f32, "V/t M/d/s">(mesh, sizes, {seed, 0});
   }
   void unembed(Tensor<f32, "V/t M/d/s">& table) const { draw(table, 1, o.d_model); }
-  // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
-  // down (GPT-2).
+  // Layer `number` of the model. As in GPT-2, the weights that end a branch are smaller, because the two branches of
+  // each layer add to the residual stream.
   void layer(Layer<f32>& layer, std::int64_t number) const {
     const std::uint64_t tables = o.tied ? 1 : 2;
     std::uint64_t stream = tables + draws_per_layer * static_cast<std::uint64_t>(number);
@@ -130,7 +130,7 @@ inline Model<f32> initial_weights(const Mesh<"r d s t">& mesh, const ModelOption
   return w;
 }
 
-// FLOPs of training by one token; an unembedding of its own is not a second look-up.
+// The FLOPs of training for one token. An embedding that is not tied only looks up rows, and counts none.
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
   return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,
                                        o.n_q_per_kv * o.n_kv * o.d_head, length);

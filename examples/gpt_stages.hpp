@@ -31,7 +31,7 @@ struct Stages {
   StepDropout dropout = {};  // not in evaluation
 
   [[nodiscard]] auto enter(const StageModel<C, Whole>& w, const pipeline::StagePlace& at) const -> Residual {
-    const auto x = embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
+    const auto x = token_embeddings(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
     return drop(x, dropout.of(at.microbatch).at(0));
   }
   [[nodiscard]] auto stage(const StageModel<C, Whole>& w, Residual x, const pipeline::StagePlace& at) const
@@ -48,7 +48,7 @@ struct Stages {
   [[nodiscard]] auto loss(const StageModel<C, Whole>& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +r +s +t"> {
     const auto table = gathered<"V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
-    return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
+    return mean_loss(output_logits(x, w.final_norm.at(0), table, config), batch(at));
   }
 
  private:

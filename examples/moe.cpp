@@ -59,7 +59,7 @@ using Trained = run::Trained<moe::Model, moe::ModelOf<C, false>>;
 // The mean of the microbatches' numbers, and the sums of their gradients, in f32. Gradients of whole weights are
 // pending: "M H/t D +d +e +s".
 template <dtype C, bool Whole>
-auto accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step)
+auto summed_grads(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step)
     -> std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>> {
   using Sums = gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>;
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
@@ -79,7 +79,7 @@ auto accumulated(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, con
 template <dtype C>
 run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   const auto& weights = trained.copies;
-  const auto of = [&]<bool Whole>(const moe::ModelOf<C, Whole>& w) { return accumulated(mesh, w, o, step); };
+  const auto of = [&]<bool Whole>(const moe::ModelOf<C, Whole>& w) { return summed_grads(mesh, w, o, step); };
   // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
   auto [result, grads] =
       o.gather.per_step ? run::gathered_once<moe::ModelOf<C, true>, moe::Model>(weights, of) : of(weights);

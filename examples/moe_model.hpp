@@ -238,7 +238,7 @@ struct Projected {
 };
 // The queries, keys and values of the tokens at these positions.
 template <dtype C, bool Whole>
-auto projected(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config, Positions positions)
+auto queries_keys_values(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config, Positions positions)
     -> Projected<C> {
   auto q = einsum_unreduced<"B/d/e L/s M, M Q H/t D -> B/d/e L/s Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
   auto k = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_k));
@@ -260,7 +260,7 @@ auto joined(const Queries<C>& y, const LayerOf<C, Whole>& w) -> Residual {
 template <dtype C, bool Whole>
 auto attention(const Hidden<C>& x, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
                const Config& config) -> Residual {
-  const auto [q, k, v] = projected(x, w, config, config.order);
+  const auto [q, k, v] = queries_keys_values(x, w, config, config.order);
   return joined(causal_attention<"L", "D", over<"s">>(q, k, v, segments, std::nullopt, config.order), w);
 }
 
@@ -306,7 +306,7 @@ auto layer(const Carry& before, const Tensor<i32, "B/d/e L/s">& segments, const 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
 template <dtype C, bool Whole>
-auto embedded(const ModelOf<C, Whole>& w, const Tensor<i32, "B/d/e L/s">& inputs) -> Residual {
+auto token_embeddings(const ModelOf<C, Whole>& w, const Tensor<i32, "B/d/e L/s">& inputs) -> Residual {
   return cast<f32>(reduce_scatter<"B/d/e L/s M +t -> B/d/e L/s M/t", f32>(
       index_unreduced<"[V/t] M, B/d/e L/s -> B/d/e L/s M +t">(gathered<"V/t M">(w.embed), inputs)));
 }
@@ -323,7 +323,7 @@ auto loss(const ModelOf<C, Whole>& w, const Batch& batch, const Config& config, 
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e s t">>(zeros<f32, "">(mesh, {}));
-  Carry carry{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
+  Carry carry{token_embeddings(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = carry.balance;
   for (const LayerOf<C, Whole>& weights : w.layers) {
     carry =

@@ -36,7 +36,7 @@ struct NewTokens {
 template <dtype C>
 auto cached_attention(const Hidden<C>& x, Cache<C>& cache, const NewTokens& tokens, const LayerOf<C, false>& w,
                       const Config& config) -> Residual {
-  const auto [q, k, v] = projected(x, w, config, tokens.first);
+  const auto [q, k, v] = queries_keys_values(x, w, config, tokens.first);
   const auto new_k = all_gather<"B/d/e L H/t D">(k), new_v = all_gather<"B/d/e L H/t D">(v);
   const auto places = cast<C>(tokens.places);
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(places, new_k);
@@ -51,7 +51,7 @@ auto cached_attention(const Hidden<C>& x, Cache<C>& cache, const NewTokens& toke
 template <dtype C>
 auto cached_logits(const ModelOf<C, false>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
                    const Config& config) -> Tensor<f32, "B/d/e L/s V/t"> {
-  Residual x = embedded(w, tokens.ids);
+  Residual x = token_embeddings(w, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const LayerOf<C, false>& layer = w.layers[i];
     x = x + cached_attention(normalized(x, layer.norm1, config), caches[i], tokens, layer, config);

@@ -23,7 +23,7 @@ inline auto segment_mask(const Tensor<i32, "B/r/d L/s">& segments, const Tensor<
 
 inline auto attention(const Tensor<f32, "B/r/d L/s M">& x, const Mask& seen, const Layer& w, const ModelConfig& config)
     -> Tensor<f32, "B/r/d L/s M +t"> {
-  const auto [q, new_k, new_v] = gpt::projected(x, w, config, 0);
+  const auto [q, new_k, new_v] = gpt::queries_keys_values(x, w, config, 0);
   const auto k = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_k));
   const auto v = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_v));
   const auto scores =
@@ -46,10 +46,10 @@ inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, 
                    const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto seen = segment_mask(batch.segments, causal);
   const auto embed = all_gather<"V/t M/d/s -> V/t M">(w.embed);
-  Residual x = gpt::embedded(embed, batch.inputs);
+  Residual x = gpt::token_embeddings(embed, batch.inputs);
   for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, seen, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M">(w.unembed[0]);
-  return gpt::unembedded(x, w.final_norm, unembed, config);
+  return gpt::output_logits(x, w.final_norm, unembed, config);
 }
 
 /// As gpt::mean_loss, with the library's cross_entropy.

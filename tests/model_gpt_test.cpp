@@ -109,10 +109,10 @@ Tensor<bool_, "Qlen/s Klen"> causal(const GptMesh& mesh) {
 /// gpt::logits with each layer called directly, so that everything is kept and nothing computed twice.
 Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batch, const gpt::ModelConfig& config) {
   const auto embed = all_gather<"V/t M/d/s -> V/t M">(w.embed);
-  gpt::Residual x = gpt::embedded(embed, batch.inputs);
+  gpt::Residual x = gpt::token_embeddings(embed, batch.inputs);
   for (const gpt::Layer<f32>& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M">(w.unembed[0]);
-  return gpt::unembedded(x, w.final_norm, unembed, config);
+  return gpt::output_logits(x, w.final_norm, unembed, config);
 }
 
 /// Where a step differs from gpt::loss.
@@ -399,7 +399,7 @@ Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
   return counts(mesh, mean_of(gpt::layer<f32>), segments);
 }
 
-/// What recomputing adds to the calls of each op.
+/// The calls of each op that recomputing adds.
 std::map<std::string, std::int64_t> added(const Counts& with, const Counts& without) {
   std::map<std::string, std::int64_t> more;
   for (const auto& [op, count] : with) {

@@ -30,7 +30,7 @@ Losses losses_of(const Logits& logits, const gpt::Batch& batch) {
 struct WithOutputs : gpt::Stages<f32> {
   [[nodiscard]] Logits logits(const gpt::StageModel<f32>& w, const gpt::Residual& x) const {
     const auto table = all_gather<"V/t M/d/s -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
-    return gpt::unembedded(x, w.final_norm.at(0), table, config);
+    return gpt::output_logits(x, w.final_norm.at(0), table, config);
   }
   [[nodiscard]] const gpt::Batch& at(const pipeline::StagePlace& place) const {
     return batches[static_cast<std::size_t>(place.microbatch)];

@@ -41,7 +41,7 @@ template <class F>
 /// Gathers the weights into the tree `Whole`, once for the step, and scatters the gradients by them into the tree
 /// `Grads`. `of(whole)` returns the loss and the sums of the gradients over all microbatches as a pair. The gathered
 /// weights are freed before the sums are scattered.
-/// `gathered_once<Model<C, true>, Grads>(weights, [&](const auto& whole) { return accumulated(mesh, whole, step); })`
+/// `gathered_once<Model<C, true>, Grads>(weights, [&](const auto& whole) { return summed_grads(mesh, whole, step); })`
 template <class Whole, class Grads, class W, class F>
 [[nodiscard]] auto gathered_once(const W& weights, const F& of) {
   auto whole = gather_weights<Whole>(weights);
