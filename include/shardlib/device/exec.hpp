@@ -148,7 +148,7 @@ struct Exec {
     detail::run_by_cuda(*gpu(), items, blocks, block.data(), scratch_bytes, kernel);
   }
 #endif
-  /// How many threads a `for_each` has here: one inside of another, as loops do not nest.
+  /// The number of threads of a `for_each` here. Inside of another it has one, because loops do not nest.
   [[nodiscard]] int available_threads() const {
 #if defined(SHARDLIB_WITH_OPENMP)
     return in_loop_ ? 1 : threads;

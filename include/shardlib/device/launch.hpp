@@ -25,7 +25,7 @@ namespace shardlib {
 /// The number of processes that mpirun started; 1 without MPI. Call it inside run_program.
 [[nodiscard]] SHARDLIB_INLINE int world_size();
 
-/// How `launch` shares out ranks and cores.
+/// The options of `launch`.
 struct LaunchOptions {
   bool allow_idle_ranks = false;      ///< under mpirun: ranks beyond the mesh do nothing
   int threads = 0;                    ///< CPU threads per device; 0: the cores shared out among the devices

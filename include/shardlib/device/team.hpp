@@ -47,7 +47,7 @@ struct TeamMemory {
   [[nodiscard]] SHARDLIB_FUNCTION T* whole_tile() const {
     return reinterpret_cast<T*>(tile_bytes);
   }
-  /// Where reductions put the sums of lanes.
+  /// The memory for the sums of lanes in reductions.
   template <class T>
   [[nodiscard]] SHARDLIB_FUNCTION T* board() const {
     static_assert(64 * sizeof(T) <= team_board_bytes);

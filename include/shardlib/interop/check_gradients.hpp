@@ -32,8 +32,8 @@ struct GradientCheck {
   /// The difference that is allowed, as a part of the leaf's largest gradient; the rounding of the loss is allowed too.
   /// 0: twice the step.
   double tolerance = 0;
-  /// How many elements of a leaf are compared one by one, at least 1. In a larger leaf they are spread over it, the
-  /// same in each run.
+  /// The number of elements of a leaf that are compared one by one, at least 1. In a larger leaf they are spread over
+  /// it, the same in each run.
   std::int64_t elements = 64;
 };
 

@@ -15,7 +15,7 @@
 
 namespace shardlib::io {
 
-/// How `reshard` names the leaves of both trees, which are matched by name: {.rename_to = names_in_model}.
+/// The names of the leaves of both trees, which `reshard` matches by name: {.rename_to = names_in_model}.
 struct ReshardOptions {
   Rename rename_from = {};  ///< names of the tree that is read
   Rename rename_to = {};    ///< names of the tree that is written

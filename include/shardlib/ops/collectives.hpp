@@ -43,7 +43,7 @@ SHARDLIB_FORM(all_gather, "all_gather<\"M/d F -> M F\">(x)`, or by the axis `all
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
-/// Where the sum of a gradient is asynchronous: starts it. The first read of `out` waits for it.
+/// Starts the sum of a gradient if it is asynchronous. The first read of `out` waits for it.
 void scatter_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto reduce_scatter_vjp = [](const auto& ct) { return all_gather<transpose_op<Out, X>()>(ct); };

@@ -14,8 +14,8 @@
 
 namespace shardlib {
 
-/// How windows move along one length: `stride` elements from one to the next, over the operand with zeros `before` and
-/// `after` it. The elements of a window are `dilation` apart.
+/// The moves of windows along one length: `stride` elements from one to the next, over the operand with zeros `before`
+/// and `after` it. The elements of a window are `dilation` apart.
 struct Window {
   std::int64_t stride = 1, before = 0, after = 0, dilation = 1;
 };

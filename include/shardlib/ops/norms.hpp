@@ -223,7 +223,7 @@ struct RopeAngles {
   bool truncate = true;                              ///< with `yarn`: count these in whole pairs
   double amplitude = 0;                              ///< with `yarn`: scale(); 0: 0.1 log(factor) + 1
 
-  /// How far the pair of a dim of `width` elements turns at a position. `angles(3, 0, 64)`
+  /// The angle by which a pair of a dim of `width` elements turns at a position. `angles(3, 0, 64)`
   [[nodiscard]] SHARDLIB_FUNCTION double operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const;
   /// The factor of cosines and sines, 1 without `yarn`. `angles.scale()`
   [[nodiscard]] SHARDLIB_FUNCTION double scale() const;

@@ -16,7 +16,7 @@
 
 namespace shardlib::run {
 
-/// How a turn is written: the texts before and after the user's message. The model's answer follows.
+/// The texts before and after the user's message in a turn. The model's answer follows.
 struct TurnTemplate {
   std::string before = "User: ", after = "\nAssistant:";
 };

@@ -20,8 +20,8 @@ namespace detail {
 void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
 }  // namespace detail
 
-/// How `train` saves and loads `state`, which must outlive the result. Before a load, the leaves must exist with their
-/// sizes. `rename` is as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
+/// The functions by which `train` saves and loads `state`, which must outlive the result. Before a load, the leaves
+/// must exist with their sizes. `rename` is as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
 template <Spec A, class Tree>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Tree& state, const Training& training,
                                          const io::Rename& rename = {}) {

@@ -12,7 +12,7 @@
 
 namespace shardlib::run {
 
-/// How a graph is drawn.
+/// The options of a graph's picture.
 struct GraphOptions {
   /// One node for neighboring ops that neither communicate nor multiply matrices; inputs as lines of the ops that read
   /// them; the backward pass below the forward pass; dotted arrows as comments, from which `svg` draws curves.

@@ -11,7 +11,7 @@
 
 namespace shardlib::run {
 
-/// How many values of an array lie in each of fixed buckets: four for each power of 2 from 2^-40 to 2^40 and for each
+/// The numbers of values of an array in fixed buckets: four for each power of 2 from 2^-40 to 2^40 and for each
 /// sign, one for values nearer to zero, and one for those beyond on either side. A value at an edge is in the bucket
 /// that is farther from zero. Values that are not finite are in no bucket, and in none of the other numbers.
 /// `Histogram h; h.add(0.5);`

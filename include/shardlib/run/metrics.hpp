@@ -23,7 +23,7 @@ struct Record {
   bool skipped = false;                                      ///< the step has made no update
   std::vector<std::string> events = {};                      ///< unusual actions of the run, before or in this step
   std::vector<std::pair<std::string, double>> numbers = {};  ///< the program's own, StepResult::numbers
-  /// Where the first device's time went: {"forward", 0.2}, ... In a training run the parts of a step add up to
+  /// The first device's time by part of the step: {"forward", 0.2}, ... In a training run the parts of a step add up to
   /// step_seconds; "validation", "histograms" and "checkpoint" are extra.
   std::vector<std::pair<std::string, double>> seconds = {};
 };

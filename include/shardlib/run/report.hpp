@@ -18,7 +18,7 @@ namespace shardlib::run {
 /// "compare.html")`
 SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const std::string& file, double every = 0);
 
-/// How often a training run writes its report, in seconds.
+/// The seconds after which a training run writes its report again.
 inline constexpr double report_interval = 30;
 
 /// Whether a process writes to the run in this folder: false for a metrics file. `goes_on("runs/first")`

@@ -15,7 +15,7 @@
 
 namespace shardlib::run {
 
-/// How `generate` draws tokens, at most max_tokens of them; the same seed draws the same ones.
+/// The options by which `generate` draws tokens, at most max_tokens of them. The same seed draws the same tokens.
 struct SampleOptions {
   std::int64_t max_tokens = 200;
   std::int64_t top_k = 0;    ///< keep only the k likeliest; 0 keeps all

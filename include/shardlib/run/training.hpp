@@ -94,7 +94,7 @@ struct Training {
   std::string prompt = "And God said";          ///< what samples begin with
   std::int64_t sample_begin = -2;  ///< the token before a prompt; -1: none, -2: row_begin. A loaded model has its own
   std::int64_t samples = 1;        ///< number of texts, each with its own seed
-  /// How tokens of samples are drawn: --max-tokens, --top-k, --top-p, --stop and --temperature.
+  /// The options of samples: --max-tokens, --top-k, --top-p, --stop and --temperature.
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
   std::string evaluate;  ///< a file of multiple-choice questions, asked at the end
 
@@ -121,7 +121,7 @@ struct Training {
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
-/// How `launch` starts the run: on its --device, with its --sums and its --collective-timeout. If a wait lasts longer,
+/// The options of `launch` for the run: its --device, its --sums and its --collective-timeout. If a wait lasts longer,
 /// the recordings go into the run's folder. `launch(mesh, body, launch_options(training))`
 [[nodiscard]] SHARDLIB_INLINE LaunchOptions launch_options(const Training& training);
 
@@ -231,7 +231,7 @@ struct Checkpoints {
   struct Saved {
     std::int64_t step = 0;  ///< the next step
     RunIdentity identity;   ///< identity of the run that has saved it
-    /// How many batches of the data the run has skipped: step s trains on batch s + skipped_batches.
+    /// The number of batches that the run has skipped: step s trains on batch s + skipped_batches.
     std::int64_t skipped_batches = 0;
     std::optional<double> validation_loss = {};  ///< the last one since the checkpoint before
   };

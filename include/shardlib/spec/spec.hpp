@@ -66,7 +66,7 @@ struct TensorSpec {
     return -1;
   }
   constexpr bool has(std::string_view name) const { return find(name) >= 0; }
-  /// How the axis holds the tensor: replicated, sharded along a dim, or partial.
+  /// The placement of the tensor on the axis: replicated, sharded along a dim, or partial.
   constexpr Placement placement(std::string_view axis) const {
     if (partial.contains(axis)) return {Placement::partial, -1};
     for (int i = 0; i < dims.size(); ++i)

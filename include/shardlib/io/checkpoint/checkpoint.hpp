@@ -27,7 +27,7 @@ namespace shardlib::io {
 /// stages, whose layer 0 differs between devices, and for trees that have been rearranged. Empty: the same name.
 using Rename = std::function<std::string(const std::string&)>;
 
-/// How `save` writes: which checkpoints of the folder it keeps, and how `rename` names the leaves.
+/// The options of `save`: the checkpoints of the folder that it keeps, and the names that `rename` gives to leaves.
 struct SaveOptions {
   int keep = 0;                 ///< the newest so many, this one included; 0: all
   std::int64_t keep_every = 0;  ///< also those of steps that this divides; 0: none
@@ -39,7 +39,7 @@ struct SaveOptions {
   [[nodiscard]] Retention retention() const { return {keep, keep_every, keep_best}; }
 };
 
-/// How `load` reads: what it verifies, and how `rename` names the leaves.
+/// The options of `load`: the checks before it, and the names that `rename` gives to leaves.
 struct LoadOptions {
   bool verify = true;         ///< compare all files with the manifest first; each device reads a part of them
   bool ignore_extra = false;  ///< the checkpoint may hold arrays that the tree does not

@@ -30,7 +30,7 @@ struct LeafShards {
     return array.dtype == other.array.dtype && array.shape == other.array.shape && array.dims == other.array.dims &&
            shard == other.shard;
   }
-  /// Where a shard begins, and its sizes without padding.
+  /// The beginning of a shard, and its sizes without padding.
   [[nodiscard]] std::pair<Index, Index> box(const Index& place) const {
     Index offset, sizes;
     for (std::size_t i = 0; i < place.size(); ++i) {

@@ -54,7 +54,7 @@ struct FlatTokensOptions {
   std::int64_t chunk_documents = std::int64_t{1} << 16;  ///< starts a file, 8 bytes each before compression
 };
 
-/// How much of a split has been written: documents, tokens, and the largest id, max_token_id.
+/// The part of a split that has been written: documents, tokens, and the largest id, max_token_id.
 struct FlatTokensProgress {
   std::int64_t documents = 0, tokens = 0;
   std::uint32_t max_token_id = 0;

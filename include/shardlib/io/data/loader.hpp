@@ -81,7 +81,7 @@ class Loader {
   [[nodiscard]] std::int64_t steps_per_epoch() const { return steps_for(1); }
   /// Steps that go through the data so many times, rounded up once: a batch may reach into the next epoch.
   [[nodiscard]] std::int64_t steps_for(std::int64_t epochs) const;
-  /// How many times the data have been gone through when a step begins.
+  /// The number of passes over the data when a step begins.
   [[nodiscard]] double epochs(std::int64_t step) const;
   /// A hash of the tokens and of everything that decides the batches, for checkpoints: while it stays the same, step k
   /// is the same batch.

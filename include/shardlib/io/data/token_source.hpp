@@ -91,7 +91,7 @@ class MemoryTokens final : public TokenSource {
   Data data_;
 };
 
-/// How texts become tokens.
+/// The options by which texts become tokens.
 struct TextOptions {
   std::shared_ptr<const Tokenizer> tokenizer = std::make_shared<ByteTokenizer>();
   bool end_of_text = false;  ///< whether the tokenizer's end of text ends each document

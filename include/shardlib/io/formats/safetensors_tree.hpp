@@ -15,10 +15,10 @@
 
 namespace shardlib::io {
 
-/// Where a leaf lies in a file: the leaf's dims, put in `order`, then merged as `merge` says, are the stored tensor, or
-/// one of several equal parts of it, side by side. A * in the name stands for the index of the leaf's first dim: each
-/// index has a stored tensor of its own, and `order` and `merge` describe the other dims, which they number from 0.
-/// GPT-2's query weights, "M H D": {"h.0.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}; Llama's, which are stored
+/// The place of a leaf in a file: the leaf's dims, put in `order`, then merged as `merge` says, are the stored tensor,
+/// or one of several equal parts of it, side by side. A * in the name stands for the index of the leaf's first dim:
+/// each index has a stored tensor of its own, and `order` and `merge` describe the other dims, which they number from
+/// 0. GPT-2's query weights, "M H D": {"h.0.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}; Llama's, which are stored
 /// transposed:
 /// {"model.layers.0.self_attn.q_proj.weight", {1, 2, 0}, {2, 1}}; the experts of Mixtral, "X M F":
 /// {"model.layers.0.block_sparse_moe.experts.*.w1.weight", {1, 0}}.

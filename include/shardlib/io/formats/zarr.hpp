@@ -27,7 +27,7 @@ requires std::is_arithmetic_v<T> std::string zarr_dtype() {
   return std::string(sizeof(T) == 1 ? "|" : "<") + kind + static_cast<char>('0' + sizeof(T));
 }
 
-/// How an array is read.
+/// The options of reading an array.
 struct ZarrOpen {
   bool missing_is_error = false;                    ///< a chunk without a file is an error, not fill_value
   std::size_t cache_bytes = std::size_t{64} << 20;  ///< what was decompressed is kept for the next read

@@ -8,7 +8,7 @@
 
 namespace shardlib::io {
 
-/// How chunks are compressed. Written: none, blosc and zlib; read: gzip too.
+/// The compressor of chunks. Arrays are written with none, blosc or zlib, and read with gzip, too.
 struct ZarrCompressor {
   std::string id;             ///< "" (none), "blosc", "zlib" or "gzip"
   std::string codec = "lz4";  ///< blosc's: lz4, lz4hc, zstd, zlib, blosclz

@@ -14,7 +14,7 @@
 
 namespace shardlib::io {
 
-/// How a tokenizer spells its end of text, and what separates the documents of a text file.
+/// The text of the end of text in tokenizers, which also separates the documents of a text file.
 inline constexpr std::string_view end_of_text_mark = "<|endoftext|>";
 
 /// The treatment of a special token's spelling in a text, such as `end_of_text_mark`: `as_text` encodes its
