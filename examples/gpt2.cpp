@@ -166,7 +166,7 @@ void declare_presets(run::Options& options) {
   // Adam at a constant rate. Its model has dropout, but its training calls the model without `training=True`, so none.
   options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"},
                              {"context", "256"}, {"norm", "post"}, {"activation", "relu"}, {"tied", "false"},
-                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"shuffle", "no"}, {"batch", "256"},
+                             {"norm_epsilon", "1e-6"}, {"rows", "stories"}, {"shuffle", "no"}, {"batch", "256"},
                              {"seq", "256"}, {"learning_rate", "1e-3"}, {"warmup", "0"},
                              {"final_learning_rate", "1"}, {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"},
                              {"sample_every", "200"}, {"prompt", "Once upon a time"}, {"top_k", "10"},
@@ -177,7 +177,7 @@ void declare_presets(run::Options& options) {
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, except for rounding
-  o.training.model_settings = {{"activation", ""}, {"epsilon", ""}, {"lora_alpha", ""}};
+  o.training.model_settings = {{"activation", ""}, {"lora_alpha", ""}};
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
@@ -189,7 +189,7 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"pre", "post"}));
   options.add("--activation", o.activation, "activation of the feed-forward layer", run::one_of({"gelu", "relu"}));
   options.flag("--tied", o.tied, "use the embedding as the output layer too");
-  options.add("--epsilon", o.config.epsilon, "epsilon of LayerNorm", run::above(0));
+  options.add("--norm-epsilon", o.config.epsilon, "epsilon of LayerNorm", run::above(0));
   options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches",
               run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication; weights are trained in f32",

@@ -80,7 +80,7 @@ inline void read_config(run::Options& options, Options& o) {
   config.imply(options, "--d-ff", "n_inner", std::to_string(4 * config.integer("n_embd")));
   config.imply(options, "--context", "n_positions");
   config.imply(options, "--vocabulary", "vocab_size");
-  config.imply(options, "--epsilon", "layer_norm_epsilon", "1e-5");
+  config.imply(options, "--norm-epsilon", "layer_norm_epsilon", "1e-5");
   // Where keys are absent, the defaults of transformers' class.
   for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
   if (!config.is_null("bos_token_id")) {

@@ -23,12 +23,12 @@ struct TrainerOptions {
 // The options that only some of the trainers have: the others name these programs in the error about such an option.
 // tests/programs.py compares it with the texts of --help.
 inline void declare_others(shardlib::run::Options& options) {
-  options.known_by({"gpt2"}, {"--heads", "--context", "--norm", "--activation", "--epsilon", "--attention",
-                              "--prefetch", "--lora", "--lora-alpha"});
+  options.known_by({"gpt2"}, {"--heads", "--context", "--norm", "--activation", "--attention", "--prefetch", "--lora",
+                              "--lora-alpha"});
   options.known_by({"gpt_fsdp", "gpt_pipeline", "moe"},
-                   {"--n-q-per-kv", "--n-kv", "--d-head", "--norm-epsilon", "--rope-base", "--rope-factor",
-                    "--rope-context", "--rope-low", "--rope-high", "--rope-yarn", "--rope-beta-fast",
-                    "--rope-beta-slow", "--rope-truncate", "--rope-amplitude", "--qkv-bias", "--qk-norm"});
+                   {"--n-q-per-kv", "--n-kv", "--d-head", "--rope-base", "--rope-factor", "--rope-context",
+                    "--rope-low", "--rope-high", "--rope-yarn", "--rope-beta-fast", "--rope-beta-slow",
+                    "--rope-truncate", "--rope-amplitude", "--qkv-bias", "--qk-norm"});
   options.known_by({"gpt_fsdp", "gpt_pipeline"}, {"--init", "--collective-matmul"});
   options.known_by({"gpt2", "gpt_fsdp", "gpt_pipeline"}, {"--tied", "--dropout"});
   options.known_by({"gpt2", "gpt_fsdp", "moe"}, {"--load", "--export", "--logits"});

@@ -807,8 +807,9 @@ def sampling_from_a_run(p):
     for tool in ["shardlib-sample", "shardlib-checkpoint"]:
         run = p.run(tool, ["--version"]).succeeded()
         run.check(run.out.startswith(f"{tool}: shardlib ") and "runs the kernels" in run.out, "--version")
-    for option, value in [("epsilon", "0.1"), ("activation", "relu")]:  # the same shapes, another model
-        p.run("shardlib-sample", [folder, f"--{option}={value}"]).fails(2, f"{option} is", f"--allow-change {option}")
+    for setting, value in [("norm_epsilon", "0.1"), ("activation", "relu")]:  # the same shapes, another model
+        option = setting.replace("_", "-")
+        p.run("shardlib-sample", [folder, f"--{option}={value}"]).fails(2, f"{setting} is", f"--allow-change {setting}")
     questions = os.path.join(p.folder, "questions.jsonl")
     with open(questions, "w") as file:
         for right, wrong in [("the LORD said", "qx zzkw vvq"), ("and the earth was", "0#~ }{ |^")] * 2:
