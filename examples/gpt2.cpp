@@ -65,24 +65,24 @@ run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor
   return run::update(trained, s.o.optimizer, s.o.training, step, grads, {item(total), norm}, factors);
 }
 
-// Loss and gradients of the microbatches by `f`, a function of W in the dtype of computation, and what comes before the
-// batch. Sums of more than one are f32, and lie as the gradients do.
+// Calls `then` with the loss and the gradients of all microbatches. `f` is a function of W in the dtype of computation,
+// of further arguments in `before`, and of a batch. Sums over several microbatches are f32, sharded as the gradients.
 template <class W, class F, class Then, class... Before>
-run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, const Then& then,
-                            const Before&... before) {
+run::StepResult with_summed_grads(const Setup& s, const run::Step& step, const F& f, const Then& then,
+                                  const Before&... before) {
   const auto& microbatches = step.microbatches;
   const run::Training& t = s.o.training;
   const auto positions = iota<"L">(s.mesh, t.seq);
   const gpt::StepDropout of_step{s.o.dropout, t.seed, step.number, std::ssize(microbatches)};
-  const auto differentiated = [&](std::size_t i) {
+  const auto microbatch_grads = [&](std::size_t i) {
     const auto dropout = of_step.of(static_cast<std::int64_t>(i));
     return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), positions, s.config(), dropout);
   };
   if (microbatches.size() == 1) {
-    auto [loss, grads] = differentiated(0);
+    auto [loss, grads] = microbatch_grads(0);
     return then(loss, grads);
   }
-  auto [loss, sums] = run::sum_microbatches<gradient_t<Mesh2, W>>(step, differentiated);
+  auto [loss, sums] = run::sum_microbatches<gradient_t<Mesh2, W>>(step, microbatch_grads);
   return then(loss, sums);
 }
 
@@ -90,18 +90,18 @@ template <dtype C>
 run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
   if (s.o.lora > 0) {
     const auto then = [&](const auto& loss, const auto& grads) { return update(s, trained.lora, loss, grads, step); };
-    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora.copies,
-                                            trained.base.copies);
+    return with_summed_grads<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora.copies,
+                                                  trained.base.copies);
   }
   const auto finish = [&](const auto& loss, const auto& grads) { return update(s, trained.base, loss, grads, step); };
   const gpt2::Model<C>& copies = trained.base.copies;
-  if (!s.o.gather.per_step) return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, copies);
+  if (!s.o.gather.per_step) return with_summed_grads<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, copies);
   auto whole = gather_weights<gpt2::Model<C, true>>(copies);
   const auto scatter = [&](const auto& loss, auto& sums) {
     whole = {};
     return finish(loss, scatter_gradients<gpt2::Model<C>>(std::exchange(sums, {})));
   };
-  return accumulated<gpt2::Model<f32, true>>(s, step, gpt2::loss<C, true>, scatter, whole);
+  return with_summed_grads<gpt2::Model<f32, true>>(s, step, gpt2::loss<C, true>, scatter, whole);
 }
 
 template <dtype C>

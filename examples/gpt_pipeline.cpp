@@ -311,7 +311,7 @@ class Trainer {
     const auto factors = [&, name = model.names_in_model()](std::string_view leaf) {
       return o_.optimizer.groups(name(std::string(leaf)));
     };
-    auto [loss, pending] = differentiated(step);
+    auto [loss, pending] = summed_grads(step);
     const auto grads =
         reduce_gradients(mesh_, std::move(pending), [&](std::string_view leaf) { return model.owners(leaf); });
     const double norm = pipeline::global_norm(
@@ -342,8 +342,8 @@ class Trainer {
 
  private:
   // Loss and gradients of all microbatches under the schedule. With --gather per-step a rank gathers its weights before
-  // its first task, and scatters the sums of their gradients behind its last one.
-  auto differentiated(const run::Step& step) {
+  // its first task, and scatters the sums of their gradients after its last one.
+  auto summed_grads(const run::Step& step) {
     const auto batches = model.batches(step.microbatches);
     const gpt::StepDropout dropout{o_.dropout, o_.training.seed, step.number, o_.training.microbatches};
     const auto by = [&](const auto& program, const auto& weights) {
