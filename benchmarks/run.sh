@@ -31,10 +31,6 @@ while [ $# -gt 0 ]; do
       peers+=("$1" "$folder")
       shift 2
       ;;
-    --help)
-      sed -n '2,/^[^#]/s/^# \{0,1\}//p' benchmarks/run.sh
-      exit 0
-      ;;
     *) misuse "unknown option '$1'; there are --torch-root, --llmc and --help" ;;
   esac
 done

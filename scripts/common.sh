@@ -3,6 +3,11 @@
 set -euo pipefail
 exec </dev/null # nothing here asks a question
 
+if [ "${1-}" = --help ]; then # the comment at the head of the script
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+
 from=$PWD # paths that a user gives are relative to it
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

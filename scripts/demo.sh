@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains examples/gpt_fsdp on the King James Bible with 2 MPI ranks, and ends with text sampled from the model.
 #   scripts/demo.sh [OPTION OF gpt_fsdp...]     for instance: scripts/demo.sh --steps 20 --mesh d=1,t=2
-# Options given here come after the ones below and override them; -- before them is allowed.
+# These options override the script's own; -- before them is allowed.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2

@@ -40,10 +40,6 @@ tests=yes
 while [ $# -gt 0 ]; do
   case $1 in
     --no-tests) tests=no ;;
-    -h | --help)
-      sed -n '2,/^#   .*-- OPTIONS/s/^# \{0,1\}//p' "$0"
-      exit 0
-      ;;
     --libraries)
       [ $# = 2 ] || misuse "--libraries takes the folder to copy them into, and nothing after it"
       command -v dpkg >/dev/null || die "--libraries copies those of Debian's packages, and this system has no dpkg"

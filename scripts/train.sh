@@ -17,11 +17,15 @@
 set -uo pipefail
 
 misuse() {
-  echo "train.sh: $*; see the head of $0" >&2
+  echo "train.sh: $*; see $0 --help" >&2
   exit 2
 }
 say() { echo "train.sh: $*" >&2; }
 
+if [ "${1-}" = --help ]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
 ranks=(1) hosts=() restarts=5 launcher=(mpirun)
 while [ $# -gt 0 ]; do
   option=$1

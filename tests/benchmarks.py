@@ -70,6 +70,12 @@ def main():
         if "--data" in shown:
             said = ran(2, script, "--data=/nowhere").stderr
             check("cannot read '/nowhere': make it by scripts/text.sh" in said, f"{script} --data=/nowhere", said)
+    scripts = glob.glob(os.path.join(os.path.dirname(BENCHMARKS), "scripts/*.sh"))
+    for script in sorted([*scripts, os.path.join(BENCHMARKS, "run.sh")]):
+        if os.path.basename(script) in ("common.sh", "system.sh"):  # parts of the others
+            continue
+        shown = ran(0, script, "--help").stdout
+        check(os.path.basename(script) in shown, f"{script} --help names it", shown)
     gpu_script()
     table = ran(0, os.path.join(BENCHMARKS, "ratios.py")).stdout
     results = text_of(BENCHMARKS, "results.md")
