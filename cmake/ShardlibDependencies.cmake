@@ -30,20 +30,22 @@ elseif(NOT TARGET shardlib::random123)
 endif()
 
 # Sets SHARDLIB_USE_<name> to whether the package's C++ component is there, as SHARDLIB_WITH_<name> asks for it.
-macro(_shardlib_find_part name package)
+macro(_shardlib_find_part name package remedy)
   set(SHARDLIB_USE_${name} OFF)
-  if(SHARDLIB_WITH_${name} STREQUAL "AUTO")
+  if(SHARDLIB_WITH_${name})
     find_package(${package} QUIET COMPONENTS CXX)
-  elseif(SHARDLIB_WITH_${name})
-    find_package(${package} REQUIRED COMPONENTS CXX)
-  endif()
-  if(SHARDLIB_WITH_${name} AND ${package}_CXX_FOUND)
-    set(SHARDLIB_USE_${name} ON)
+    if(${package}_CXX_FOUND)
+      set(SHARDLIB_USE_${name} ON)
+    elseif(NOT SHARDLIB_WITH_${name} STREQUAL "AUTO")
+      message(FATAL_ERROR "shardlib: SHARDLIB_WITH_${name} is ON, here or where this shardlib was installed, but ${package} for"
+                          " ${CMAKE_CXX_COMPILER} was not found: install it (${remedy}), or configure shardlib with"
+                          " -DSHARDLIB_WITH_${name}=OFF")
+    endif()
   endif()
 endmacro()
 set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is enough; the C++ bindings left the standard long ago
-_shardlib_find_part(MPI MPI)
-_shardlib_find_part(OPENMP OpenMP)
+_shardlib_find_part(MPI MPI "libopenmpi-dev")
+_shardlib_find_part(OPENMP OpenMP "for clang 19 libomp-19-dev")
 
 set(SHARDLIB_USE_DNNL OFF)
 if(SHARDLIB_WITH_DNNL)
