@@ -9,9 +9,8 @@
 #include <system_error>
 
 #include "shardlib/io/formats/impl/zarr_array.hpp"
+#include "shardlib/io/formats/impl/zarr_codec.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
-#include "shardlib/io/formats/zarr_codec.hpp"
-#include "shardlib/io/formats/zarr_shards.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {

@@ -1,7 +1,6 @@
-// Definitions of zarr_codec.hpp.
+// The steps between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order. For impl/
+// headers.
 #pragma once
-
-#include "shardlib/io/formats/zarr_codec.hpp"
 
 #include <blosc.h>
 #include <zlib.h>
@@ -10,10 +9,17 @@
 #include <array>
 #include <bit>
 #include <climits>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
@@ -22,7 +28,40 @@ namespace shardlib::io::detail {
 
 static_assert(std::endian::native == std::endian::little, "chunks are written as they are in memory, little-endian");
 
-SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& where) {
+/// The bytes of one chunk in a file: all of it, or a part where chunks share a file.
+class FilePart {
+ public:
+  explicit FilePart(const InputFile& file) : FilePart(file, 0, file.size()) {}
+  FilePart(const InputFile& file, std::uint64_t begin, std::uint64_t size) : file_(file), begin_(begin), size_(size) {}
+  [[nodiscard]] const std::string& path() const { return file_.path(); }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  /// Fills `out` from byte `offset` of the part on. Throws Error where the part ends before.
+  void read(std::uint64_t offset, std::span<std::byte> out) const {
+    if (offset > size_ || out.size() > size_ - offset)
+      throw Error("'" + path() + "': a chunk ends before what it should hold: it is damaged");
+    file_.read(begin_ + offset, out);
+  }
+  [[nodiscard]] Bytes read_all() const {
+    Bytes all(static_cast<std::size_t>(size_));
+    read(0, all);
+    return all;
+  }
+
+ private:
+  const InputFile& file_;
+  std::uint64_t begin_, size_;
+};
+
+/// A numpy dtype.
+struct ZarrType {
+  char kind = 'f';  ///< f, i, u or b
+  std::size_t bytes = 4;
+  bool big_endian = false;
+  friend bool operator==(const ZarrType&, const ZarrType&) = default;
+};
+
+/// Throws UsageError, beginning with `where`, for a dtype that is not supported.
+inline ZarrType zarr_type(std::string_view text, const std::string& where) {
   const auto fail = [&]() {
     throw UsageError(where + ": the dtype \"" + shardlib::detail::excerpt(text) +
                      "\" is not supported: f4, f8, i1 to i8, u1 to u8 and b1 are, each after <, > or |");
@@ -37,22 +76,13 @@ SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& whe
   return type;
 }
 
-SHARDLIB_INLINE void FilePart::read(std::uint64_t offset, std::span<std::byte> out) const {
-  if (offset > size_ || out.size() > size_ - offset)
-    throw Error("'" + path() + "': a chunk ends before what it should hold: it is damaged");
-  file_.read(begin_ + offset, out);
-}
-SHARDLIB_INLINE Bytes FilePart::read_all() const {
-  Bytes all(static_cast<std::size_t>(size_));
-  read(0, all);
-  return all;
-}
-
-SHARDLIB_INLINE bool is_raw(const ZarrInfo& info) {
+/// True if a chunk's file holds the elements as they are in memory.
+inline bool is_raw(const ZarrInfo& info) {
   return info.compressor.id.empty() && !info.checksum && !info.crc32c && !info.delta && info.dtype[0] != '>';
 }
 
-SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
+/// Throws UsageError, beginning with `where`, unless decode_chunk can read (or encode_chunk write) such chunks.
+inline void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
   const ZarrCompressor& c = info.compressor;
   const ZarrType type = zarr_type(info.dtype, where + ": key \"dtype\"");
   if (write && info.v3) throw UsageError(where + ": arrays of zarr version 3 are read only: write version 2");
@@ -106,7 +136,8 @@ inline std::span<const std::byte> checked(const ZarrInfo& info, std::span<const 
   return bytes;
 }
 
-SHARDLIB_INLINE void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where) {
+/// Reads all of a chunk and compares it with its checksum. Throws as decode_chunk does.
+inline void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where) {
   static_cast<void>(checked(info, file.read_all(), where));
 }
 
@@ -199,7 +230,9 @@ inline Bytes narrowed(std::span<const std::uint64_t> wide, const ZarrType& type)
   return values;
 }
 
-SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where) {
+/// The `count` elements of a chunk in this machine's byte order, compared with its checksum if it has one. Throws
+/// Error, beginning with `where`, if damaged.
+inline Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where) {
   const ZarrType type = zarr_type(info.dtype, where);
   const ZarrType stored = info.delta ? zarr_type(info.delta->stored, where) : type;
   const std::size_t expected = count * stored.bytes;
@@ -244,15 +277,19 @@ inline std::optional<BloscHeader> blosc_header(const ZarrInfo& info, const FileP
   return h;
 }
 
-SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const FilePart& file) {
+/// The number of elements that are compressed together, or 0 if no part of the chunk's file can be decoded alone.
+inline std::size_t block_elements(const ZarrInfo& info, const FilePart& file) {
   if (info.compressor.id != "blosc" || info.delta) return 0;  // a delta needs all that stands before
   const auto header = blosc_header(info, file);
   const std::size_t item = zarr_type(info.dtype, file.path()).bytes;
   return header && header->item == item && header->block % item == 0 ? header->block / item : 0;
 }
 
-SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const FilePart& file, std::size_t elements, std::size_t first,
-                                  std::size_t count, const std::string& where) {
+/// Elements [first, first + count) of a chunk of `elements`, where block_elements gives a number. Reads and decodes
+/// their blocks alone, so that damage elsewhere in the file goes unnoticed: see verify_chunk. Throws as decode_chunk
+/// does.
+inline Bytes decode_part(const ZarrInfo& info, const FilePart& file, std::size_t elements, std::size_t first,
+                         std::size_t count, const std::string& where) {
   const auto damaged = [&](const std::string& why) -> Error { return Error(where + ": " + why + ": it is damaged"); };
   const ZarrType type = zarr_type(info.dtype, where);
   const auto header = blosc_header(info, file);
@@ -328,7 +365,7 @@ inline Bytes compressed(const ZarrInfo& info, std::span<const std::byte> values,
   return out;
 }
 
-SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
+inline Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
   Bytes bytes = compressed(info, values, where);
   if (!info.checksum) return bytes;
   const std::uint32_t sum = crc32_of(bytes);

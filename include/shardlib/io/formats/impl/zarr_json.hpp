@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "shardlib/io/formats/zarr_codec.hpp"
+#include "shardlib/io/formats/impl/zarr_codec.hpp"
 #include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
