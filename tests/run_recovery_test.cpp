@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <shardlib/run/checkpoints.hpp>
-#include <shardlib/run/impl/spikes.hpp>
+#include <shardlib/run/impl/judge.hpp>
 #include <shardlib/run/metrics.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>

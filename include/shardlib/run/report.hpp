@@ -35,6 +35,5 @@ inline constexpr double report_interval = 30;
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/export.hpp"
 #include "shardlib/run/impl/report.hpp"
 #endif

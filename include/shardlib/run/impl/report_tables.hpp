@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/run/impl/chart_parts.hpp"
+#include "shardlib/run/impl/chart.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/progress.hpp"

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
+#include <iostream>
 #include <sstream>
 #include <system_error>
 
@@ -16,12 +18,16 @@
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/run/console.hpp"
-#include "shardlib/run/impl/standard_input.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/mesh_option.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
+
+#if defined(SHARDLIB_WITH_MPI)
+#include "shardlib/comm/mpi/process.hpp"
+#endif
 
 namespace shardlib::run {
 
@@ -96,6 +102,36 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
 }
 
 namespace detail {
+
+/// --prompt -: the whole standard input, without a newline at its end. mpirun gives it to the first rank, which sends
+/// it to the others: all call it.
+inline std::string read_prompt() {
+  constexpr std::size_t most = std::size_t{1} << 30, block = std::size_t{1} << 16;
+  std::string text;
+  if (world_rank() == 0) {
+    while (text.size() <= most && std::cin) {
+      const std::size_t before = text.size();
+      text.resize(before + block);
+      std::cin.read(text.data() + before, static_cast<std::streamsize>(block));
+      text.resize(before + static_cast<std::size_t>(std::cin.gcount()));
+    }
+  }
+#if defined(SHARDLIB_WITH_MPI)
+  namespace mpi = shardlib::detail::mpi;
+  if (under_mpi()) {
+    std::uint64_t size = text.size();
+    mpi::check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, mpi::process.control), "sharing the prompt", sizeof size);
+    text.resize(size);
+    if (size <= most)
+      mpi::check(MPI_Bcast(text.data(), static_cast<int>(size), MPI_BYTE, 0, mpi::process.control),
+                 "sharing the prompt", size);
+  }
+#endif
+  if (text.size() > most) throw UsageError("--prompt -: the standard input is longer than 1 GiB");
+  if (text.ends_with('\n')) text.pop_back();
+  if (shardlib::detail::as_utf8(text) != text) throw UsageError("--prompt -: the standard input is not valid UTF-8");
+  return text;
+}
 
 inline io::LoaderOptions row_options(const Training& t, const Data& data) {
   io::LoaderOptions rows;
