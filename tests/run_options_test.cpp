@@ -4,7 +4,7 @@
 #include <limits>
 #include <map>
 #include <shardlib/run/options.hpp>
-#include <shardlib/run/parameter_groups.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/support/version.hpp>
 #include <source_location>
 #include <string>

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 #include <shardlib/io/box.hpp>
-#include <shardlib/io/checkpoint/arrays.hpp>
+#include <shardlib/io/checkpoint/checkpoint.hpp>
 #include <shardlib/io/checkpoint/impl/finite.hpp>
 #include <shardlib/io/formats/safetensors.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <shardlib/io/box.hpp>
-#include <shardlib/io/checkpoint/arrays.hpp>
+#include <shardlib/io/checkpoint/checkpoint.hpp>
 #include <shardlib/io/formats/zarr.hpp>
 #include <shardlib/io/impl/temporary.hpp>
 

@@ -1,23 +1,48 @@
 // A run's checkpoints: saves a program's state, a tree of tensors, in the run's folder, and loads it.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "shardlib/io/agree.hpp"
 #include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/run/training.hpp"
 
 namespace shardlib::run {
 
 namespace detail {
-/// Converts RunIdentity to checkpoint metadata and back.
-[[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
-[[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
+
+inline constexpr const char* skipped_key = "data.skipped_batches";
+
+/// Converts RunIdentity to checkpoint metadata.
+[[nodiscard]] inline io::CheckpointMeta meta_of(const Checkpoints::Saved& saved) {
+  io::CheckpointMeta meta{saved.step, saved.identity.data, saved.identity.settings, saved.validation_loss};
+  if (saved.skipped_batches != 0) meta.user[skipped_key] = std::to_string(saved.skipped_batches);
+  return meta;
+}
+
+/// The inverse of meta_of.
+[[nodiscard]] inline Checkpoints::Saved saved_of(const io::CheckpointMeta& meta) {
+  Checkpoints::Saved saved{meta.step, {meta.data_hash, meta.user}, 0, meta.validation_loss};
+  if (const auto skipped = saved.identity.settings.extract(skipped_key)) {
+    const std::string& text = skipped.mapped();
+    std::from_chars(text.data(), text.data() + text.size(), saved.skipped_batches);
+  }
+  return saved;
+}
+
 /// Renames the checkpoint of a step. One device does so for all.
-void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
+inline void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step) {
+  io::together(device, "", [&] {
+    if (device.rank() == 0) io::detail::set_aside(folder + "/" + io::checkpoint_name(step), "diverged");
+  });
+}
+
 }  // namespace detail
 
 /// The functions by which `train` saves and loads `state`, which must outlive the result. Before a load, the leaves
@@ -77,7 +102,3 @@ template <class Copies, class Renew>
 }
 
 }  // namespace shardlib::run
-
-#ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/checkpoints.hpp"
-#endif

@@ -47,7 +47,12 @@ struct Plan {
   double all_flops = 0;      ///< FLOPs of all products on all devices
   double model_flops = 0;    ///< FLOPs of the model on all devices, without recomputation
 
-  [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes that this device sends in a step
+  /// Bytes that this device sends in a step.
+  [[nodiscard]] std::int64_t sent() const {
+    std::int64_t total = 0;
+    for (const Collective& c : collectives) total += c.bytes;
+    return total;
+  }
 };
 
 /// The plan as a table to print.

@@ -2,6 +2,7 @@
 // for what it communicates.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -46,10 +47,16 @@ struct Prediction {
   std::vector<Communication> communication;  ///< one entry for each set of axes
   double peak_seconds = 0;                   ///< time of the model's own FLOPs at the peak
 
-  [[nodiscard]] SHARDLIB_INLINE double computing() const;      ///< products and the rest
-  [[nodiscard]] SHARDLIB_INLINE double communicating() const;  ///< latency and bandwidth of all axes
-  [[nodiscard]] SHARDLIB_INLINE double serial() const;         ///< if nothing overlaps
-  [[nodiscard]] SHARDLIB_INLINE double overlapped() const;     ///< if all communication overlaps with computing
+  [[nodiscard]] double computing() const { return products + rest; }  ///< products and the rest
+  /// Latency and bandwidth of all axes.
+  [[nodiscard]] double communicating() const {
+    double sum = 0;
+    for (const Communication& c : communication) sum = sum + c.latency + c.bandwidth;
+    return sum;
+  }
+  [[nodiscard]] double serial() const { return computing() + communicating(); }  ///< if nothing overlaps
+  /// If all communication overlaps with computing.
+  [[nodiscard]] double overlapped() const { return std::max(computing(), communicating()); }
 };
 
 /// The number of messages in sequence in a collective of n devices, by its best algorithms (Thakur, Rabenseifner and

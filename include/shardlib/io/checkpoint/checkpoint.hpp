@@ -2,10 +2,12 @@
 // layout and what is guaranteed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -166,6 +168,19 @@ class AsyncSaver {
   std::unique_ptr<detail::CheckpointWriter> writer_;
   Rename rename_;
 };
+
+// ---- without a mesh, for programs that convert or combine -----------------------------------------------------------
+
+/// An array for `save_arrays`: `about` describes it, and `fill` fills its bytes, row-major.
+struct ArrayToSave {
+  CheckpointArray about;
+  std::function<void(std::span<std::byte> out)> fill;
+};
+
+/// Writes `DIRECTORY/step-00000100`, whole or not at all, and advances LATEST, as `save` does on one device. Not
+/// collective; holds all arrays in memory. Throws UsageError if an array has more dims than a tensor can have.
+/// `save_arrays("averaged", meta, arrays)`
+void save_arrays(const std::string& directory, const CheckpointMeta& meta, const std::vector<ArrayToSave>& arrays);
 
 }  // namespace shardlib::io
 

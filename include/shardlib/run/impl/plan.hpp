@@ -39,12 +39,6 @@ SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::int64_t Plan::sent() const {
-  std::int64_t bytes = 0;
-  for (const Collective& c : collectives) bytes += c.bytes;
-  return bytes;
-}
-
 SHARDLIB_INLINE std::string to_string(const Plan& p) {
   const int devices = device_count(p.mesh);
   std::string text =

@@ -9,29 +9,13 @@
 #include <bit>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <optional>
 
-#include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/unit.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
-
-SHARDLIB_INLINE double Prediction::computing() const {
-  return products + rest;
-}
-SHARDLIB_INLINE double Prediction::communicating() const {
-  return std::accumulate(communication.begin(), communication.end(), 0.0,
-                         [](double sum, const Communication& c) { return sum + c.latency + c.bandwidth; });
-}
-SHARDLIB_INLINE double Prediction::serial() const {
-  return computing() + communicating();
-}
-SHARDLIB_INLINE double Prediction::overlapped() const {
-  return std::max(computing(), communicating());
-}
 
 SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices) {
   const auto rounds = static_cast<int>(std::bit_width(static_cast<unsigned>(devices - 1)));  // ceil(log2 devices)
@@ -99,7 +83,7 @@ SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, cons
   };
   const auto number = [&](const std::string& digits) {
     double value = 0;
-    if (!detail::parse_number(digits, value) || !std::isfinite(value) || value < option.least)
+    if (!shardlib::detail::parse_number(digits, value) || !std::isfinite(value) || value < option.least)
       fail(fmt::format("'{}' is not a {}", digits, option.number));
     return value;
   };

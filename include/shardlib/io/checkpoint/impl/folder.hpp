@@ -14,8 +14,7 @@
 #include <system_error>
 
 #include "shardlib/io/checkpoint/impl/finite.hpp"
-#include "shardlib/io/checkpoint/impl/manifest.hpp"
-#include "shardlib/io/checkpoint/impl/stored_leaves.hpp"
+#include "shardlib/io/checkpoint/impl/open_checkpoint.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr.hpp"
 #include "shardlib/io/impl/json.hpp"

@@ -14,7 +14,6 @@
 
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/box.hpp"
-#include "shardlib/io/checkpoint/arrays.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
