@@ -31,9 +31,6 @@ class FlatTokens final : public TokenSource {
                       std::string_view remedy = other_data);
 
  private:
-  struct Parts;
-  static Parts open(const std::string& path, std::size_t cache_bytes);
-  FlatTokens(const std::string& path, Parts parts, std::string_view remedy);
   void read_tokens(std::int64_t first, std::span<EncodedToken> out) const override;
   [[nodiscard]] std::int64_t count_documents() const override;
   [[nodiscard]] TokenRange find_document(std::int64_t index) const override;

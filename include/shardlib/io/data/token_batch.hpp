@@ -55,7 +55,8 @@ inline TokenBatch empty_rows(std::int64_t rows, std::int64_t length) {
 }
 
 /// Writes the tokens of one row, and what follows from them, at `begin` of a batch; the rest of the row is filling, a
-/// segment of its own. `first` is the input before a document's first token, and a row's, which have nothing before them.
+/// segment of its own. `first` is the input before a document's first token, and a row's, which have nothing before
+/// them.
 inline void fill_row(std::span<const EncodedToken> tokens, std::size_t begin, std::size_t length, std::int32_t first,
                      TokenBatch& batch) {
   const auto id = [](EncodedToken token) { return static_cast<std::int32_t>(token >> 1); };

@@ -43,8 +43,6 @@ class BinTokens final : public TokenSource {
     std::uint64_t offset;                             ///< of the first id in the file
     std::shared_ptr<detail::BinChecksums> checksums;  ///< null: it has none
   };
-  BinTokens(std::vector<Shard> shards, std::uint32_t end_of_text);
-  static std::vector<Shard> open(const std::vector<std::string>& paths);
   void read_ids(std::int64_t first, std::span<std::uint16_t> out) const;
   void read_tokens(std::int64_t first, std::span<EncodedToken> out) const override;
   [[nodiscard]] std::int64_t count_documents() const override;

@@ -55,9 +55,10 @@ class TokenSource {
   [[nodiscard]] std::uint64_t identity() const;
 
  protected:
-  /// Throws UsageError for a source without tokens; `remedy` is what helps then.
-  TokenSource(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id,
-              std::string_view remedy = other_data);
+  TokenSource() = default;
+  /// Every constructor ends with this. Throws UsageError for a source without tokens; `remedy` is what helps then.
+  void hold(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id,
+            std::string_view remedy = other_data);
 
  private:
   virtual void read_tokens(std::int64_t first, std::span<EncodedToken> out) const = 0;
@@ -65,7 +66,7 @@ class TokenSource {
   [[nodiscard]] virtual TokenRange find_document(std::int64_t index) const = 0;
 
   std::string name_;
-  std::int64_t tokens_;
+  std::int64_t tokens_ = 0;
   std::optional<std::uint32_t> max_token_id_;
 };
 
@@ -76,19 +77,12 @@ class MemoryTokens final : public TokenSource {
   MemoryTokens(std::string name, const std::vector<std::vector<std::uint32_t>>& documents);
 
  private:
-  struct Data {
-    std::vector<EncodedToken> tokens;
-    std::vector<std::int64_t> starts;
-    std::uint32_t max_token_id = 0;
-  };
-  MemoryTokens(std::string name, Data data);
-  static Data join(const std::string& name, const std::vector<std::vector<std::uint32_t>>& documents);
-
   void read_tokens(std::int64_t first, std::span<EncodedToken> out) const override;
   [[nodiscard]] std::int64_t count_documents() const override;
   [[nodiscard]] TokenRange find_document(std::int64_t index) const override;
 
-  Data data_;
+  std::vector<EncodedToken> tokens_;
+  std::vector<std::int64_t> starts_;
 };
 
 /// The options by which texts become tokens.

@@ -19,56 +19,48 @@
 
 namespace shardlib::io {
 
-struct FlatTokens::Parts {
-  ZarrArray encoded_tokens, seq_starts;
-  std::uint32_t max_token_id;
-};
+namespace detail {
 
-SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std::size_t cache_bytes) {
+inline ZarrArray open_flat_array(const std::string& path, const std::string& name, const std::string& type,
+                                 ZarrOpen options) {
   const ZarrGroup group = ZarrGroup::open(path);
-  const auto array = [&](const std::string& name, const std::string& type, ZarrOpen options) {
-    if (!group.has_array(name))
-      throw UsageError("'" + path + "' is not a flat-tokens array: it has no '" + name + "' (docs/data.md)");
-    ZarrArray a = group.array(name, options);
-    if (a.info().shape.size() != 1 || a.info().dtype.substr(1) != type)
-      throw UsageError("'" + path + "' is not a flat-tokens array: '" + name + "' has " +
-                       std::to_string(a.info().shape.size()) + " dims of type \"" + a.info().dtype +
-                       "\" instead of 1 of type \"<" + type + "\" (docs/data.md)");
-    return a;
-  };
-  Parts parts{array("encoded_tokens", "u4", {true, cache_bytes}), array("seq_starts", "u8", {true}), 0};
-  const std::int64_t largest = group.integer_attribute("max_token_id");
+  if (!group.has_array(name))
+    throw UsageError("'" + path + "' is not a flat-tokens array: it has no '" + name + "' (docs/data.md)");
+  ZarrArray array = group.array(name, options);
+  if (array.info().shape.size() != 1 || array.info().dtype.substr(1) != type)
+    throw UsageError("'" + path + "' is not a flat-tokens array: '" + name + "' has " +
+                     std::to_string(array.info().shape.size()) + " dims of type \"" + array.info().dtype +
+                     "\" instead of 1 of type \"<" + type + "\" (docs/data.md)");
+  return array;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, std::size_t cache_bytes, std::string_view remedy)
+    : encoded_tokens_(detail::open_flat_array(path, "encoded_tokens", "u4", {true, cache_bytes})),
+      seq_starts_(detail::open_flat_array(path, "seq_starts", "u8", {true})) {
+  const std::int64_t largest = ZarrGroup::open(path).integer_attribute("max_token_id");
   if (largest < 0 || largest >> 31 != 0)
     throw Error("'" + path + "': max_token_id is " + std::to_string(largest) +
                 ", which is not a token id (0 to 2^31 - 1)");
-  parts.max_token_id = static_cast<std::uint32_t>(largest);
-
   const auto damaged = [&](const std::string& why) {
     throw Error("'" + path + "': " + why + ": the data are damaged or were not written to the end; make them again");
   };
-  const std::int64_t tokens = parts.encoded_tokens.size(), starts = parts.seq_starts.size();
+  const std::int64_t tokens = encoded_tokens_.size(), starts = seq_starts_.size();
   if (starts < 1) damaged("'seq_starts' is empty");
   std::uint64_t first = 0, last = 0;
-  parts.seq_starts.read<std::uint64_t>({0}, {1}, {&first, 1});
-  parts.seq_starts.read<std::uint64_t>({starts - 1}, {1}, {&last, 1});
+  seq_starts_.read<std::uint64_t>({0}, {1}, {&first, 1});
+  seq_starts_.read<std::uint64_t>({starts - 1}, {1}, {&last, 1});
   if (first != 0) damaged("'seq_starts' begins with " + std::to_string(first) + " instead of 0");
   if (last != static_cast<std::uint64_t>(tokens))
     damaged("'seq_starts' ends with " + std::to_string(last) + ", but there are " + std::to_string(tokens) + " tokens");
   if (tokens > 0) {
     EncodedToken token = 0;
-    parts.encoded_tokens.read<EncodedToken>({0}, {1}, {&token, 1});
+    encoded_tokens_.read<EncodedToken>({0}, {1}, {&token, 1});
     if ((token & 1U) == 0) damaged("the first token is not marked as a document's first");
   }
-  return parts;
+  hold(path, tokens, static_cast<std::uint32_t>(largest), remedy);
 }
-
-SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, std::size_t cache_bytes, std::string_view remedy)
-    : FlatTokens(path, open(path, cache_bytes), remedy) {}
-
-SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, Parts parts, std::string_view remedy)
-    : TokenSource(path, parts.encoded_tokens.size(), parts.max_token_id, remedy),
-      encoded_tokens_(std::move(parts.encoded_tokens)),
-      seq_starts_(std::move(parts.seq_starts)) {}
 
 SHARDLIB_INLINE void FlatTokens::read_tokens(std::int64_t first, std::span<EncodedToken> out) const {
   encoded_tokens_.read<EncodedToken>({first}, {static_cast<std::int64_t>(out.size())}, out);

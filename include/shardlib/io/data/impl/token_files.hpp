@@ -49,9 +49,9 @@ inline std::optional<BinHeader> bin_header(const InputFile& file) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<std::string>& paths) {
+SHARDLIB_INLINE BinTokens::BinTokens(const std::vector<std::string>& paths, std::uint32_t end_of_text)
+    : end_of_text_(end_of_text) {
   if (paths.empty()) throw UsageError("no token files: name at least one .bin");
-  std::vector<Shard> shards;
   std::int64_t first = 0;
   for (const std::string& path : paths) {
     auto file = std::make_shared<const InputFile>(path);
@@ -68,25 +68,16 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
     if (size % 2 != 0)
       throw Error("'" + path + "' has " + std::to_string(size) +
                   " bytes, an odd number, but a token has 2: it was truncated or is not a token file");
-    if (!shards.empty() && shards.front().offset != offset)
+    if (!shards_.empty() && shards_.front().offset != offset)
       throw UsageError("'" + paths.front() + "' and '" + path +
                        "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
     const std::int64_t end = first + static_cast<std::int64_t>((size - offset) / 2);
     auto checksums = detail::BinChecksums::open(*file, offset);
-    if (end > first) shards.push_back({std::move(file), first, end, offset, std::move(checksums)});
+    if (end > first) shards_.push_back({std::move(file), first, end, offset, std::move(checksums)});
     first = end;
   }
-  if (shards.empty()) throw UsageError("'" + paths.front() + "' has no tokens: " + std::string(other_data));
-  return shards;
+  hold(shards_.empty() ? paths.front() : shards_.front().file->path(), first, std::nullopt);
 }
-
-SHARDLIB_INLINE BinTokens::BinTokens(const std::vector<std::string>& paths, std::uint32_t end_of_text)
-    : BinTokens(open(paths), end_of_text) {}
-
-SHARDLIB_INLINE BinTokens::BinTokens(std::vector<Shard> shards, std::uint32_t end_of_text)
-    : TokenSource(shards.front().file->path(), shards.back().end, std::nullopt),
-      shards_(std::move(shards)),
-      end_of_text_(end_of_text) {}
 
 SHARDLIB_INLINE void BinTokens::read_ids(std::int64_t first, std::span<std::uint16_t> out) const {
   auto shard = std::upper_bound(shards_.begin(), shards_.end(), first,

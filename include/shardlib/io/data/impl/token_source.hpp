@@ -11,10 +11,12 @@
 
 namespace shardlib::io {
 
-SHARDLIB_INLINE TokenSource::TokenSource(std::string name, std::int64_t tokens,
-                                         std::optional<std::uint32_t> max_token_id, std::string_view remedy)
-    : name_(std::move(name)), tokens_(tokens), max_token_id_(max_token_id) {
-  if (tokens_ < 1) throw UsageError("'" + name_ + "' has no tokens: " + std::string(remedy));
+SHARDLIB_INLINE void TokenSource::hold(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id,
+                                       std::string_view remedy) {
+  if (tokens < 1) throw UsageError("'" + name + "' has no tokens: " + std::string(remedy));
+  name_ = std::move(name);
+  tokens_ = tokens;
+  max_token_id_ = max_token_id;
 }
 
 SHARDLIB_INLINE void TokenSource::read(std::int64_t first, std::span<EncodedToken> out) const {
@@ -53,45 +55,37 @@ SHARDLIB_INLINE std::uint64_t TokenSource::identity() const {
   return hash;
 }
 
-SHARDLIB_INLINE MemoryTokens::MemoryTokens(std::string name, const std::vector<std::vector<std::uint32_t>>& documents)
-    : MemoryTokens(name, join(name, documents)) {}
-
-SHARDLIB_INLINE MemoryTokens::MemoryTokens(std::string name, Data data)
-    : TokenSource(std::move(name), static_cast<std::int64_t>(data.tokens.size()), data.max_token_id),
-      data_(std::move(data)) {}
-
-SHARDLIB_INLINE MemoryTokens::Data MemoryTokens::join(const std::string& name,
-                                                      const std::vector<std::vector<std::uint32_t>>& documents) {
-  Data data;
+SHARDLIB_INLINE MemoryTokens::MemoryTokens(std::string name, const std::vector<std::vector<std::uint32_t>>& documents) {
   std::size_t tokens = 0;
   for (const auto& document : documents) tokens += document.size();
-  data.tokens.reserve(tokens);
+  tokens_.reserve(tokens);
+  std::uint32_t largest = 0;
   for (const auto& document : documents) {
     if (document.empty()) continue;
-    data.starts.push_back(static_cast<std::int64_t>(data.tokens.size()));
+    starts_.push_back(std::ssize(tokens_));
     for (const std::uint32_t id : document) {
       if (id >> 31 != 0)
-        throw UsageError("token " + std::to_string(data.tokens.size()) + " of '" + name + "' has the id " +
+        throw UsageError("token " + std::to_string(tokens_.size()) + " of '" + name + "' has the id " +
                          std::to_string(id) + ": ids must be below 2^31; check the tokenizer");
-      data.max_token_id = std::max(data.max_token_id, id);
-      data.tokens.push_back(id << 1);
+      largest = std::max(largest, id);
+      tokens_.push_back(id << 1);
     }
-    data.tokens[static_cast<std::size_t>(data.starts.back())] |= 1U;
+    tokens_[static_cast<std::size_t>(starts_.back())] |= 1U;
   }
-  return data;
+  hold(std::move(name), std::ssize(tokens_), largest);
 }
 
 SHARDLIB_INLINE void MemoryTokens::read_tokens(std::int64_t first, std::span<EncodedToken> out) const {
-  std::copy_n(data_.tokens.begin() + first, out.size(), out.begin());
+  std::copy_n(tokens_.begin() + first, out.size(), out.begin());
 }
 
 SHARDLIB_INLINE std::int64_t MemoryTokens::count_documents() const {
-  return static_cast<std::int64_t>(data_.starts.size());
+  return std::ssize(starts_);
 }
 
 SHARDLIB_INLINE TokenRange MemoryTokens::find_document(std::int64_t index) const {
   const auto i = static_cast<std::size_t>(index);
-  return {data_.starts[i], i + 1 < data_.starts.size() ? data_.starts[i + 1] : tokens()};
+  return {starts_[i], i + 1 < starts_.size() ? starts_[i + 1] : tokens()};
 }
 
 SHARDLIB_INLINE void for_each_document(std::string_view text, const std::function<void(std::string_view)>& f) {
