@@ -27,14 +27,15 @@ inline std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// A file open for reading, and its `path`; reads are thread-safe.
+namespace detail {
+class Descriptor;
+}
+
+/// A file open for reading, and its `path`; copies share it, and reads are thread-safe.
 class InputFile {
  public:
   /// Throws UsageError where the file does not exist, Error where it cannot be read.
   explicit InputFile(std::string path);
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
-  ~InputFile();
 
   [[nodiscard]] const std::string& path() const { return path_; }
   /// The size when it was opened.
@@ -44,7 +45,7 @@ class InputFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  std::shared_ptr<const detail::Descriptor> file_;
   std::uint64_t size_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,10 @@
 #include <vector>
 
 #include "shardlib/support/inline.hpp"
+
+namespace shardlib::io::detail {
+class Descriptor;
+}
 
 namespace shardlib::run {
 
@@ -64,11 +69,8 @@ class JsonLines {
   JsonLines() = default;  ///< writes nowhere
   /// Opens or creates the file. Throws UsageError if that fails; `remedy` ends its message.
   JsonLines(std::string path, Mode mode, const std::string& remedy = "");
-  JsonLines(JsonLines&& other) noexcept;
-  JsonLines& operator=(JsonLines&& other) noexcept;
-  ~JsonLines();
 
-  [[nodiscard]] bool is_open() const { return file_ >= 0; }  ///< whether there is a file
+  [[nodiscard]] bool is_open() const { return file_ != nullptr; }  ///< whether there is a file
   /// Locks the file for this process until it is closed. Returns false if another process has the lock.
   [[nodiscard]] bool lock();
   /// The lines that `cut` has removed.
@@ -93,7 +95,7 @@ class JsonLines {
   [[noreturn]] void fail(const char* what) const;
 
   std::string path_, waiting_;
-  int file_ = -1;
+  std::shared_ptr<const io::detail::Descriptor> file_;
 };
 
 }  // namespace shardlib::run

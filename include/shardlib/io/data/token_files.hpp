@@ -38,7 +38,7 @@ class BinTokens final : public TokenSource {
 
  private:
   struct Shard {
-    std::shared_ptr<const InputFile> file;
+    InputFile file;
     std::int64_t first, end;                          ///< its tokens among all
     std::uint64_t offset;                             ///< of the first id in the file
     std::shared_ptr<detail::BinChecksums> checksums;  ///< null: it has none

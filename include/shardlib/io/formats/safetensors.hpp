@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,7 +31,7 @@ class SafetensorsFile {
   /// 100 MB, no JSON, a name twice, offsets that leave gaps or overlap, sizes that do not fit shape and dtype.
   explicit SafetensorsFile(const std::string& path);
 
-  [[nodiscard]] const std::string& path() const { return file_->path(); }
+  [[nodiscard]] const std::string& path() const { return file_.path(); }
   /// The tensors in the order of their bytes.
   [[nodiscard]] const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   /// The free texts of the header's "__metadata__".
@@ -46,7 +45,7 @@ class SafetensorsFile {
   void read_f32(const SafetensorsEntry& entry, const Index& offset, const Index& shape, std::span<float> out) const;
 
  private:
-  std::shared_ptr<const InputFile> file_;
+  InputFile file_;
   std::uint64_t data_ = 0;  ///< where the header ends
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;

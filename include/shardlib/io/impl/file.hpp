@@ -25,27 +25,17 @@ namespace shardlib::io {
 SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
   shardlib::detail::require_regular_file(path_);  // opening a device may already do something
   // Without O_NONBLOCK, opening a pipe that has come since would wait for its writer.
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) detail::fail_file("read", path_, errno);
-  try {
-    struct stat status {};
-    const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
-    if (failed != 0) detail::fail_file("read", path_, failed);
-    shardlib::detail::require_regular_file(path_, status);
-    size_ = static_cast<std::uint64_t>(status.st_size);
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
-}
-
-SHARDLIB_INLINE InputFile::~InputFile() {
-  ::close(descriptor_);
+  file_ = std::make_shared<const detail::Descriptor>(path_, O_RDONLY | O_CLOEXEC | O_NONBLOCK, "read");
+  struct stat status {};
+  const int failed = ::fstat(file_->number(), &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (failed != 0) detail::fail_file("read", path_, failed);
+  shardlib::detail::require_regular_file(path_, status);
+  size_ = static_cast<std::uint64_t>(status.st_size);
 }
 
 SHARDLIB_INLINE void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
   for (std::size_t done = 0; done < out.size();) {
-    const ssize_t n = ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t n = ::pread(file_->number(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) detail::fail_file("read", path_, errno);
     if (n == 0)

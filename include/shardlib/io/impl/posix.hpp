@@ -39,6 +39,7 @@ inline int create_file(const std::string& path) {
 /// Closes the descriptor on every way out.
 class Descriptor {
  public:
+  explicit Descriptor(int number) : number_(number) {}
   Descriptor(const std::string& path, int flags, const char* what) : number_(::open(path.c_str(), flags, 0666)) {
     if (number_ < 0) fail_file(what, path, errno);
   }

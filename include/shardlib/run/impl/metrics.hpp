@@ -25,6 +25,7 @@
 #include <thread>
 
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/io/impl/posix.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
@@ -186,24 +187,11 @@ SHARDLIB_INLINE std::vector<Sample> read_samples(const std::string& path) {
 
 SHARDLIB_INLINE JsonLines::JsonLines(std::string path, Mode mode, const std::string& remedy) : path_(std::move(path)) {
   const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | (mode == Mode::overwrite ? O_TRUNC : 0);
-  file_ = ::open(path_.c_str(), flags, 0666);
-  if (file_ < 0)
+  const int file = ::open(path_.c_str(), flags, 0666);
+  if (file < 0)
     throw UsageError("cannot write the file '" + path_ + "': " + std::strerror(errno) +
                      (remedy.empty() ? "" : "; " + remedy));
-}
-
-SHARDLIB_INLINE JsonLines::JsonLines(JsonLines&& other) noexcept
-    : path_(std::move(other.path_)), waiting_(std::move(other.waiting_)), file_(std::exchange(other.file_, -1)) {}
-
-SHARDLIB_INLINE JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(waiting_, other.waiting_);
-  std::swap(file_, other.file_);
-  return *this;
-}
-
-SHARDLIB_INLINE JsonLines::~JsonLines() {
-  if (file_ >= 0) ::close(file_);
+  file_ = std::make_shared<const io::detail::Descriptor>(file);
 }
 
 SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
@@ -214,7 +202,7 @@ SHARDLIB_INLINE bool JsonLines::lock() {
   // Some file systems have no locks. There two processes cannot be told apart, and the run goes on.
   // A reader that asks whether the run goes on has the lock for a moment: hence more than one try.
   for (int tries = 0;; ++tries) {
-    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    if (::flock(file_->number(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
     if (tries == 5) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -254,7 +242,7 @@ SHARDLIB_INLINE JsonLines::Removed JsonLines::cut(std::int64_t step) {
     }
   });
   cut.torn = cut.torn || end < text.size();
-  if (keep < text.size() && ::ftruncate(file_, static_cast<off_t>(keep)) != 0) fail("cut");
+  if (keep < text.size() && ::ftruncate(file_->number(), static_cast<off_t>(keep)) != 0) fail("cut");
   std::size_t waits = 0;
   detail::for_each_line(waiting_, [&](const std::string& line, std::size_t begin, std::int64_t) {
     if (begin == waits && detail::step_of_line(line) < step) waits += line.size() + 1;
@@ -265,16 +253,16 @@ SHARDLIB_INLINE JsonLines::Removed JsonLines::cut(std::int64_t step) {
 
 SHARDLIB_INLINE bool JsonLines::write_waiting() {
   struct stat status {};
-  const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
+  const bool regular = ::fstat(file_->number(), &status) == 0 && S_ISREG(status.st_mode);
   for (std::size_t done = 0; done < waiting_.size();) {
-    const ssize_t wrote = ::write(file_, waiting_.data() + done, waiting_.size() - done);
+    const ssize_t wrote = ::write(file_->number(), waiting_.data() + done, waiting_.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0) {
       const int error = errno;
       // Keeps complete lines and removes a partial one.
       const std::size_t whole = done == 0 ? std::string::npos : waiting_.rfind('\n', done - 1);
       const std::size_t kept = whole == std::string::npos ? 0 : whole + 1;
-      if (regular && ::ftruncate(file_, status.st_size + static_cast<off_t>(kept)) != 0) fail("cut");
+      if (regular && ::ftruncate(file_->number(), status.st_size + static_cast<off_t>(kept)) != 0) fail("cut");
       waiting_.erase(0, regular ? kept : done);
       errno = error;
       return false;
@@ -286,7 +274,7 @@ SHARDLIB_INLINE bool JsonLines::write_waiting() {
 }
 
 SHARDLIB_INLINE void JsonLines::append(const std::string& line) {
-  if (file_ < 0) return;
+  if (!is_open()) return;
   constexpr std::size_t most = std::size_t{16} << 20;
   const bool first = waiting_.empty();
   waiting_ += line + '\n';
@@ -298,10 +286,10 @@ SHARDLIB_INLINE void JsonLines::append(const std::string& line) {
 }
 
 SHARDLIB_INLINE void JsonLines::sync() {
-  if (file_ < 0) return;
+  if (!is_open()) return;
   if (!write_waiting()) fail("write to");
   // Not every file can: a pipe answers EINVAL.
-  if (::fdatasync(file_) != 0 && errno != EINVAL) fail("write to");
+  if (::fdatasync(file_->number()) != 0 && errno != EINVAL) fail("write to");
 }
 
 }  // namespace shardlib::run

@@ -54,9 +54,9 @@ SHARDLIB_INLINE BinTokens::BinTokens(const std::vector<std::string>& paths, std:
   if (paths.empty()) throw UsageError("no token files: name at least one .bin");
   std::int64_t first = 0;
   for (const std::string& path : paths) {
-    auto file = std::make_shared<const InputFile>(path);
-    const std::uint64_t size = file->size();
-    const auto header = detail::bin_header(*file);
+    const InputFile file(path);
+    const std::uint64_t size = file.size();
+    const auto header = detail::bin_header(file);
     const std::uint64_t offset = header ? sizeof(detail::BinHeader) : 0;
     if (header && (*header)[1] != detail::bin_version)
       throw UsageError("'" + path + "' is an llm.c token file of version " + std::to_string((*header)[1]) +
@@ -72,11 +72,11 @@ SHARDLIB_INLINE BinTokens::BinTokens(const std::vector<std::string>& paths, std:
       throw UsageError("'" + paths.front() + "' and '" + path +
                        "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
     const std::int64_t end = first + static_cast<std::int64_t>((size - offset) / 2);
-    auto checksums = detail::BinChecksums::open(*file, offset);
-    if (end > first) shards_.push_back({std::move(file), first, end, offset, std::move(checksums)});
+    auto checksums = detail::BinChecksums::open(file, offset);
+    if (end > first) shards_.push_back({file, first, end, offset, std::move(checksums)});
     first = end;
   }
-  hold(shards_.empty() ? paths.front() : shards_.front().file->path(), first, std::nullopt);
+  hold(shards_.empty() ? paths.front() : shards_.front().file.path(), first, std::nullopt);
 }
 
 SHARDLIB_INLINE void BinTokens::read_ids(std::int64_t first, std::span<std::uint16_t> out) const {
@@ -86,8 +86,8 @@ SHARDLIB_INLINE void BinTokens::read_ids(std::int64_t first, std::span<std::uint
     const auto count = std::min(out.size(), static_cast<std::size_t>(shard->end - first));
     const auto bytes = std::as_writable_bytes(out.first(count));
     const std::uint64_t at = shard->offset + 2 * static_cast<std::uint64_t>(first - shard->first);
-    if (shard->checksums) shard->checksums->verify(*shard->file, at, at + bytes.size());
-    shard->file->read(at, bytes);
+    if (shard->checksums) shard->checksums->verify(shard->file, at, at + bytes.size());
+    shard->file.read(at, bytes);
     out = out.subspan(count);
     first += static_cast<std::int64_t>(count);
   }

@@ -127,18 +127,17 @@ SHARDLIB_INLINE std::string safetensors_dtype(DType dtype) {
   return names[static_cast<std::size_t>(dtype)];
 }
 
-SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
-    : file_(std::make_shared<const InputFile>(path)) {
+SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
   std::uint64_t length = 0;
-  if (file_->size() < sizeof length) fail("it has less than 8 bytes: it is not a safetensors file, or it is damaged");
-  file_->read(0, std::as_writable_bytes(std::span(&length, 1)));
-  if (length > detail::largest_safetensors_header || length > file_->size() - sizeof length || length < 2)
-    fail("its header would have " + std::to_string(length) + " bytes, of " + std::to_string(file_->size()) +
+  if (file_.size() < sizeof length) fail("it has less than 8 bytes: it is not a safetensors file, or it is damaged");
+  file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
+  if (length > detail::largest_safetensors_header || length > file_.size() - sizeof length || length < 2)
+    fail("its header would have " + std::to_string(length) + " bytes, of " + std::to_string(file_.size()) +
          " in the file and at most 100 MB: it is not a safetensors file, or it is damaged");
   data_ = sizeof length + length;
   Bytes text(length);
-  file_->read(sizeof length, text);
+  file_.read(sizeof length, text);
   const detail::json header = detail::parse_header(text, path);
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
@@ -162,8 +161,8 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
            " of the data, but the one " + "before it ends at " + std::to_string(end) + ": the file is damaged");
     end = entry.end;
   }
-  if (end != file_->size() - data_)
-    fail("its tensors have " + std::to_string(end) + " bytes, but " + std::to_string(file_->size() - data_) +
+  if (end != file_.size() - data_)
+    fail("its tensors have " + std::to_string(end) + " bytes, but " + std::to_string(file_.size() - data_) +
          " follow the header: the file is damaged");
 }
 
@@ -176,7 +175,7 @@ SHARDLIB_INLINE void SafetensorsFile::read_bytes(const SafetensorsEntry& entry, 
                                                  std::span<std::byte> out) const {
   if (offset > entry.end - entry.begin || out.size() > entry.end - entry.begin - offset)
     throw Error("'" + path() + "': tensor '" + entry.name + "': reading outside its bytes");
-  file_->read(data_ + entry.begin + offset, out);
+  file_.read(data_ + entry.begin + offset, out);
 }
 
 SHARDLIB_INLINE void SafetensorsFile::read_f32(const SafetensorsEntry& entry, const Index& offset, const Index& shape,

@@ -93,8 +93,8 @@ SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whol
   const auto all = static_cast<std::size_t>(chunk_size());
   if (!whole && s.block == Impl::unknown) {
     if (const auto stored = s.stored(*this, chunk)) {
-      s.verify(*this, chunk[0], stored->part);  // before its header is believed
-      s.block = detail::block_elements(info(), stored->part);
+      s.verify(*this, chunk[0], *stored);  // before its header is believed
+      s.block = detail::block_elements(info(), *stored);
     }
   }
   const std::size_t block = s.block;
@@ -105,11 +105,11 @@ SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whol
   const auto stored = s.stored(*this, chunk);
   if (!stored) return {};
   const auto part = [&] {
-    s.verify(*this, chunk[0], stored->part);
-    return detail::decode_part(info(), stored->part, all, first, std::min(block, all - first), s.where(*this, chunk));
+    s.verify(*this, chunk[0], *stored);
+    return detail::decode_part(info(), *stored, all, first, std::min(block, all - first), s.where(*this, chunk));
   };
   auto values = std::make_shared<const Bytes>(
-      whole ? detail::decode_chunk(info(), stored->part.read_all(), all, s.where(*this, chunk)) : part());
+      whole ? detail::decode_chunk(info(), stored->read_all(), all, s.where(*this, chunk)) : part());
   s.cache.keep(place, values, s.options.cache_bytes);
   return {values, first};
 }
@@ -169,14 +169,13 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
       if (last == end) return;
       piece = cached(chunk, false, done = last);
     }
-  } else if (const auto stored = impl_->stored(*this, chunk)) {
+  } else if (const auto input = impl_->stored(*this, chunk)) {
     // There is nothing to decode, so only the requested bytes are read.
-    const detail::FilePart& input = stored->part;
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
-    if (input.size() != expected)
-      throw Error(impl_->where(*this, chunk) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
+    if (input->size() != expected)
+      throw Error(impl_->where(*this, chunk) + ": it has " + std::to_string(input->size()) + " bytes instead of " +
                   std::to_string(expected) + ": it is damaged");
-    const auto read = [&](std::size_t place, std::span<std::byte> bytes) { input.read(from + place, bytes); };
+    const auto read = [&](std::size_t place, std::span<std::byte> bytes) { input->read(from + place, bytes); };
     return read_box(box, item, chunk_strides, read, to, out_strides);
   }
   const Bytes& fill = fill_of(chunk);

@@ -230,26 +230,17 @@ struct ZarrArray::Impl {
     if (info.v3) throw UsageError("zarr array '" + path + "' is of version 3, which is read only: write version 2");
   }
 
-  /// The bytes of a chunk, in a file that stays open with them.
-  struct Stored {
-    std::unique_ptr<InputFile> file;
-    detail::FilePart part;
-  };
-  /// Nothing where the chunk is not there.
-  [[nodiscard]] std::optional<Stored> stored(const ZarrArray& array, const Index& chunk) {
+  /// The bytes of a chunk; nothing where it is not there.
+  [[nodiscard]] std::optional<detail::FilePart> stored(const ZarrArray& array, const Index& chunk) {
     const std::string name = path + "/" + array.chunk_key(chunk);
     if (!file_exists(name)) return std::nullopt;
-    auto file = std::make_unique<InputFile>(name);
-    if (!info.sharding) {
-      const detail::FilePart all(*file);
-      return Stored{std::move(file), all};
-    }
-    const auto entry = indices.find(info, chunk, *file, "zarr shard '" + name + "'");
+    const InputFile file(name);
+    if (!info.sharding) return detail::FilePart(file);
+    const auto entry = indices.find(info, chunk, file, "zarr shard '" + name + "'");
     if (!entry) return std::nullopt;
-    const detail::FilePart part(*file, entry->begin, entry->size);
-    if (entry->size > file->size() || entry->begin > file->size() - entry->size)  // written anew since
+    if (entry->size > file.size() || entry->begin > file.size() - entry->size)  // written anew since
       throw Error(where(array, chunk) + " ends behind the file: it is damaged");
-    return Stored{std::move(file), part};
+    return detail::FilePart(file, entry->begin, entry->size);
   }
 };
 

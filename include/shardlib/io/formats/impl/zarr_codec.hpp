@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shardlib/io/file.hpp"
@@ -32,7 +33,8 @@ static_assert(std::endian::native == std::endian::little, "chunks are written as
 class FilePart {
  public:
   explicit FilePart(const InputFile& file) : FilePart(file, 0, file.size()) {}
-  FilePart(const InputFile& file, std::uint64_t begin, std::uint64_t size) : file_(file), begin_(begin), size_(size) {}
+  FilePart(InputFile file, std::uint64_t begin, std::uint64_t size)
+      : file_(std::move(file)), begin_(begin), size_(size) {}
   [[nodiscard]] const std::string& path() const { return file_.path(); }
   [[nodiscard]] std::uint64_t size() const { return size_; }
   /// Fills `out` from byte `offset` of the part on. Throws Error where the part ends before.
@@ -48,7 +50,7 @@ class FilePart {
   }
 
  private:
-  const InputFile& file_;
+  InputFile file_;
   std::uint64_t begin_, size_;
 };
 
