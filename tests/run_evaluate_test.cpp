@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,12 +18,6 @@ using namespace shardlib;
 using namespace shardlib::test;
 
 namespace {
-
-std::string file_with(const Scratch& scratch, const std::string& text) {
-  const std::string path = scratch / "questions.jsonl";
-  std::ofstream(path) << text;
-  return path;
-}
 
 /// Bytes except tabs, and a space before each text, as Llama 2's tokenizer puts one.
 class SpaceFirst final : public io::Tokenizer {
@@ -51,9 +44,9 @@ std::vector<std::int32_t> ids(const std::string& text) {
 TEST_CASE("questions are read from lines of JSON", "[run]") {
   const Scratch scratch;
   const auto questions = run::read_questions(
-      file_with(scratch,
-                "{\"ctx\": \"A man\", \"endings\": [\"sleeps.\", \"flies.\"], \"label\": 1, \"ind\": 24}\n\n"
-                "{\"ctx\": \"B\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": \"0\"}"));
+      scratch.put("questions.jsonl",
+                  "{\"ctx\": \"A man\", \"endings\": [\"sleeps.\", \"flies.\"], \"label\": 1, \"ind\": 24}\n\n"
+                  "{\"ctx\": \"B\", \"endings\": [\"a\", \"b\", \"c\"], \"label\": \"0\"}"));
   REQUIRE(questions.size() == 2);
   CHECK(questions[0].context == "A man");
   CHECK(questions[0].endings == std::vector<std::string>{"sleeps.", "flies."});
@@ -66,7 +59,7 @@ TEST_CASE("a line that is not a question is an error with its number", "[run]") 
   const std::string form = ": give a file with one JSON object a line, with \"ctx\", \"endings\" and \"label\"";
   const std::string good = "{\"ctx\": \"A\", \"endings\": [\"b\", \"c\"], \"label\": 0}\n";
   const auto error = [&](const std::string& line) {
-    const std::string path = file_with(scratch, good + line);
+    const std::string path = scratch.put("questions.jsonl", good + line);
     std::string text = error_of<UsageError>([&] { static_cast<void>(run::read_questions(path)); });
     CHECK(text.starts_with(path + ":2: "));
     return text.substr(std::min(text.size(), path.size() + 4));
@@ -83,7 +76,7 @@ TEST_CASE("a line that is not a question is an error with its number", "[run]") 
     CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\", \"c\"], \"label\": " + std::string(label) + "}")
               .ends_with(", but the endings have the numbers 0 to 1"));
   CHECK(error_of<UsageError>([&] {
-          static_cast<void>(run::read_questions(file_with(scratch, "\n \n")));
+          static_cast<void>(run::read_questions(scratch.put("questions.jsonl", "\n \n")));
         }).ends_with("has no question" + form));
   expect_error<UsageError>([&] { static_cast<void>(run::read_questions(scratch.path())); },
                            "'" + scratch.path() + "' is a folder: give a file in HellaSwag's format");
