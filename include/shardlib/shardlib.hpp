@@ -30,7 +30,6 @@
 #include "shardlib/autodiff/tape.hpp"            // reverse-mode differentiation: the tape
 #include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; activation checkpointing
 #include "shardlib/compute/attention.hpp"        // kernels for a device's shards, in the order of ops/
-#include "shardlib/compute/collective_matmul.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/convolution.hpp"
 #include "shardlib/compute/create.hpp"
@@ -47,7 +46,6 @@
 #include "shardlib/compute/ordering.hpp"
 #include "shardlib/compute/ragged.hpp"
 #include "shardlib/compute/reductions.hpp"
-#include "shardlib/compute/reinterpret.hpp"
 #include "shardlib/compute/scans.hpp"
 #include "shardlib/runtime/names.hpp"   // the sizes of names; Scope
 #include "shardlib/runtime/tensor.hpp"  // members of Tensor and Mesh
@@ -70,9 +68,11 @@
 #include "shardlib/optim/optimizers.hpp"         // AdamW, SGD, Lion
 #include "shardlib/optim/reduce_gradients.hpp"   // sums of gradients over axes of replicated weights
 
-// The definitions of ops/positions.hpp and ops/submesh.hpp: kernels without templates, so no header of compute/ brings
-// them. shardlib::compiled has them.
+// The definitions of headers of ops/ whose kernels are no templates, so no header of compute/ brings them.
+// shardlib::compiled has them.
 #ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/collective_matmul.hpp"
 #include "shardlib/compute/impl/positions.hpp"
+#include "shardlib/compute/impl/reinterpret.hpp"
 #include "shardlib/compute/impl/submesh.hpp"
 #endif

@@ -1,107 +1,189 @@
-// Definitions of collective_matmul.hpp.
+// Einsums of a device's shards that overlap with the transfer of an operand's or the result's shards.
 #pragma once
-
-#include "shardlib/compute/collective_matmul.hpp"
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/autodiff/tape.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/einsum.hpp"
+#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/ops/collective_matmul.hpp"
 #include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/handle.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE Sliced::Sliced(const Exec& exec, DType dtype, const Shape& whole, int dim, std::int64_t slices)
-    : exec_(exec), element_(size_of(dtype)), whole_(whole), slice_(whole) {
-  if (dim < 0) return;
-  slices_ = slices;
-  slice_[dim] /= slices;
-  if (slices > 1)
-    for (int i = 0; i < dim; ++i) rows_ *= whole[i];
-  stride_ = slice_[dim] * kernels::row_major(view(whole))[dim];
-}
-inline std::size_t Sliced::offset(std::int64_t index) const {
-  return static_cast<std::size_t>(index * stride_) * element_;
-}
-SHARDLIB_INLINE std::size_t Sliced::read_until(std::int64_t index) const {
-  return in_place() ? offset(index) + static_cast<std::size_t>(product(slice_)) * element_
-                    : static_cast<std::size_t>(product(whole_)) * element_;
-}
-inline Buffer Sliced::scratch() const {
-  return exec_.pool->allocate(static_cast<std::size_t>(product(slice_)) * element_);
-}
-SHARDLIB_INLINE Sliced::Slice Sliced::read(const Buffer& whole, std::int64_t index) const {
-  if (in_place()) return {whole.data() + offset(index), {}};
-  const Buffer copy = scratch();
-  kernels::copy_strided(exec_, element_, view(slice_), whole.data() + offset(index), kernels::row_major(view(whole_)),
-                        copy.data(), kernels::row_major(view(slice_)));
-  return {copy.data(), copy};
-}
-SHARDLIB_INLINE Sliced::Slice Sliced::write(const Buffer& whole, std::int64_t index) const {
-  if (in_place()) return {whole.data() + offset(index), {}};
-  const Buffer copy = scratch();
-  return {copy.data(), copy};
-}
-SHARDLIB_INLINE void Sliced::written(const Slice& slice, const Buffer& whole, std::int64_t index) const {
-  if (slice.copy)
-    kernels::copy_strided(exec_, element_, view(slice_), slice.data, kernels::row_major(view(slice_)),
-                          whole.data() + offset(index), kernels::row_major(view(whole_)));
-}
+/// A dense array as equal slices along a dim. An array without that dim is one slice, which all others meet.
+class Sliced {
+ public:
+  /// A slice as a dense array: within the whole one, or in memory of its own.
+  struct Slice {
+    std::byte* data = nullptr;
+    Buffer copy;
+  };
 
-SHARDLIB_INLINE DeviceRing::DeviceRing(const Value& made, std::string_view axis)
-    : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
-// Kernels of a device take a whole shard, so a shorter message would only cost. The first message is shorter in a
-// longer shard: so devices whose shards differ in length find that at once, and compute nothing with the wrong
-// messages.
-SHARDLIB_INLINE Buffer DeviceRing::message(const Buffer& shard, std::size_t begin) const {
-  const std::size_t bytes = shard.bytes();
-  const std::size_t most = made_.device->exec().on_device() ? bytes : made_.device->tuning().shard_message;
-  if (bytes <= most) return shard;
-  const std::size_t length = begin == 0 ? most - std::min(most / 2, 64 * (bytes / most)) : most;
-  return shard.slice(begin, std::min(length, bytes - begin));
-}
-SHARDLIB_INLINE void DeviceRing::send(const Buffer& message, int places) const {
-  static_cast<void>(begin(made_, [&] { return group_->send(message, at(places)); }));
-  add_traffic(made_, message.bytes(), {axis_});
-}
-SHARDLIB_INLINE Request DeviceRing::receive(const Buffer& message, int places) const {
-  return begin(made_, [&] { return group_->recv(message, at(places)); });
-}
-SHARDLIB_INLINE void DeviceRing::wait(Request& request) const {
-  complete(made_, [&] { return std::move(request); });
-}
-
-SHARDLIB_INLINE void LeavingShard::send_until(std::size_t bytes) {
-  while (sent_ < bytes) {
-    const Buffer message = ring_->message(shard_, sent_);
-    if (sent_ + message.bytes() > bytes) return;
-    ring_->send(message, places_);
-    sent_ += message.bytes();
+  /// At `dim` -1 the array lacks the dim.
+  Sliced(const Exec& exec, DType dtype, const Shape& whole, int dim, std::int64_t slices)
+      : exec_(exec), element_(size_of(dtype)), whole_(whole), slice_(whole) {
+    if (dim < 0) return;
+    slices_ = slices;
+    slice_[dim] /= slices;
+    if (slices > 1)
+      for (int i = 0; i < dim; ++i) rows_ *= whole[i];
+    stride_ = slice_[dim] * kernels::row_major(view(whole))[dim];
   }
-}
-
-SHARDLIB_INLINE ArrivingShard::ArrivingShard(const DeviceRing& ring, const Buffer& shard, int places) : ring_(&ring) {
-  for (std::size_t begin = 0; begin < shard.bytes();) {
-    const Buffer message = ring.message(shard, begin);
-    begin += message.bytes();
-    messages_.push_back({ring.receive(message, places), begin});
+  [[nodiscard]] const Shape& shape() const { return slice_; }  ///< of a slice
+  /// How many bytes of the whole array must be there to read the slices up to this one. All, if they lie in pieces.
+  [[nodiscard]] std::size_t read_until(std::int64_t index) const {
+    return in_place() ? offset(index) + static_cast<std::size_t>(product(slice_)) * element_
+                      : static_cast<std::size_t>(product(whole_)) * element_;
   }
-}
-SHARDLIB_INLINE std::size_t ArrivingShard::wait_until(std::size_t bytes) {
-  while (arrived_ < messages_.size() && (arrived_ == 0 || messages_[arrived_ - 1].end < bytes))
-    ring_->wait(messages_[arrived_++].request);
-  return arrived_ == 0 ? 0 : messages_[arrived_ - 1].end;
-}
-SHARDLIB_INLINE void ArrivingShard::test() {
-  if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
-}
+  /// How many bytes of it are complete when the slices up to this one are written. None, if more follow in pieces.
+  [[nodiscard]] std::size_t written_until(std::int64_t index) const {
+    return in_place() || index + 1 == slices_ ? read_until(index) : 0;
+  }
+  /// A slice to read.
+  [[nodiscard]] Slice read(const Buffer& whole, std::int64_t index) const {
+    const Slice slice = write(whole, index);
+    if (slice.copy)
+      kernels::copy_strided(exec_, element_, view(slice_), whole.data() + offset(index),
+                            kernels::row_major(view(whole_)), slice.data, kernels::row_major(view(slice_)));
+    return slice;
+  }
+  /// A slice to write; `written` puts it into the whole array.
+  [[nodiscard]] Slice write(const Buffer& whole, std::int64_t index) const {
+    if (in_place()) return {whole.data() + offset(index), {}};
+    const Buffer copy = exec_.pool->allocate(static_cast<std::size_t>(product(slice_)) * element_);
+    return {copy.data(), copy};
+  }
+  void written(const Slice& slice, const Buffer& whole, std::int64_t index) const {
+    if (slice.copy)
+      kernels::copy_strided(exec_, element_, view(slice_), slice.data, kernels::row_major(view(slice_)),
+                            whole.data() + offset(index), kernels::row_major(view(whole_)));
+  }
+
+ private:
+  [[nodiscard]] bool in_place() const { return rows_ <= 1; }
+  [[nodiscard]] std::size_t offset(std::int64_t index) const {
+    return static_cast<std::size_t>(index * stride_) * element_;
+  }
+
+  Exec exec_;
+  std::size_t element_;
+  Shape whole_, slice_;
+  std::int64_t slices_ = 1;
+  std::int64_t rows_ = 1;    ///< contiguous pieces of a slice in the whole array
+  std::int64_t stride_ = 0;  ///< between two slices, in elements
+};
+
+/// The devices along an axis as a ring, seen by an op that makes the value `made` there. Shards travel in messages, so
+/// that the first bytes of a shard can be used, or passed on, before the last ones have come.
+class DeviceRing {
+ public:
+  DeviceRing(const Value& made, std::string_view axis)
+      : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
+  [[nodiscard]] int size() const { return group_->size(); }
+  /// The index on the axis of the device that many places later.
+  [[nodiscard]] int at(int places) const { return (group_->rank() + places + 2 * size()) % size(); }
+  /// The message of a shard that begins with this byte.
+  // Kernels of a device take a whole shard, so a shorter message would only cost. The first message is shorter in a
+  // longer shard: so devices whose shards differ in length find that at once, and compute nothing with the wrong
+  // messages.
+  [[nodiscard]] Buffer message(const Buffer& shard, std::size_t begin) const {
+    const std::size_t bytes = shard.bytes();
+    const std::size_t most = made_.device->exec().on_device() ? bytes : made_.device->tuning().shard_message;
+    if (bytes <= most) return shard;
+    const std::size_t length = begin == 0 ? most - std::min(most / 2, 64 * (bytes / most)) : most;
+    return shard.slice(begin, std::min(length, bytes - begin));
+  }
+  /// Sends to the device that many places later. Nobody waits for it.
+  void send(const Buffer& message, int places) const {
+    static_cast<void>(begin(made_, [&] { return group_->send(message, at(places)); }));
+    add_traffic(made_, message.bytes(), {axis_});
+  }
+  /// Receives from the device that many places later.
+  [[nodiscard]] Request receive(const Buffer& message, int places) const {
+    return begin(made_, [&] { return group_->recv(message, at(places)); });
+  }
+  void wait(Request& request) const {
+    complete(made_, [&] { return std::move(request); });
+  }
+
+ private:
+  const Value& made_;
+  std::string_view axis_;
+  Communicator* group_;
+};
+
+/// A shard that leaves for the device `places` later.
+class LeavingShard {
+ public:
+  LeavingShard(const DeviceRing& ring, Buffer shard, int places)
+      : ring_(&ring), shard_(std::move(shard)), places_(places) {}
+  /// Sends the messages within the first `bytes` bytes, which must not change any more.
+  void send_until(std::size_t bytes) {
+    while (sent_ < bytes) {
+      const Buffer message = ring_->message(shard_, sent_);
+      if (sent_ + message.bytes() > bytes) return;
+      ring_->send(message, places_);
+      sent_ += message.bytes();
+    }
+  }
+
+ private:
+  const DeviceRing* ring_;
+  Buffer shard_;
+  int places_;
+  std::size_t sent_ = 0;
+};
+
+/// A shard that comes from the device `places` later.
+class ArrivingShard {
+ public:
+  ArrivingShard(const DeviceRing& ring, const Buffer& shard, int places) : ring_(&ring) {
+    for (std::size_t begin = 0; begin < shard.bytes();) {
+      const Buffer message = ring.message(shard, begin);
+      begin += message.bytes();
+      messages_.push_back({ring.receive(message, places), begin});
+    }
+  }
+  /// Waits for the first `bytes` bytes, or more. Returns how many have come.
+  std::size_t wait_until(std::size_t bytes) {
+    while (arrived_ < messages_.size() && (arrived_ == 0 || messages_[arrived_ - 1].end < bytes))
+      ring_->wait(messages_[arrived_++].request);
+    return arrived_ == 0 ? 0 : messages_[arrived_ - 1].end;
+  }
+  /// Lets MPI make progress.
+  void test() {
+    if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
+  }
+
+ private:
+  struct Message {
+    Request request;
+    std::size_t end;  ///< of its bytes, in the shard
+  };
+  const DeviceRing* ring_;
+  std::vector<Message> messages_;
+  std::size_t arrived_ = 0;  ///< messages
+};
 
 /// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where
 /// they are added (`sums`), as each reads and writes the whole sum. On CPUs it depends on the sizes and the tuning

@@ -1,7 +1,5 @@
-// Definitions of reinterpret.hpp.
+// The run-time part of reinterpret: which devices have which indices along the axes of two meshes.
 #pragma once
-
-#include "shardlib/compute/reinterpret.hpp"
 
 #include <algorithm>
 #include <string>
@@ -9,9 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/layout.hpp"
 #include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/ops/reinterpret.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
@@ -35,8 +36,9 @@ inline RankRun ranks_along(const Device& device, const Axes& axes) {
   return run;
 }
 
-SHARDLIB_INLINE void check_same_devices(const OpInfo& op, const Device& here, const Axes& from, const Device& there,
-                                        const Axes& to) {
+/// Throws Error unless the axes `to` on `there` number the same devices as `from` on `here`, in the same order.
+inline void check_same_devices(const OpInfo& op, const Device& here, const Axes& from, const Device& there,
+                               const Axes& to) {
   const RankRun before = ranks_along(here, from), after = ranks_along(there, to);
   const auto text = [](const Device& device, const Axes& axes) {
     return "`" + std::string(rules::joined(axes, " ").view()) + "` of mesh " + to_string(device.axes());

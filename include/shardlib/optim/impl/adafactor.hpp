@@ -11,7 +11,7 @@
 #include "shardlib/compute/map.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/optim/leaf_ops.hpp"
+#include "shardlib/optim/impl/leaf_ops.hpp"
 
 namespace shardlib {
 namespace detail {

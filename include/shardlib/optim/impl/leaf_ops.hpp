@@ -1,7 +1,5 @@
-// Definitions of leaf_ops.hpp.
+// Ops on leaves without their types, for optimizers that communicate. They have no derivatives.
 #pragma once
-
-#include "shardlib/optim/leaf_ops.hpp"
 
 #include <mutex>
 #include <set>
@@ -13,7 +11,9 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/types/tensor.hpp"
 
 namespace shardlib::detail {
 
@@ -31,10 +31,11 @@ inline ValuePtr leaf_op(const char* name, const ValuePtr& x, const TensorSpec& t
                   OfOperand<decltype(kernel)>{x, kernel});
 }
 
-SHARDLIB_INLINE ValuePtr gathered_leaf(const ValuePtr& x, const TensorSpec& to) {
+/// all_gather and shard. `to` is a lasting spec. Where nothing is sharded, they return x.
+[[nodiscard]] inline ValuePtr gathered_leaf(const ValuePtr& x, const TensorSpec& to) {
   return *x->spec == to ? x : leaf_op("all_gather", x, to, x->global, gather);
 }
-SHARDLIB_INLINE ValuePtr leaf_shard(const ValuePtr& x, const TensorSpec& to) {
+[[nodiscard]] inline ValuePtr leaf_shard(const ValuePtr& x, const TensorSpec& to) {
   return *x->spec == to ? x : leaf_op("shard", x, to, x->global, cut_shard);
 }
 
@@ -49,13 +50,15 @@ inline ValuePtr completed_sum(const ValuePtr& x, const TensorSpec& to) {
   return *x->spec == to ? x : leaf_op("all_reduce", x, to, x->global, sum_pending);
 }
 
-SHARDLIB_INLINE ValuePtr leaf_sum(const ValuePtr& x, const TensorSpec& to) {
+/// The sum in f32 over the dims that `to`, a lasting spec, lacks, of all devices: "A/d B/t" to "A/d".
+[[nodiscard]] inline ValuePtr leaf_sum(const ValuePtr& x, const TensorSpec& to) {
   if (x->spec->dims == to.dims) return x;
   const TensorSpec& pending = lasting(pending_sum(*x->spec, to));
   return completed_sum(leaf_op("sum", x, pending, kept_sizes(x, pending), reduce_kernel<kernels::detail::SumOp, f32>),
                        to);
 }
-SHARDLIB_INLINE ValuePtr leaf_sum_of_squares(const ValuePtr& x) {
+/// The sum of all elements' squares, of all devices.
+[[nodiscard]] inline ValuePtr leaf_sum_of_squares(const ValuePtr& x) {
   const TensorSpec& scalar = lasting({});
   return completed_sum(sum_of_squares(*x, lasting(pending_sum(*x->spec, {}))), scalar);
 }

@@ -11,7 +11,7 @@
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/layout.hpp"
 #include "shardlib/compute/reductions.hpp"
-#include "shardlib/optim/leaf_ops.hpp"
+#include "shardlib/optim/impl/leaf_ops.hpp"
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
