@@ -25,7 +25,6 @@
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/gemm_batch.hpp"
 #include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"

@@ -17,7 +17,7 @@
 
 #include "shardlib/device/tree_kernel.hpp"
 #include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/kernels/gemm_batch.hpp"
+#include "shardlib/kernels/gemm.hpp"
 #include "shardlib/memory/flights.hpp"
 #include "shardlib/memory/simulated_stream.hpp"
 #include "shardlib/shardlib.hpp"

@@ -12,6 +12,7 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/support/with_value.hpp"
 
 namespace shardlib::detail {
 
@@ -66,38 +67,15 @@ class Observing {
   std::function<void(const OpReport&)> before_;
 };
 
-/// While it lives, the program's state collects the work of one op; then it goes on with that of the op around it.
-class OwnWork {
- public:
-  explicit OwnWork(ProgramState& state) : state_(state), outer_(std::exchange(state.work, {})) {}
-  OwnWork(const OwnWork&) = delete;
-  OwnWork& operator=(const OwnWork&) = delete;
-  ~OwnWork() { state_.work = std::move(outer_); }
-  [[nodiscard]] OpWork take() { return std::exchange(state_.work, {}); }
-
- private:
-  ProgramState& state_;
-  OpWork outer_;
-};
-
 /// While it lives, ops record which shards they read. With `keep_shards`, a shard's address stays unique until the
 /// observer has the report: no other op reuses its memory.
 class NoteReads {
  public:
   explicit NoteReads(ProgramState& state, bool keep_shards = false)
-      : state_(state),
-        before_(std::exchange(state.note_reads, true)),
-        kept_before_(std::exchange(state.keep_shards, keep_shards)) {}
-  NoteReads(const NoteReads&) = delete;
-  NoteReads& operator=(const NoteReads&) = delete;
-  ~NoteReads() {
-    state_.note_reads = before_;
-    state_.keep_shards = kept_before_;
-  }
+      : note_(state.note_reads, true), keep_(state.keep_shards, keep_shards) {}
 
  private:
-  ProgramState& state_;
-  bool before_, kept_before_;
+  WithValue<bool> note_, keep_;
 };
 
 }  // namespace shardlib::detail

@@ -16,6 +16,7 @@
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/stopwatch.hpp"
+#include "shardlib/support/with_value.hpp"
 #include "shardlib/types/numbers_in.hpp"
 
 namespace shardlib::detail {
@@ -129,60 +130,20 @@ class WithMode {
  public:
   WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {},
            Handle<const Kept> kept = nullptr)
-      : state_(state),
-        mode_(std::exchange(state.mode, mode)),
-        kept_(std::exchange(state.kept, std::move(kept))),
-        saved_(std::exchange(state.saved, std::move(saved))),
-        next_(std::exchange(state.next_saved, 0)),
-        ran_(std::exchange(state.ran, {})),
-        checkpoint_(std::exchange(state.checkpoint, 0)) {}
-  WithMode(const WithMode&) = delete;
-  WithMode& operator=(const WithMode&) = delete;
-  ~WithMode() {
-    state_.mode = mode_;
-    state_.kept = std::move(kept_);
-    state_.saved = std::move(saved_);
-    state_.next_saved = next_;
-    state_.ran = ran_;
-    state_.checkpoint = checkpoint_;
-  }
+      : mode_(state.mode, mode),
+        kept_(state.kept, std::move(kept)),
+        saved_(state.saved, std::move(saved)),
+        next_(state.next_saved, 0),
+        ran_(state.ran, {}),
+        checkpoint_(state.checkpoint, 0) {}
 
  private:
-  ProgramState& state_;
-  ProgramState::Mode mode_;
-  Handle<const Kept> kept_;
-  std::vector<ValuePtr> saved_;
-  std::size_t next_;
-  FunctionRun ran_;
-  std::uint64_t checkpoint_;
-};
-
-/// Sets the VJP that runs and is differentiated, and resets it on every exit from the C++ block.
-class WithTransposing {
- public:
-  WithTransposing(ProgramState& state, Transposing* transposing)
-      : state_(state), outer_(std::exchange(state.transposing, transposing)) {}
-  WithTransposing(const WithTransposing&) = delete;
-  WithTransposing& operator=(const WithTransposing&) = delete;
-  ~WithTransposing() { state_.transposing = outer_; }
-
- private:
-  ProgramState& state_;
-  Transposing* outer_;
-};
-
-/// Names the part of the model that runs, for traces.
-class WithPart {
- public:
-  WithPart(ProgramState& state, Handle<const ModelPart> part)
-      : state_(state), outer_(std::exchange(state.part, std::move(part))) {}
-  WithPart(const WithPart&) = delete;
-  WithPart& operator=(const WithPart&) = delete;
-  ~WithPart() { state_.part = std::move(outer_); }
-
- private:
-  ProgramState& state_;
-  Handle<const ModelPart> outer_;
+  WithValue<ProgramState::Mode> mode_;
+  WithValue<Handle<const Kept>> kept_;
+  WithValue<std::vector<ValuePtr>> saved_;
+  WithValue<std::size_t> next_;
+  WithValue<FunctionRun> ran_;
+  WithValue<std::uint64_t> checkpoint_;
 };
 
 }  // namespace shardlib::detail

@@ -21,20 +21,6 @@
 
 namespace shardlib::detail {
 
-/// While it lives, products of a VJP are deferred if `defers`.
-class DefersProducts {
- public:
-  DefersProducts(ProgramState& state, bool defers)
-      : state_(state), before_(std::exchange(state.defers_products, defers)) {}
-  DefersProducts(const DefersProducts&) = delete;
-  DefersProducts& operator=(const DefersProducts&) = delete;
-  ~DefersProducts() { state_.defers_products = before_; }
-
- private:
-  ProgramState& state_;
-  bool before_;
-};
-
 class Backward::Pass : public Counted {
  public:
   Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves, bool twice)
@@ -137,7 +123,7 @@ class Backward::Pass : public Counted {
   bool run_vjps(Pending& p, const Nodes* towards) {
     const auto due = [&](const Node* node) { return towards == nullptr || towards->contains(node); };
     if (!due(p.node.get())) return true;
-    const WithPart part(*state_, p.node->part);
+    const WithValue part(state_->part, p.node->part);
     if (!p.outputs.empty()) {
       for (auto& output : p.outputs) p.cotangents.push_back(output.take());
       p.outputs.clear();
@@ -170,7 +156,7 @@ class Backward::Pass : public Counted {
       }
       const Slot input = std::exchange(edge.input, {});
       const TransposeOf line(p.node->op.site);
-      const DefersProducts here(*state_, !twice_ && input.node->takes_product);
+      const WithValue defers(state_->defers_products, !twice_ && input.node->takes_product);
       deliver(input, p.inputs.empty() ? run_vjp(p, edge) : std::move(p.inputs[i]));
       edge.saved.values.clear();
     }
@@ -181,7 +167,7 @@ class Backward::Pass : public Counted {
     const TransposeOf line(node.op.site);
     if (!twice_) return std::exchange(node.fused_vjp, nullptr)(cotangents);
     Transposing transposing{node.op};
-    const WithTransposing here(*state_, &transposing);
+    const WithValue here(state_->transposing, &transposing);
     return node.fused_vjp(cotangents);
   }
   ValuePtr run_vjp(Pending& p, Node::Edge& edge) {
@@ -199,7 +185,7 @@ class Backward::Pass : public Counted {
       edge.saved.values.back() = std::move(result);
     }
     Transposing transposing{p.node->op};
-    const WithTransposing here(*state_, &transposing);
+    const WithValue here(state_->transposing, &transposing);
     return edge.vjp(ct, edge.saved);
   }
 

@@ -132,7 +132,7 @@ struct CheckpointForward::Parts : Counted {
       : inputs(std::move(values)),
         device(inputs.front()->device),
         submesh_ops_before(&device->original() == &device->root() ? submesh_ops(program_state(device)) : 0),
-        part(program_state(device), program_state(device).observer ? common_part(inputs) : nullptr) {
+        part(program_state(device).part, program_state(device).observer ? common_part(inputs) : nullptr) {
     if (policy.name == "none") return;
     kept = kept_by(policy);
     ProgramState& s = program_state(device);
@@ -156,8 +156,8 @@ struct CheckpointForward::Parts : Counted {
   }
   std::vector<ValuePtr> inputs;
   DevicePtr device;
-  std::int64_t submesh_ops_before;  ///< 0 in a submesh, whose devices may run the function alone
-  WithPart part;
+  std::int64_t submesh_ops_before;          ///< 0 in a submesh, whose devices may run the function alone
+  WithValue<Handle<const ModelPart>> part;  ///< that runs, for traces
   Handle<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
   Handle<Node> node;

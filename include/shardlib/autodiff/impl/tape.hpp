@@ -142,12 +142,12 @@ class ReadsOf {
     Transposing& reads = reads_.emplace(Transposing{s.transposing->op});
     if (out.slot)
       for (const Node::Edge& edge : out.slot.node->edges) reads.differentiable.push_back(edge.input);
-    here_.emplace(s, is_floating(out.dtype) ? &reads : nullptr);
+    here_.emplace(s.transposing, is_floating(out.dtype) ? &reads : nullptr);
   }
 
  private:
   std::optional<Transposing> reads_;
-  std::optional<WithTransposing> here_;
+  std::optional<WithValue<Transposing*>> here_;
 };
 
 /// An error's reason with the op's name, its line and the device.
@@ -206,7 +206,7 @@ SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingO
   make_progress(s);
   count(*out);
   if (s.mode == ProgramState::Mode::checkpoint) note_op(s, *out, numbers);
-  OwnWork own(s);
+  const WithValue work(s.work, {});
   Kernel finish;
   const bool dry = out->device->is_dry();
   static_cast<void>(run_part(*out, dry, [&] {
@@ -214,7 +214,7 @@ SHARDLIB_INLINE void run_async(const ValuePtr& out, const std::function<PendingO
     finish = std::move(begun.finish);
     return std::move(begun.result);
   }));
-  out->storage->compute = [finish = std::move(finish), shape = shape_of(*out), work = own.take(), dry] {
+  out->storage->compute = [finish = std::move(finish), shape = shape_of(*out), work = std::exchange(s.work, {}), dry] {
     return run_part(*shape, !dry, [&] {
       if (!dry) program_state(shape->device).work = work;
       return finish(*shape);

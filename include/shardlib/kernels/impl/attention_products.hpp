@@ -10,7 +10,7 @@
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/attention.hpp"
 #include "shardlib/kernels/body/attention.hpp"
-#include "shardlib/kernels/gemm_batch.hpp"
+#include "shardlib/kernels/gemm.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/spec/dtype.hpp"

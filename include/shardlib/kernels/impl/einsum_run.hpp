@@ -10,7 +10,6 @@
 #include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/gemm_batch.hpp"
 #include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"

@@ -13,13 +13,13 @@ SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>&
   ProgramState& s = program_state(out.device);
   if (!s.observer) return run();
   // In a replay, the operands' ops run inside this one. Each has its own record.
-  OwnWork own(s);
+  const WithValue work(s.work, {});
   const std::int64_t begin = steady_ns();
   Buffer result = run();
   const std::int64_t end = steady_ns();
   // A value that `evaluate` deferred has no storage.
-  s.observer(
-      {out.made_by, *out.spec, out.dtype, result.data(), out.bytes(), out.storage == nullptr, own.take(), begin, end});
+  s.observer({out.made_by, *out.spec, out.dtype, result.data(), out.bytes(), out.storage == nullptr,
+              std::exchange(s.work, {}), begin, end});
   return result;
 }
 
