@@ -123,7 +123,7 @@ TEST_CASE("kernel teams: rows are ordered the same by any number of lanes", "[si
         const std::int64_t k_rows = first + 2;
         same_everywhere(
             [&](const Exec& exec, const T* from, i32* to) {
-              k::argsort(exec, dtype_v<T>, from, outer, n, inner, padding, descending, first, to, k_rows);
+              k::argsort(exec, dtype_v<T>, from, {outer, n, inner, padding}, descending, first, to, k_rows);
             },
             rows, std::vector<i32>(at(outer * k_rows * inner), -1));
       }
@@ -202,17 +202,17 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
       const auto x = numbers<T>(all, 9), y = numbers<T>(all, 10), ct = numbers<T>(all, 11);
       same_everywhere(
           [&](const Exec& exec, const T* from, T* to) {
-            k::cumulate<k::detail::SumOp>(exec, dtype, from, to, outer, n, inner);
-            k::cumulate<k::detail::SumOp>(exec, dtype, from, to + all, outer, n, inner, true);
-            k::cumulate<k::detail::ProdOp>(exec, dtype, from, to + 2 * all, outer, n, inner);
-            k::cumulate<k::detail::MaxOp>(exec, dtype, from, to + 3 * all, outer, n, inner);
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to, {outer, n, inner});
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to + all, {outer, n, inner}, true);
+            k::cumulate<k::detail::ProdOp>(exec, dtype, from, to + 2 * all, {outer, n, inner});
+            k::cumulate<k::detail::MaxOp>(exec, dtype, from, to + 3 * all, {outer, n, inner});
           },
           x, std::vector<T>(at(4 * all)));
       if constexpr (floating<T>) {
         same_everywhere(
             [&](const Exec& exec, const T* a, const T* b, const T* d, T* to) {
-              k::cumprod_backward(exec, dtype, a, b, d, to, outer, n, inner);
-              k::cummax_backward(exec, dtype, a, d, to + all, outer, n, inner);
+              k::cumprod_backward(exec, dtype, a, b, d, to, {outer, n, inner});
+              k::cummax_backward(exec, dtype, a, d, to + all, {outer, n, inner});
             },
             x, y, ct, std::vector<T>(at(2 * all)));
         for (const bool reverse : {false, true}) {
@@ -220,15 +220,15 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
               [&](const Exec& exec, const T* a, const T* b, const T* d, const A* of_shards, T* to, A* ends) {
                 const k::ScanEnds none, passed{of_shards, 3, 4, 2};
                 const auto backward = [&](const T* h, T* out, const k::ScanEnds& from) {
-                  k::linear_scan_backward(exec, dtype, a, h, d, out, outer, n, inner, reverse, from);
+                  k::linear_scan_backward(exec, dtype, a, h, d, out, {outer, n, inner}, reverse, from);
                 };
-                k::linear_scan(exec, dtype, a, b, to, outer, n, inner, reverse, none);
-                k::linear_scan(exec, dtype, a, b, to + all, outer, n, inner, reverse, passed);
+                k::linear_scan(exec, dtype, a, b, to, {outer, n, inner}, reverse, none);
+                k::linear_scan(exec, dtype, a, b, to + all, {outer, n, inner}, reverse, passed);
                 backward(nullptr, to + 2 * all, none);
                 backward(to, to + 3 * all, none);
                 backward(to, to + 4 * all, passed);
-                k::linear_scan_ends(exec, dtype, a, b, ends, outer, n, inner, reverse);
-                k::linear_scan_backward_ends(exec, dtype, a, to, d, ends + 2 * columns, outer, n, inner, reverse);
+                k::linear_scan_ends(exec, dtype, a, b, ends, {outer, n, inner}, reverse);
+                k::linear_scan_backward_ends(exec, dtype, a, to, d, ends + 2 * columns, {outer, n, inner}, reverse);
               },
               x, y, ct, numbers<A>(4 * 3 * columns, 12), std::vector<T>(at(5 * all)), std::vector<A>(at(5 * columns)));
         }

@@ -101,15 +101,17 @@ TEST_CASE("kernel rows: held rows, and strided ones, have the host's bits", "[si
                         std::vector<T>(at(size + begin)));
         same_everywhere([&](const Exec& e, T* a, T* b) { kernel(e, a + begin, b + begin, b + begin); }, x, d);
       };
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::softmax(e, b, y, outer, n, inner, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::normalize<false>(e, b, y, outer, n, inner, 1e-5, padding); });
-      check_rows([&](const Exec& e, T*, T* b, T* y) { k::normalize<true>(e, b, y, outer, n, inner, 1e-5, padding); });
-      check_rows([&](const Exec& e, T* a, T* b, T* y) { k::softmax_backward(e, a, b, y, outer, n, inner); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::softmax(e, b, y, {outer, n, inner, padding}); });
+      check_rows([&](const Exec& e, T*, T* b, T* y) {
+        k::normalize<false>(e, b, y, {outer, n, inner, padding}, 1e-5);
+      });
+      check_rows([&](const Exec& e, T*, T* b, T* y) { k::normalize<true>(e, b, y, {outer, n, inner, padding}, 1e-5); });
+      check_rows([&](const Exec& e, T* a, T* b, T* y) { k::softmax_backward(e, a, b, y, {outer, n, inner}); });
       check_rows([&](const Exec& e, T* a, T* b, T* y) {
-        k::normalize_backward<false>(e, a, b, y, outer, n, inner, 1e-5, padding);
+        k::normalize_backward<false>(e, a, b, y, {outer, n, inner, padding}, 1e-5);
       });
       check_rows([&](const Exec& e, T* a, T* b, T* y) {
-        k::normalize_backward<true>(e, a, b, y, outer, n, inner, 1e-5, padding);
+        k::normalize_backward<true>(e, a, b, y, {outer, n, inner, padding}, 1e-5);
       });
     }
     for (const std::int64_t i : {0, 64, 149}) {  // a NaN makes its row NaN, and no other
@@ -117,9 +119,9 @@ TEST_CASE("kernel rows: held rows, and strided ones, have the host's bits", "[si
       x[at(150 + i)] = nan_of<T>();
       Place(true).run(
           [](const Exec& e, T* y) {
-            k::normalize<true>(e, y, y, 1, 150, 1, 1e-5);
-            k::normalize<true>(e, y + 150, y + 150, 1, 150, 1, 1e-5);
-            k::softmax(e, y + 300, y + 300, 1, 150, 1);
+            k::normalize<true>(e, y, y, {1, 150, 1}, 1e-5);
+            k::normalize<true>(e, y + 150, y + 150, {1, 150, 1}, 1e-5);
+            k::softmax(e, y + 300, y + 300, {1, 150, 1});
           },
           x);
       for (std::int64_t j = 0; j < 450; ++j) {
@@ -142,15 +144,15 @@ void check_affine_norm(std::int64_t outer, std::int64_t n, std::int64_t padding,
   const auto check = [&]<bool Centered>(std::bool_constant<Centered>) {
     same_everywhere(
         [&](const Exec& e, const T* from, const W* s, const W* b, R* y) {
-          k::affine_norm<Centered>(e, from + begin, s, b, y + begin, outer, n, inner, 1e-5, padding);
+          k::affine_norm<Centered>(e, from + begin, s, b, y + begin, {outer, n, inner, padding}, 1e-5);
         },
         x, scale, bias, std::vector<R>(at(size)));
     for (const int wanted : {1, 2, 4, 7})  // one of the cotangents, and all
       same_everywhere(
           [&](const Exec& e, const T* from, const W* s, const R* c, T* dx, W* ds, W* db) {
             k::affine_norm_backward<Centered>(e, from + begin, s, c + begin, wanted & 1 ? dx + begin : nullptr,
-                                              wanted & 2 ? ds : nullptr, Centered && wanted & 4 ? db : nullptr, outer,
-                                              n, inner, 1e-5, padding);
+                                              wanted & 2 ? ds : nullptr, Centered && wanted & 4 ? db : nullptr,
+                                              {outer, n, inner, padding}, 1e-5);
           },
           x, scale, ct, std::vector<T>(at(size)), std::vector<W>(at(n)), std::vector<W>(at(n)));
   };

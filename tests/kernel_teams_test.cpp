@@ -279,7 +279,7 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
             k::reduce<MaxOp>(exec, dtype, x, shape, over, out + outs);
             k::reduce<MinOp>(exec, dtype, x, shape, over, out + 2 * outs, std::array<std::int64_t, 3>{5, 61, 307});
             k::reduce<ProdOp>(exec, dtype, x, shape, over, out + 3 * outs);
-            k::argmax(exec, dtype, x, 6, 70, 330, places, 3);
+            k::argmax(exec, dtype, x, {6, 70, 330, 3}, places);
           },
           numbers<T>(6 * 70 * 330, 5), std::vector<T>(4 * 6 * 70 * 330), std::vector<i32>(6 * 330));
     }
@@ -309,7 +309,7 @@ TEST_CASE("kernel teams: argmax takes the first of equals, and of NaNs, for any 
           }
         same_everywhere(
             [=](const Exec& exec, const T* from, i32* places) {
-              kernels::argmax(exec, dtype_v<T>, from, rows, n + padding, inner, places, padding);
+              kernels::argmax(exec, dtype_v<T>, from, {rows, n + padding, inner, padding}, places);
             },
             x, std::vector<i32>(at(rows * inner)));
       }

@@ -524,7 +524,7 @@ TEST_CASE("kernels: argmax takes the first of equals, and a NaN") {
       auto in = random_array<T>(outer * n * inner, rng);
       for (T& x : in) x = element<T>(std::abs(std::round(number(x) * 2)));  // many equal ones
       std::vector<i32> out(at(outer * inner));
-      k::argmax(fx.exec, dtype_v<T>, in.data(), outer, n, inner, out.data());
+      k::argmax(fx.exec, dtype_v<T>, in.data(), {outer, n, inner}, out.data());
       for (std::int64_t o = 0; o < outer * inner; ++o) {
         const auto x = [&](std::int64_t i) { return number(in[at(o / inner * n * inner + i * inner + o % inner)]); };
         std::int64_t best = 0;
@@ -536,7 +536,7 @@ TEST_CASE("kernels: argmax takes the first of equals, and a NaN") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float x[] = {1, nan, 3, nan};
   i32 out = 0;
-  k::argmax(fx.exec, DType::f32, x, 1, 4, 1, &out);
+  k::argmax(fx.exec, DType::f32, x, {1, 4, 1}, &out);
   CHECK(out == 1);
 }
 
@@ -613,9 +613,9 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
       const auto dy = random_array<T>(total, rng);
       std::vector<T> y(x.size());
       std::vector<T> dx(x.size());
-      k::softmax(fx.exec, x.data(), y.data(), outer, n, inner);
+      k::softmax(fx.exec, x.data(), y.data(), {outer, n, inner});
       CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, [](const auto& r) { return softmax_row(r[0]); })));
-      k::softmax_backward(fx.exec, y.data(), dy.data(), dx.data(), outer, n, inner);
+      k::softmax_backward(fx.exec, y.data(), dy.data(), dx.data(), {outer, n, inner});
       CHECK(close(dx,
                   by_rows({numbers(x), numbers(dy)}, outer, n, inner,
                           [](const auto& r) { return pull_back(softmax_row, r[0], r[1]); }),
@@ -624,9 +624,9 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
         const auto f = [&](const Values& r) { return norm_row(r, Centered, eps); };
         auto inplace = x;
         auto cotangent = dy;
-        k::normalize<Centered>(fx.exec, x.data(), y.data(), outer, n, inner, eps);
-        k::normalize<Centered>(fx.exec, inplace.data(), inplace.data(), outer, n, inner, eps);
-        k::normalize_backward<Centered>(fx.exec, x.data(), cotangent.data(), cotangent.data(), outer, n, inner, eps);
+        k::normalize<Centered>(fx.exec, x.data(), y.data(), {outer, n, inner}, eps);
+        k::normalize<Centered>(fx.exec, inplace.data(), inplace.data(), {outer, n, inner}, eps);
+        k::normalize_backward<Centered>(fx.exec, x.data(), cotangent.data(), cotangent.data(), {outer, n, inner}, eps);
         CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, [&](const auto& r) { return f(r[0]); }), 3));
         CHECK(numbers(inplace) == numbers(y));
         CHECK(close(cotangent,
@@ -642,7 +642,7 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
   const float inf = std::numeric_limits<float>::infinity();
   const float x[] = {1000, -inf, 1000, 999};
   float y[4];
-  k::softmax(fx.exec, x, y, 1, 4, 1);
+  k::softmax(fx.exec, x, y, {1, 4, 1});
   CHECK(y[1] == 0.0F);
   CHECK(y[0] == Approx(1 / (2 + std::exp(-1.0))));
 }
@@ -1206,7 +1206,7 @@ TEST_CASE("kernels: several threads at once, and any thread count, give the same
     const Shape xe{b, l, m};
     const auto product = k::plan_einsum(std::vector{0, 1, 2}, std::vector{2, 3}, std::vector{0, 1, 3});
     k::einsum(fx.exec, product, DType::f32, DType::f32, x.data(), xe, w.data(), Shape{m, m}, y.data());
-    k::softmax(fx.exec, y.data(), out, b * l, m, 1);
+    k::softmax(fx.exec, y.data(), out, {b * l, m});
     const Shape strides{0, 1};
     const Shape index_strides{1, 0};
     const Shape result{b * l, m};

@@ -123,9 +123,7 @@ class Shard {
       throw Error("for_each_row: `" + std::string(to_string(*value_->spec).view()) + "` has no unsharded dim `" +
                   std::string(dim) + "`; name one that each device holds whole");
     const detail::Along a = detail::along(*value_, at);
-    value_->device->host_exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
-      f(Row{i / a.inner * a.n * a.inner + i % a.inner, a.inner, a.n - a.padding});
-    });
+    value_->device->host_exec().for_each(a.rows(), [&](std::int64_t i) { f(Row{a.offset(i), a.inner, a.counted()}); });
   }
 
  private:

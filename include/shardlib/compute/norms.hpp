@@ -59,7 +59,7 @@ template <class D>
 Buffer Softmax<D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  kernels::softmax(out.device->exec(), in.as<const D>(), result.as<D>(), a.outer, a.n, a.inner, a.padding);
+  kernels::softmax(out.device->exec(), in.as<const D>(), result.as<D>(), a);
   return result;
 }
 template <class D>
@@ -67,7 +67,7 @@ Buffer SoftmaxBackward<D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer shard = allocate(out);
   kernels::softmax_backward(out.device->exec(), x->template as<const D>(), ct->template as<const D>(), shard.as<D>(),
-                            a.outer, a.n, a.inner);
+                            a);
   return shard;
 }
 
@@ -105,8 +105,7 @@ template <Norm kind, class D>
 Buffer Normalize<kind, D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  kernels::normalize<kind == Norm::layer>(out.device->exec(), in.as<const D>(), result.as<D>(), a.outer, a.n, a.inner,
-                                          epsilon, a.padding);
+  kernels::normalize<kind == Norm::layer>(out.device->exec(), in.as<const D>(), result.as<D>(), a, epsilon);
   return result;
 }
 template <Norm kind, class D>
@@ -114,8 +113,7 @@ Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer result = allocate(out);
   kernels::normalize_backward<kind == Norm::layer>(out.device->exec(), x->template as<const D>(),
-                                                   ct->template as<const D>(), result.as<D>(), a.outer, a.n, a.inner,
-                                                   epsilon, a.padding);
+                                                   ct->template as<const D>(), result.as<D>(), a, epsilon);
   return result;
 }
 
@@ -135,8 +133,7 @@ struct AffineNormOf {
     const Along a = along(*norm.x, norm.dim);
     Buffer result = allocate(out);
     kernels::affine_norm<centered>(out.device->exec(), norm.x->as<const D>(), norm.scale->as<const E>(),
-                                   centered ? norm.bias->as<const E>() : nullptr, result.as<R>(), a.outer, a.n, a.inner,
-                                   norm.epsilon, a.padding);
+                                   centered ? norm.bias->as<const E>() : nullptr, result.as<R>(), a, norm.epsilon);
     return result;
   }
   static void backward(const AffineNorm& norm, const Value& ct, std::span<const ValuePtr> cotangents) {
@@ -147,8 +144,7 @@ struct AffineNormOf {
     E* const none = nullptr;
     kernels::affine_norm_backward<centered>(ct.device->exec(), norm.x->as<const D>(), norm.scale->as<const E>(),
                                             ct.as<const R>(), memory(0, static_cast<D*>(nullptr)), memory(1, none),
-                                            centered ? memory(2, none) : nullptr, a.outer, a.n, a.inner, norm.epsilon,
-                                            a.padding);
+                                            centered ? memory(2, none) : nullptr, a, norm.epsilon);
   }
 };
 template <Norm kind, class D, class E, class R>

@@ -27,8 +27,8 @@ template <class D>
 Buffer Argsort<D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  kernels::argsort(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, a.padding, descending,
-                   out.global.logical[dim], result.as<i32>(), out.local[dim]);
+  kernels::argsort(out.device->exec(), dtype_c<D>, in.data().data(), a, descending, out.global.logical[dim],
+                   result.as<i32>(), out.local[dim]);
   return result;
 }
 

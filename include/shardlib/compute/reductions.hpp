@@ -8,6 +8,7 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/reduce.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
@@ -17,10 +18,8 @@ namespace shardlib::detail {
 /// Which dims of `in` the result lacks.
 SHARDLIB_INLINE Small<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
-/// A shard viewed along an unsharded dim: `outer` x `n` x `inner`. The last `padding` of the n elements are padding.
-struct Along {
-  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
-};
+using kernels::Along;
+/// A shard along an unsharded dim.
 inline Along along(const Value& x, int dim) {
   Along a;
   a.padding = x.global.padded[dim] - x.global.logical[dim];
@@ -62,7 +61,7 @@ Buffer argmax_kernel(const Value& in, const Value& out) {
   const auto dim = std::ranges::find(removed, true) - removed.begin();
   const Along a = along(in, static_cast<int>(dim));
   Buffer result = allocate(out);
-  kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, result.as<i32>(), a.padding);
+  kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a, result.as<i32>());
   return result;
 }
 

@@ -19,8 +19,7 @@ template <class Op, class D>
 Buffer Cumulate<Op, D>::operator()(const Value& in, const Value& out) const {
   const Along a = along(in, dim);
   Buffer result = allocate(out);
-  kernels::cumulate<Op>(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner,
-                        reverse);
+  kernels::cumulate<Op>(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a, reverse);
   return result;
 }
 template <class D>
@@ -28,15 +27,14 @@ Buffer CumprodBackward<D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer shard = allocate(out);
   kernels::cumprod_backward(out.device->exec(), dtype_c<D>, x->data().data(), result->data().data(), ct->data().data(),
-                            shard.data(), a.outer, a.n, a.inner);
+                            shard.data(), a);
   return shard;
 }
 template <class D>
 Buffer CummaxBackward<D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
   Buffer shard = allocate(out);
-  kernels::cummax_backward(out.device->exec(), dtype_c<D>, x->data().data(), ct->data().data(), shard.data(), a.outer,
-                           a.n, a.inner);
+  kernels::cummax_backward(out.device->exec(), dtype_c<D>, x->data().data(), ct->data().data(), shard.data(), a);
   return shard;
 }
 /// Gathers `rows` rows of numbers of `bytes` bytes from each shard along dim number `dim`; `fill` writes this shard's.
@@ -58,10 +56,10 @@ Buffer LinearScan<D>::operator()(const Value& out) const {
   const Exec exec = out.device->exec();
   const void *const from_a = a->data().data(), *const from_b = b->data().data();
   const GatheredEnds gathered(out, dim, 2, sizeof(accumulator_t<D>), [&](void* ends) {
-    kernels::linear_scan_ends(exec, dtype_c<D>, from_a, from_b, ends, d.outer, d.n, d.inner, reverse);
+    kernels::linear_scan_ends(exec, dtype_c<D>, from_a, from_b, ends, d, reverse);
   });
   Buffer h = allocate(out);
-  kernels::linear_scan(exec, dtype_c<D>, from_a, from_b, h.data(), d.outer, d.n, d.inner, reverse, gathered.ends());
+  kernels::linear_scan(exec, dtype_c<D>, from_a, from_b, h.data(), d, reverse, gathered.ends());
   return h;
 }
 template <class D>
@@ -71,11 +69,10 @@ Buffer LinearScanBackward<D>::operator()(const Value& out) const {
   const void *const from_a = a->data().data(), *const from_ct = ct->data().data();
   const void* const h = result ? result->data().data() : nullptr;
   const GatheredEnds gathered(out, dim, result ? 3 : 2, sizeof(accumulator_t<D>), [&](void* ends) {
-    kernels::linear_scan_backward_ends(exec, dtype_c<D>, from_a, h, from_ct, ends, d.outer, d.n, d.inner, reverse);
+    kernels::linear_scan_backward_ends(exec, dtype_c<D>, from_a, h, from_ct, ends, d, reverse);
   });
   Buffer shard = allocate(out);
-  kernels::linear_scan_backward(exec, dtype_c<D>, from_a, h, from_ct, shard.data(), d.outer, d.n, d.inner, reverse,
-                                gathered.ends());
+  kernels::linear_scan_backward(exec, dtype_c<D>, from_a, h, from_ct, shard.data(), d, reverse, gathered.ends());
   return shard;
 }
 

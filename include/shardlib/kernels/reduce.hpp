@@ -6,6 +6,7 @@
 #include <span>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::kernels {
@@ -24,11 +25,10 @@ void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const st
 template <class T>
 void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t<T>* out);
 
-/// The index of the first maximum (or of the first NaN) along the middle dim of (outer, n, inner). The last `padding`
-/// elements of that dim do not count; there is one that does.
+/// The index of the first maximum (or of the first NaN) of each row. Padding does not count; there is an element that
+/// does.
 template <class AnyDType>
-void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
-            i32* out, std::int64_t padding = 0);
+void argmax(const Exec& exec, AnyDType dtype, const void* in, const Along& a, i32* out);
 
 /// The cotangent of the operand of max or min, whose result is `extrema`. Among the elements that were reduced to one
 /// result, the first that equals it (in row-major order; a NaN equals a NaN) gets its cotangent, the others 0. Elements

@@ -55,6 +55,19 @@ constexpr DimVector row_major(std::span<const std::int64_t> shape) {
   return strides;
 }
 
+/// A dense array along its middle dim, (outer, n, inner). A row is what it has there for one outer and one inner index.
+/// The last `padding` elements of each row are padding.
+struct Along {
+  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
+
+  [[nodiscard]] constexpr std::int64_t rows() const { return outer * inner; }
+  [[nodiscard]] constexpr std::int64_t counted() const { return n - padding; }  ///< elements of a row
+  /// Where the element i of a row is.
+  [[nodiscard]] constexpr std::int64_t offset(std::int64_t row, std::int64_t i = 0) const {
+    return row / inner * n * inner + row % inner + i * inner;
+  }
+};
+
 /// Nested loops over K arrays. Removes dims of size 1, and merges dims that are contiguous in every array.
 template <std::size_t K>
 struct Nest {

@@ -5,6 +5,8 @@
 
 #ifdef SHARDLIB_COMPILED
 #define SHARDLIB_INLINE
+/// An instance of a function template, compiled into shardlib::compiled: `SHARDLIB_INSTANCE(softmax<f32>)`
+#define SHARDLIB_INSTANCE(...) template decltype(__VA_ARGS__) __VA_ARGS__;
 #else
 #define SHARDLIB_INLINE inline
 #endif

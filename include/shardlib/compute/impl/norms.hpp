@@ -76,9 +76,8 @@ SHARDLIB_INLINE ValuePtr record_rows_vjp(const OpInfo& op, const ValuePtr& ct, c
                            const HostNumbers ct(*by), h(*g), numbers(*at);
                            return filled_on_host(out, [&](const HostNumbers& result) {
                              for (std::int64_t i = 0; i < out.count(); ++i) result.set(i, 0);  // padding
-                             out.device->host_exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
-                               second_of_row(vjp, ct, h, numbers, result, i / a.inner * a.n * a.inner + i % a.inner,
-                                             a.inner, a.n - a.padding);
+                             out.device->host_exec().for_each(a.rows(), [&](std::int64_t i) {
+                               second_of_row(vjp, ct, h, numbers, result, a.offset(i), a.inner, a.counted());
                              });
                            });
                          };

@@ -15,7 +15,7 @@ SHARDLIB_INLINE GatheredEnds::GatheredEnds(const Value& out, int dim, std::int64
   auto& group = out.device->group(axes);
   if (group.size() == 1) return;
   const Along d = along(out, dim);
-  const Buffer own = out.device->pool()->allocate(static_cast<std::size_t>(rows * d.outer * d.inner) * bytes);
+  const Buffer own = out.device->pool()->allocate(static_cast<std::size_t>(rows * d.rows()) * bytes);
   fill(own.data());
   all_ = out.device->pool()->allocate(own.bytes() * static_cast<std::size_t>(group.size()));
   complete(out, [&] { return group.all_gather(own, all_); });

@@ -7,6 +7,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 
@@ -41,23 +42,14 @@ struct Ordered {
   }
 };
 
-/// Rows along the middle dim of (outer, n, inner), from the row `first` on.
-struct OrderedRows {
-  std::int64_t n, inner, first;
-  /// The offset of an element, counted from the group's first row.
-  [[nodiscard]] constexpr std::int64_t find(std::int64_t row, std::int64_t i) const {
-    return (first + row) / inner * n * inner + (first + row) % inner + i * inner;
-  }
-};
-
-/// Lists the `counted` elements of each row, `total` in all, in pieces.
+/// Lists the elements that count of the rows from `first` on, `total` in all, in pieces.
 template <class T>
 struct ListElements {
   static constexpr std::int64_t piece = 1024;
   const T* in;
   Ordered* list;
-  OrderedRows rows;
-  std::int64_t counted, total;
+  Along rows;
+  std::int64_t first, total;
   bool descending;
 
   template <class Team>
@@ -65,20 +57,21 @@ struct ListElements {
     constexpr std::int64_t longest = piece;
     const std::int64_t begin = item * longest;
     team.lanes(std::min(longest, total - begin), [=, this](std::int64_t i) {
-      const std::int64_t row = (begin + i) / counted, index = (begin + i) % counted;
-      const std::uint64_t key = order_key(in[rows.find(row, index)]);
+      const std::int64_t counted = rows.counted(), row = (begin + i) / counted, index = (begin + i) % counted;
+      const std::uint64_t key = order_key(in[rows.offset(first + row, index)]);
       list[begin + i] = {descending ? ~key : key, static_cast<std::int32_t>(row), static_cast<std::int32_t>(index)};
     });
   }
 };
 
-/// Writes the indices of the first k elements of each row, and zeros after them, `total` in all, in pieces.
+/// Writes the indices of the first k elements of the rows from `first` on, and zeros after them, `total` in all, in
+/// pieces. The list has `counted` elements of each row.
 struct TakeIndices {
   static constexpr std::int64_t piece = 1024;
   const Ordered* list;
   i32* out;
-  OrderedRows rows;
-  std::int64_t counted, k, total;
+  Along rows;
+  std::int64_t first, counted, k, total;
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
@@ -86,7 +79,7 @@ struct TakeIndices {
     const std::int64_t begin = item * longest;
     team.lanes(std::min(longest, total - begin), [=, this](std::int64_t i) {
       const std::int64_t row = (begin + i) / rows.n, place = (begin + i) % rows.n;
-      out[rows.find(row, place)] = place < k ? list[row * counted + place].index : 0;
+      out[rows.offset(first + row, place)] = place < k ? list[row * counted + place].index : 0;
     });
   }
 };

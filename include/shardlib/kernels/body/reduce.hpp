@@ -229,8 +229,7 @@ struct SumOfGroups {
   }
 };
 
-/// The place of the first maximum, or of the first NaN, of `counted` elements with a stride of `inner`. An item is such
-/// a row. Several lanes share its elements.
+/// The place of the first maximum, or of the first NaN, of a row, which is an item. Several lanes share its elements.
 template <class T>
 struct Argmax {
   using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
@@ -247,12 +246,13 @@ struct Argmax {
   static constexpr std::int64_t columns = 128;
   const T* in;
   i32* out;
-  std::int64_t n, inner, counted;
+  Along along;
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
-    const T* const x = in + item / inner * n * inner + item % inner;
+    const T* const x = in + along.offset(item);
     i32* const to = out + item;
+    const std::int64_t inner = along.inner, counted = along.counted();
     if constexpr (Team::single) {
       Best best{static_cast<Acc>(x[0]), 0};
       for (std::int64_t i = 1; i < counted; ++i) {
@@ -265,9 +265,9 @@ struct Argmax {
       Best* const tile = team.template tile<Best, most>();
       std::int64_t width = most;  // of the tree; short rows take a short one
       while (width / 2 >= counted) width /= 2;
-      team.lanes(width, [=, stride = inner, count = counted](std::int64_t column) {
+      team.lanes(width, [=](std::int64_t column) {
         Best best{static_cast<Acc>(x[0]), 0};
-        for (std::int64_t i = column; i < count; i += width) best.meet({static_cast<Acc>(x[i * stride]), i});
+        for (std::int64_t i = column; i < counted; i += width) best.meet({static_cast<Acc>(x[i * inner]), i});
         tile[column] = best;
       });
       for (std::int64_t half = width / 2; half > 0; half /= 2) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 #ifdef SHARDLIB_COMPILED
 
@@ -9,16 +10,14 @@
 
 namespace shardlib::kernels {
 
-#define SHARDLIB_INSTANTIATE(T, R)                                                                                    \
-  template void causal_attention(const Exec&, const AttentionLoops&, const T*, const T*, const T*, AttentionSegments, \
-                                 R*, accumulator_t<T>*);                                                              \
-  template void causal_attention_backward(const Exec&, const AttentionLoops&, const T*, const T*, const T*,           \
-                                          AttentionSegments, const T*, const accumulator_t<T>*, const T*, R*, R*, R*);
-SHARDLIB_INSTANTIATE(f32, f32)
-SHARDLIB_INSTANTIATE(bf16, bf16)
-SHARDLIB_INSTANTIATE(bf16, f32)
-SHARDLIB_INSTANTIATE(f64, f64)
-#undef SHARDLIB_INSTANTIATE
+SHARDLIB_INSTANCE(causal_attention<f32, f32>)
+SHARDLIB_INSTANCE(causal_attention<bf16, bf16>)
+SHARDLIB_INSTANCE(causal_attention<bf16, f32>)
+SHARDLIB_INSTANCE(causal_attention<f64, f64>)
+SHARDLIB_INSTANCE(causal_attention_backward<f32, f32>)
+SHARDLIB_INSTANCE(causal_attention_backward<bf16, bf16>)
+SHARDLIB_INSTANCE(causal_attention_backward<bf16, f32>)
+SHARDLIB_INSTANCE(causal_attention_backward<f64, f64>)
 
 }  // namespace shardlib::kernels
 

@@ -1,9 +1,8 @@
 // Instances of templates for every dtype, compiled into shardlib::compiled: lookups and sorting.
 #pragma once
 
-#include <cstdint>
-
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 #ifdef SHARDLIB_COMPILED
 
@@ -12,13 +11,12 @@
 
 namespace shardlib::kernels {
 
-template void argsort(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
-                      std::int64_t, i32*, std::int64_t);
-template void join_ids(const Exec&, const Lookup&, const i32*, const char*, u32*);
-template void join_ids(const Exec&, const Lookup&, const u32*, const char*, u32*);
-template void gather(const Exec&, DType, const Lookup&, const void*, const void*, void*);
-template void scatter_add_to(const Exec&, DType, const Lookup&, const void*, const void*, void*);
-template void scatter_add(const Exec&, DType, const Lookup&, const void*, const void*, void*, std::int64_t);
+SHARDLIB_INSTANCE(argsort<DType>)
+SHARDLIB_INSTANCE(join_ids<i32>)
+SHARDLIB_INSTANCE(join_ids<u32>)
+SHARDLIB_INSTANCE(gather<DType>)
+SHARDLIB_INSTANCE(scatter_add_to<DType>)
+SHARDLIB_INSTANCE(scatter_add<DType>)
 
 }  // namespace shardlib::kernels
 

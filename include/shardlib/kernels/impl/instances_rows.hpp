@@ -1,7 +1,8 @@
 // Instances of templates for every dtype, compiled into shardlib::compiled: rows.
 #pragma once
 
-#include <cstdint>
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 #ifdef SHARDLIB_COMPILED
 
@@ -9,44 +10,34 @@
 
 namespace shardlib::kernels {
 
-#define SHARDLIB_INSTANTIATE_NORM(Centered, T)                                                                   \
-  template void normalize<Centered>(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, double, \
-                                    std::int64_t);                                                               \
-  template void normalize_backward<Centered>(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t,    \
-                                             std::int64_t, double, std::int64_t);
-#define SHARDLIB_INSTANTIATE(T)                                                                                  \
-  template void softmax(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t);      \
-  template void softmax_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t); \
-  template void sum_exp(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);          \
-  template void cross_entropy_backward(const Exec&, const T*, const T*, const T*, const i32*, const T*, T*,      \
-                                       std::int64_t, std::int64_t, std::int64_t);                                \
-  template void cross_entropy_backward(const Exec&, const T*, const T*, const T*, const u32*, const T*, T*,      \
-                                       std::int64_t, std::int64_t, std::int64_t);                                \
-  SHARDLIB_INSTANTIATE_NORM(false, T)                                                                            \
-  SHARDLIB_INSTANTIATE_NORM(true, T)
-SHARDLIB_INSTANTIATE(f32)
-SHARDLIB_INSTANTIATE(bf16)
-SHARDLIB_INSTANTIATE(f64)
-#undef SHARDLIB_INSTANTIATE
-#undef SHARDLIB_INSTANTIATE_NORM
+#define SHARDLIB_ROWS(T)                            \
+  SHARDLIB_INSTANCE(softmax<T>)                     \
+  SHARDLIB_INSTANCE(softmax_backward<T>)            \
+  SHARDLIB_INSTANCE(sum_exp<T>)                     \
+  SHARDLIB_INSTANCE(cross_entropy_backward<T, i32>) \
+  SHARDLIB_INSTANCE(cross_entropy_backward<T, u32>) \
+  SHARDLIB_INSTANCE(normalize<false, T>)            \
+  SHARDLIB_INSTANCE(normalize<true, T>)             \
+  SHARDLIB_INSTANCE(normalize_backward<false, T>)   \
+  SHARDLIB_INSTANCE(normalize_backward<true, T>)
+SHARDLIB_ROWS(f32)
+SHARDLIB_ROWS(bf16)
+SHARDLIB_ROWS(f64)
+#undef SHARDLIB_ROWS
 
-#define SHARDLIB_INSTANTIATE_AFFINE(Centered, T, W, R)                                                              \
-  template void affine_norm<Centered>(const Exec&, const T*, const W*, const W*, R*, std::int64_t, std::int64_t,    \
-                                      std::int64_t, double, std::int64_t);                                          \
-  template void affine_norm_backward<Centered>(const Exec&, const T*, const W*, const R*, T*, W*, W*, std::int64_t, \
-                                               std::int64_t, std::int64_t, double, std::int64_t);
-#define SHARDLIB_INSTANTIATE(T, W, R)         \
-  SHARDLIB_INSTANTIATE_AFFINE(false, T, W, R) \
-  SHARDLIB_INSTANTIATE_AFFINE(true, T, W, R)
-SHARDLIB_INSTANTIATE(f32, f32, f32)
-SHARDLIB_INSTANTIATE(f32, f32, bf16)
-SHARDLIB_INSTANTIATE(bf16, bf16, bf16)
-SHARDLIB_INSTANTIATE(bf16, bf16, f32)
-SHARDLIB_INSTANTIATE(bf16, f32, bf16)
-SHARDLIB_INSTANTIATE(bf16, f32, f32)
-SHARDLIB_INSTANTIATE(f64, f64, f64)
-#undef SHARDLIB_INSTANTIATE
-#undef SHARDLIB_INSTANTIATE_AFFINE
+#define SHARDLIB_NORMS(...)                                   \
+  SHARDLIB_INSTANCE(affine_norm<false, __VA_ARGS__>)          \
+  SHARDLIB_INSTANCE(affine_norm<true, __VA_ARGS__>)           \
+  SHARDLIB_INSTANCE(affine_norm_backward<false, __VA_ARGS__>) \
+  SHARDLIB_INSTANCE(affine_norm_backward<true, __VA_ARGS__>)
+SHARDLIB_NORMS(f32, f32, f32)
+SHARDLIB_NORMS(f32, f32, bf16)
+SHARDLIB_NORMS(bf16, bf16, bf16)
+SHARDLIB_NORMS(bf16, bf16, f32)
+SHARDLIB_NORMS(bf16, f32, bf16)
+SHARDLIB_NORMS(bf16, f32, f32)
+SHARDLIB_NORMS(f64, f64, f64)
+#undef SHARDLIB_NORMS
 
 }  // namespace shardlib::kernels
 

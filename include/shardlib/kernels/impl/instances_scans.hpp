@@ -1,9 +1,8 @@
 // Instances of templates for every dtype, compiled into shardlib::compiled: scans.
 #pragma once
 
-#include <cstdint>
-
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
 
 #ifdef SHARDLIB_COMPILED
 
@@ -11,24 +10,15 @@
 
 namespace shardlib::kernels {
 
-template void cumulate<detail::SumOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
-                                      bool);
-template void cumulate<detail::ProdOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
-                                       bool);
-template void cumulate<detail::MaxOp>(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
-                                      bool);
-template void cumprod_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
-                               std::int64_t, std::int64_t);
-template void cummax_backward(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
-                              std::int64_t);
-template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
-                          bool, const ScanEnds&);
-template void linear_scan_ends(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
-                               std::int64_t, bool);
-template void linear_scan_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
-                                   std::int64_t, std::int64_t, bool, const ScanEnds&);
-template void linear_scan_backward_ends(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
-                                        std::int64_t, std::int64_t, bool);
+SHARDLIB_INSTANCE(cumulate<detail::SumOp, DType>)
+SHARDLIB_INSTANCE(cumulate<detail::ProdOp, DType>)
+SHARDLIB_INSTANCE(cumulate<detail::MaxOp, DType>)
+SHARDLIB_INSTANCE(cumprod_backward<DType>)
+SHARDLIB_INSTANCE(cummax_backward<DType>)
+SHARDLIB_INSTANCE(linear_scan<DType>)
+SHARDLIB_INSTANCE(linear_scan_ends<DType>)
+SHARDLIB_INSTANCE(linear_scan_backward<DType>)
+SHARDLIB_INSTANCE(linear_scan_backward_ends<DType>)
 
 }  // namespace shardlib::kernels
 

@@ -141,11 +141,9 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
 }
 
 template <class AnyDType>
-void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
-            i32* out, std::int64_t padding) {
-  const std::int64_t counted = n - padding;
+void argmax(const Exec& exec, AnyDType dtype, const void* in, const Along& a, i32* out) {
   visit_dtype(dtype, [&]<class T>(T) {
-    exec.for_items(outer * inner, 0, body::Argmax<T>{static_cast<const T*>(in), out, n, inner, counted});
+    exec.for_items(a.rows(), 0, body::Argmax<T>{static_cast<const T*>(in), out, a});
   });
 }
 

@@ -17,15 +17,15 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// Calls hold(groups) if the parts of a device's teams hold rows of n numbers, in so many groups of 64. Returns
+/// Calls hold(groups) if the parts of a device's teams hold whole rows, in so many groups of 64 numbers. Returns
 /// whether.
 template <class T, class Hold>
-bool hold_rows(const Exec& exec, std::int64_t n, std::int64_t inner, std::int64_t counted, const Hold& hold) {
+bool hold_rows(const Exec& exec, const Along& a, const Hold& hold) {
   if constexpr (std::is_same_v<T, double>) {
     return false;
   } else {
-    if (!exec.on_device() || inner != 1 || counted <= 0 || n > 2048) return false;
-    if (n <= 1024)
+    if (!exec.on_device() || a.inner != 1 || a.counted() <= 0 || a.n > 2048) return false;
+    if (a.n <= 1024)
       hold(std::integral_constant<int, 16>{});
     else
       hold(std::integral_constant<int, 32>{});
@@ -36,20 +36,19 @@ bool hold_rows(const Exec& exec, std::int64_t n, std::int64_t inner, std::int64_
 /// Calls row(team, input rows, output row) for every row. On devices the parts of teams hold short contiguous rows, for
 /// `held_row`.
 template <class T, std::size_t In, class Row, class HeldRow, class Out>
-void for_rows(const Exec& exec, const std::array<const T*, In>& in, Out* out, std::int64_t outer, std::int64_t n,
-              std::int64_t inner, std::int64_t counted, const Row& row, const HeldRow& held_row) {
+void for_rows(const Exec& exec, const std::array<const T*, In>& in, Out* out, const Along& a, const Row& row,
+              const HeldRow& held_row) {
   using A = accumulator_t<T>;
   // Treats both layouts alike: slabs of `columns` rows, which are contiguous or strided.
-  const bool flat = inner == 1;
-  const std::int64_t columns = flat ? outer : inner;
-  const std::int64_t slabs = flat ? 1 : outer;
+  const bool flat = a.inner == 1;
+  const std::int64_t n = a.n, columns = flat ? a.outer : a.inner, slabs = flat ? 1 : a.outer;
   if (slabs * columns == 0 || n == 0) return;
   const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
     using Kernel = body::HeldRows<T, In, HeldRow, Groups, Out>;
-    exec.for_items_on_device((outer + Kernel::together - 1) / Kernel::together, 0,
-                             Kernel{in, out, static_cast<int>(n), static_cast<int>(counted), outer, held_row});
+    exec.for_items_on_device((a.outer + Kernel::together - 1) / Kernel::together, 0,
+                             Kernel{in, out, static_cast<int>(n), static_cast<int>(a.counted()), a.outer, held_row});
   };
-  if (hold_rows<T>(exec, n, inner, counted, hold)) return;
+  if (hold_rows<T>(exec, a, hold)) return;
   // A GPU's scratch memory, for up to 2112 blocks at once, fits its second-level cache if it is for one row each. Along
   // an inner stride two rows share what is read for one; 16, as on the host, would take gigabytes.
   const bool gpu = exec.gpu() != nullptr;
@@ -64,16 +63,14 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, Out* out, st
 }  // namespace detail
 
 template <class T>
-void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
-             std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Softmax{n, n - padding},
-                         body::HeldSoftmax{});
+void softmax(const Exec& exec, const T* x, T* y, const Along& a) {
+  detail::for_rows<T, 1>(exec, {x}, y, a, body::Softmax{a.n, a.counted()}, body::HeldSoftmax{});
 }
 
 template <class T>
-void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                      std::int64_t inner) {
-  detail::for_rows<T, 2>(exec, {y, dy}, dx, outer, n, inner, n, body::SoftmaxBackward{n}, body::HeldSoftmaxBackward{});
+void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, const Along& a) {
+  const Along all{a.outer, a.n, a.inner};  // padding holds zeros
+  detail::for_rows<T, 2>(exec, {y, dy}, dx, all, body::SoftmaxBackward{a.n}, body::HeldSoftmaxBackward{});
 }
 
 template <class T>
@@ -89,45 +86,40 @@ void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const 
 }
 
 template <bool Centered, class T>
-void normalize(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
-               std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<Centered>{n, n - padding, eps},
-                         body::HeldNorm<Centered>{eps});
+void normalize(const Exec& exec, const T* x, T* y, const Along& a, double eps) {
+  detail::for_rows<T, 1>(exec, {x}, y, a, body::Norm<Centered>{a.n, a.counted(), eps}, body::HeldNorm<Centered>{eps});
 }
 
 template <bool Centered, class T>
-void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                        std::int64_t inner, double eps, std::int64_t padding) {
-  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding,
-                         body::NormBackward<Centered>{n, n - padding, eps}, body::HeldNormBackward<Centered>{eps});
+void normalize_backward(const Exec& exec, const T* x, const T* dy, T* dx, const Along& a, double eps) {
+  detail::for_rows<T, 2>(exec, {x, dy}, dx, a, body::NormBackward<Centered>{a.n, a.counted(), eps},
+                         body::HeldNormBackward<Centered>{eps});
 }
 
 template <bool Centered, class T, class W, class R>
-void affine_norm(const Exec& exec, const T* x, const W* scale, const W* bias, R* y, std::int64_t outer, std::int64_t n,
-                 std::int64_t inner, double eps, std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding,
-                         body::AffineNorm<Centered, W>{scale, bias, n, n - padding, eps},
+void affine_norm(const Exec& exec, const T* x, const W* scale, const W* bias, R* y, const Along& a, double eps) {
+  detail::for_rows<T, 1>(exec, {x}, y, a, body::AffineNorm<Centered, W>{scale, bias, a.n, a.counted(), eps},
                          body::HeldAffineNorm<Centered, W>{scale, bias, eps});
 }
 
 template <bool Centered, class T, class W, class R>
 void affine_norm_backward(const Exec& exec, const T* x, const W* scale, const R* ct, T* dx, W* dscale, W* dbias,
-                          std::int64_t outer, std::int64_t n, std::int64_t inner, double eps, std::int64_t padding) {
+                          const Along& a, double eps) {
   using Rows = body::AffineNormBackward<Centered, T, W, R>;
   using A = typename Rows::A;
   using Sums = body::SumGroups<A, W>;
-  if (n == 0) return;
-  const std::int64_t rows = outer * inner, groups = (rows + Rows::group - 1) / Rows::group;
+  if (a.n == 0) return;
+  const std::int64_t n = a.n, rows = a.rows(), groups = (rows + Rows::group - 1) / Rows::group;
   const bool summed = dscale != nullptr || dbias != nullptr;
   Buffer sums;
   if (summed) sums = exec.pool->allocate(static_cast<std::size_t>(groups * Rows::kinds * n) * sizeof(A));
-  const typename Rows::Base gradients{x, scale, ct, dx, sums.as<A>(), rows, n, n - padding, eps};
+  const typename Rows::Base gradients{x, scale, ct, dx, sums.as<A>(), rows, n, a.counted(), eps};
   const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
     using Kernel = body::HeldAffineNormBackward<Centered, T, W, R, Groups>;
     exec.for_items_on_device((groups + Kernel::together - 1) / Kernel::together, 0, Kernel{gradients});
   };
-  if (!detail::hold_rows<T>(exec, n, inner, n - padding, hold))
-    exec.for_items(groups, static_cast<std::size_t>(4 * n) * sizeof(A), Rows{gradients, inner});
+  if (!detail::hold_rows<T>(exec, a, hold))
+    exec.for_items(groups, static_cast<std::size_t>(4 * n) * sizeof(A), Rows{gradients, a.inner});
   if (!summed) return;
   const std::int64_t tiles = (n + Sums::columns - 1) / Sums::columns;
   exec.for_items(tiles * Rows::kinds, 0, Sums{sums.as<A>(), {dscale, dbias}, groups, n, Rows::kinds, tiles});
