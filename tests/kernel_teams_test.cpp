@@ -338,9 +338,9 @@ TEST_CASE("kernel teams: sums of products have the same bits for any number of l
         terms.kept.push(j, {0, l, i});
         terms.summed.push(k, {l, j * l, 0});
         terms.summed.push(l, {1, 1, 0});
-        const shardlib::kernels::body::SumProducts<SumOp, T> kernel{terms, k * l, i * j, each};
+        const shardlib::kernels::body::SumProducts<T> kernel{terms, k * l, i * j, each};
         exec.for_items(kernel.items(), 0, kernel);
-        exec.for_items(i * j, 0, shardlib::kernels::body::SumProductsTogether<SumOp, T>{terms, k * l, together});
+        exec.for_items(i * j, 0, shardlib::kernels::body::SumProductsTogether<T>{terms, k * l, together});
       };
       same_everywhere(run, lhs, rhs, std::vector<T>(at(i * j)), std::vector<T>(at(i * j)));
       auto x = lhs, y = rhs;

@@ -225,12 +225,12 @@ KERNEL(body::LogitSums<f64, i32>)
 KERNEL(body::LogitSlopes<f32, i32, f32>)
 KERNEL(body::LogitSlopes<f32, u32, bf16>)
 KERNEL(body::LogitSlopes<f64, i32, f64>)
-KERNEL(body::SumProducts<kernels::detail::SumOp, f32>)
-KERNEL(body::SumProducts<kernels::detail::SumOp, f64>)
-KERNEL(body::SumProducts<kernels::detail::SumOp, i32>)
-KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f32>)
-KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f64>)
-KERNEL(body::SumProductsTogether<kernels::detail::SumOp, i32>)
+KERNEL(body::SumProducts<f32>)
+KERNEL(body::SumProducts<f64>)
+KERNEL(body::SumProducts<i32>)
+KERNEL(body::SumProductsTogether<f32>)
+KERNEL(body::SumProductsTogether<f64>)
+KERNEL(body::SumProductsTogether<i32>)
 #undef KERNELS
 #undef HELD
 #undef MAP2

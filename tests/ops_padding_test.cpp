@@ -212,6 +212,15 @@ TEST_CASE("padded: maxima do not see the padding", "[ops][padding]") {
   });
 }
 
+TEST_CASE("padded: integers are divided where a shard is padding alone", "[ops][padding]") {
+  on_mesh("d=4,t=1", [](const Grid& mesh) {
+    const Sizes sizes{{"A", 3, 8}};
+    const auto x = place<Tensor<i32, "A/d">>(mesh, HostArray<i32>({3}, {6, 7, 8}), sizes);
+    const auto y = place<Tensor<i32, "A/d">>(mesh, HostArray<i32>({3}, {2, 3, 4}), sizes);
+    expect(whole(x / y).data == std::vector<double>{3, 2, 2}, "quotients");
+  });
+}
+
 TEST_CASE("padded: what is not finite at the padding stays there", "[ops][padding]") {
   on_mesh("d=2,t=1", [](const Grid& mesh) {
     const auto x = place<Tensor<f32, "B/d M">>(mesh, counting<f32>({3, 5}), {{"B", 3, 4}, {"M", 5, 6}});

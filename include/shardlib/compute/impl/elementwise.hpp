@@ -37,28 +37,15 @@ SHARDLIB_INLINE void check_divisor(const Value& divisor) {
   const auto strides = kernels::row_major(view(divisor.local));
   kernels::Nest<1> nest;
   for (int i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
-  const auto text = [&] {
-    return "the divisor `" + std::string(to_string(*divisor.spec).view()) +
-           "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`";
+  const auto check = [&]<class U>(U /*of the size of an element*/) {
+    kernels::check(divisor.device->exec(), nest, kernels::body::ZeroInteger<U>{divisor.as<const U>()},
+                   [&](const std::string& /*zero*/) {
+                     return "the divisor `" + std::string(to_string(*divisor.spec).view()) +
+                            "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with "
+                            "`where`";
+                   });
   };
-  const Exec exec = divisor.device->exec();
-  const std::size_t element = size_of(divisor.dtype);
-  if (exec.on_device()) {
-    const auto check = [&]<class U>(U) {
-      kernels::check_late(exec, nest.count(), kernels::body::ZeroInteger<U>{nest, divisor.as<const U>()}, text());
-    };
-    return element == 1 ? check(std::uint8_t{}) : check(std::uint32_t{});
-  }
-  kernels::Walk<1> walk(nest, 0);
-  const auto bytes = static_cast<std::int64_t>(divisor.bytes());
-  exec.read(divisor.as<const std::byte>(), bytes, [&](const std::byte* data) {
-    for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
-      bool zero = true;
-      for (std::size_t k = 0; k < element; ++k)
-        zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
-      if (zero) throw Error(text());
-    }
-  });
+  size_of(divisor.dtype) == 1 ? check(std::uint8_t{}) : check(std::uint32_t{});
 }
 
 }  // namespace shardlib::detail

@@ -124,22 +124,12 @@ void with_ids(const Value& targets, const F& f) {
 
 inline void check_targets(const LinearCrossEntropySizes& l) {
   const std::int64_t ids = l.table->global.logical[0];
-  const auto text = [&](const std::string& id) {
-    return "target " + id + " is outside the vocabulary, the table's " + std::to_string(ids) +
-           " rows; check the data against the vocabulary size";
-  };
-  with_ids(*l.targets, [&]<class I>(const I* shard) {
-    const Exec exec = l.x->device->exec();
-    if (exec.on_device()) {
-      kernels::Nest<1> nest;
-      nest.push(l.rows(), {1});
-      return kernels::check_late(exec, l.rows(), kernels::body::IdOutside<I>{nest, shard, ids},
-                                 text(std::string(1, '\0')));
-    }
-    exec.read(shard, l.rows(), [&](const I* targets) {
-      for (std::int64_t r = 0; r < l.rows(); ++r)
-        if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)
-          throw Error(text(std::to_string(id)));
+  kernels::Nest<1> nest;
+  nest.push(l.rows(), {1});
+  with_ids(*l.targets, [&]<class I>(const I* targets) {
+    kernels::check(l.x->device->exec(), nest, kernels::body::IdOutside<I>{targets, ids}, [&](const std::string& id) {
+      return "target " + id + " is outside the vocabulary, the table's " + std::to_string(ids) +
+             " rows; check the data against the vocabulary size";
     });
   });
 }

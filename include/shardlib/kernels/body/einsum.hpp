@@ -27,7 +27,7 @@ struct ProductTerms {
 };
 
 /// Many results: each lane sums its own.
-template <class Op, class T>
+template <class T>
 struct SumProducts {
   static constexpr std::int64_t grain = 1024;
   ProductTerms<T> terms;
@@ -41,14 +41,14 @@ struct SumProducts {
     team.lanes(std::min(piece, outs - first), [this, first](std::int64_t i) {
       const auto at = Walk<3>(terms.kept, first + i).offsets;
       T total = terms(at, 0);
-      for (std::int64_t k = 1; k < n; ++k) total = Op::combine(total, terms(at, k));
+      for (std::int64_t k = 1; k < n; ++k) total = detail::SumOp::combine(total, terms(at, k));
       out[at[2]] = total;
     });
   }
 };
 
 /// Few results: the lanes share the terms of each.
-template <class Op, class T>
+template <class T>
 struct SumProductsTogether {
   ProductTerms<T> terms;
   std::int64_t n;
@@ -57,7 +57,8 @@ struct SumProductsTogether {
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
     const auto at = Walk<3>(terms.kept, item).offsets;
-    const T total = detail::team_reduce<Op, T>(team, n, [this, &at](std::int64_t i) { return terms(at, i); });
+    const T total =
+        detail::team_reduce<detail::SumOp, T>(team, n, [this, &at](std::int64_t i) { return terms(at, i); });
     team.one([this, &at, total] { out[at[2]] = total; });
   }
 };

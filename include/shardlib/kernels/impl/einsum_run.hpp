@@ -112,10 +112,10 @@ void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, 
     const std::int64_t outs = terms.kept.count(), n = terms.summed.count();
     constexpr std::int64_t many = 1 << 14;
     if (outs >= many || n < 64) {
-      const body::SumProducts<SumOp, T> kernel{terms, n, outs, out};
+      const body::SumProducts<T> kernel{terms, n, outs, out};
       return exec.for_items(kernel.items(), 0, kernel);
     }
-    exec.for_items(outs, 0, body::SumProductsTogether<SumOp, T>{terms, n, out});
+    exec.for_items(outs, 0, body::SumProductsTogether<T>{terms, n, out});
   }
 }
 

@@ -33,26 +33,12 @@ inline Nest<3> lookup_nest(const Lookup& l) {
 /// Throws Error if an id is outside the table, on a device when the host next waits for it.
 template <class I>
 void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* op) {
-  const auto text = [&](const std::string& id) {
-    return std::string(op) + ": index " + id + " is outside dim `" + std::string(l.dim) + "` of size " +
-           std::to_string(l.global_rows) + "; check the data against that size";
-  };
   Nest<1> nest;  // each index once: skips the dims that the indices lack
   for (std::size_t d = 0; d < l.shape.size(); ++d)
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
-  if (exec.on_device())
-    return check_late(exec, nest.count(), body::IdOutside<I>{nest, indices, l.global_rows}, text(std::string(1, '\0')));
-  const auto inner = nest.pop();
-  const std::int64_t rows = nest.count();
-  exec.run([&] {
-    Walk<1> walk(nest, 0);
-    for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
-      for (std::int64_t i = 0; i < inner.extent; ++i) {
-        const auto id = static_cast<std::int64_t>(indices[walk.offsets[0] + i * inner.strides[0]]);
-        if (id >= 0 && id < l.global_rows) continue;
-        throw Error(text(std::to_string(id)));
-      }
-    }
+  check(exec, nest, body::IdOutside<I>{indices, l.global_rows}, [&](const std::string& id) {
+    return std::string(op) + ": index " + id + " is outside dim `" + std::string(l.dim) + "` of size " +
+           std::to_string(l.global_rows) + "; check the data against that size";
   });
 }
 
