@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernel_teams.hpp"
+#include "shardlib/kernels/body/random.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
@@ -1009,7 +1010,7 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
                            rows,  first,   global};
     const auto cotangent = random_array<T>(count(shape), rng);
     Values want(at(count(shape)));
-    Values sums(table.size());
+    Values sums(table.size(), 1);
     for (const Shape& i : indices(shape)) {
       Shape j;
       Shape t(table_shape.size());
@@ -1027,7 +1028,7 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
     CHECK(close(out, want, 0));
     if constexpr (floating<T>) {
       std::vector<T> got(table.size(), element<T>(1));
-      k::scatter_add(fx.exec, dtype_v<T>, lookup, cotangent.data(), ids.data(), got.data(), count(table_shape));
+      k::scatter_add(fx.exec, dtype_v<T>, lookup, cotangent.data(), ids.data(), got.data());
       CHECK(close(got, sums, 4));
     }
   };
@@ -1083,8 +1084,8 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
     fill(kind, whole.data(), global, {0, 0, 0});
     for (std::uint64_t i = 0; i < 420; ++i) {
       const float one = kind == 0   ? k::uniform(42, 7, i)
-                        : kind == 1 ? k::normal(42, 7, i)
-                                    : k::truncated_normal(42, 7, i);
+                        : kind == 1 ? k::body::Normal{}(k::bits(42, 7, i))
+                                    : k::body::TruncatedNormal{}(k::bits(42, 7, i));
       CHECK(std::abs(whole[i] - one) <= 1e-6F);
     }
     for (const auto& [shape, offsets] : std::vector<std::pair<Shape, Shape>>{
@@ -1211,7 +1212,7 @@ TEST_CASE("kernels: several threads at once, and any thread count, give the same
     const Shape index_strides{1, 0};
     const Shape result{b * l, m};
     const k::Lookup lookup{result, strides, index_strides, DType::i32, m, 50, 0, 50};
-    k::scatter_add(fx.exec, DType::f32, lookup, out, ids.data(), out + x.size(), 50 * m);
+    k::scatter_add(fx.exec, DType::f32, lookup, out, ids.data(), out + x.size());
     const bool summed[] = {true, true, false};
     k::reduce<SumOp>(fx.exec, DType::f32, out, xe, summed, out + x.size() + 50 * at(m));
     const auto scores = k::plan_einsum(std::vector{0, 1, 2}, std::vector{0, 3, 2}, std::vector{0, 1, 3});

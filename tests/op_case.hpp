@@ -186,7 +186,7 @@ inline void check_backward(const DevicePtr& device, const Case& c, const std::ve
   const std::string dual = dual_on(*device, *c.out);
   const TensorSpec ct_spec = parse_tensor(dual).spec;
   const auto ct = place(device, c.dtype, ct_spec, c.ct, 7);
-  const auto found = detail::backward({{y->slot, ct}}, leaves);
+  const auto found = detail::Backward({{y->slot, ct}}, leaves).run();
   double pairings = 0;
   std::size_t leaf = 0;
   for (std::size_t i = 0; i < c.in.size(); ++i) {

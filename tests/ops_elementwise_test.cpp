@@ -419,7 +419,8 @@ TEST_CASE("stop_gradient cuts the tape", "[ops]") {
     const Global whole = random_global(spec, Draw::odd, 1);
     const Tensor<f32, "A"> x(detail::as_leaf(*place(device, DType::f32, spec, whole)));
     const auto y = x * stop_gradient(x);
-    const auto found = detail::backward({{y.value()->slot, place(device, DType::f32, spec, whole)}}, {x.value()->slot});
+    const auto found =
+        detail::Backward({{y.value()->slot, place(device, DType::f32, spec, whole)}}, {x.value()->slot}).run();
     const Buffer gradient = found[0]->on_host();
     for (std::size_t i = 0; i < whole.data.size(); ++i)  // not 2 x ct
       expect(gradient.as<f32>()[i] == static_cast<f32>(whole.data[i] * whole.data[i]), "gradient of x * stop(x)");

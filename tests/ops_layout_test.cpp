@@ -122,9 +122,9 @@ void check_stack_of_shards(const DevicePtr& device, bool pad) {
   const std::string dual_x = dual_on(*device, from), dual_y = dual_on(*device, to);
   const TensorSpec due = parse_tensor(dual_x).spec, due_of_stack = parse_tensor(dual_y).spec;
   const auto x_bar = place(device, dtype, due, ct, 7), y_bar = place(device, dtype, due_of_stack, ct_of_stack, 7);
-  const auto found = detail::backward({{stacked.value()->slot, y_bar}}, {operand.value()->slot});
+  const auto found = detail::Backward({{stacked.value()->slot, y_bar}}, {operand.value()->slot}).run();
   expect_close(assemble(*found[0], due), ct, dtype, 0, "cotangent of stack_shards");
-  const auto found_back = detail::backward({{back.value()->slot, x_bar}}, {of_back.value()->slot});
+  const auto found_back = detail::Backward({{back.value()->slot, x_bar}}, {of_back.value()->slot}).run();
   expect_close(assemble(*found_back[0], due_of_stack), ct_of_stack, dtype, 0, "cotangent of unstack_shards");
   const Dot there = pair_up(*stacked.value(), *y_bar), here = pair_up(*operand.value(), *found[0]);
   expect(std::abs(there.sum - here.sum) <= 1e-6 * there.magnitude, "adjoint law");
@@ -214,8 +214,9 @@ TEST_CASE("concat", "[ops]") {
     Global whole{{"C", "N"}, {6, 8}, std::vector<double>(48)};
     one_after_the_other("N")({Global{{"C", "N"}, a.shape, a.data}, Global{{"C", "N"}, b.shape, b.data}}, whole);
     expect_close(assemble(*z.value(), both), whole, DType::f32, 0, "concat");
-    const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, both, whole)}},
-                                        {x.value()->slot, y.value()->slot});
+    const auto found = detail::Backward({{z.value()->slot, place(device, DType::f32, both, whole)}},
+                                        {x.value()->slot, y.value()->slot})
+                           .run();
     expect_close(assemble(*found[0], first), a, DType::f32, 0, "cotangent of the first");
     expect_close(assemble(*found[1], second), b, DType::f32, 0, "cotangent of the second");
   });

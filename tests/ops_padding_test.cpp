@@ -263,7 +263,7 @@ TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][
     expect(c.size("N") == 5 && c.padded_size("N") == 7, "sizes of concat");
     expect(whole(c).data == std::vector<double>{1, 2, 3, 1, 2, 4, 5, 6, 3, 4}, "concat");
     const auto found =
-        detail::backward({{c.value()->slot, detail::detached(*c.value())}}, {a.value()->slot, b.value()->slot});
+        detail::Backward({{c.value()->slot, detail::detached(*c.value())}}, {a.value()->slot, b.value()->slot}).run();
     expect(whole(Tensor<f32, "B C">(found[0])).data == whole(a).data, "cotangent of the first");
     expect(whole(Tensor<f32, "B C">(found[1])).data == whole(b).data, "cotangent of the second");
     expect(found[1]->global.padded[1] == 4, "its padding");

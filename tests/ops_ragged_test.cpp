@@ -112,7 +112,7 @@ void check_op(const DevicePtr& device, const F& f, std::vector<detail::ValuePtr>
   const std::string dual = dual_on(*device, detail::parsed<Out::spec>);
   const TensorSpec ct_spec = parse_tensor(dual).spec;
   const auto cotangent = place(device, dtype, ct_spec, ct, 7);
-  const auto found = detail::backward({{y.value()->slot, cotangent}}, slots);
+  const auto found = detail::Backward({{y.value()->slot, cotangent}}, slots).run();
   const double law = pair_up(*y.value(), *cotangent).sum;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const std::string due = dual_on(*device, *specs[i]);

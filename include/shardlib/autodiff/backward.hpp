@@ -34,10 +34,6 @@ class Backward {
   Handle<Pass> pass_;
 };
 
-/// Runs the whole pass at once.
-SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
-                                               const std::vector<Slot>& leaves, bool twice = false);
-
 /// The cotangent of a scalar loss with respect to itself: 1.
 SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype);
 

@@ -41,18 +41,17 @@ Buffer Lookup<D>::operator()(const Value& out) const {
 }
 template <class D>
 Buffer ScatterAdd<D>::operator()(const Value& out) const {
-  ct->storage->materialize();
-  const LookupLoops loops(out, indices, ct->local, *ct_spec);
+  ct->storage->materialize();  // before there is memory for the result
   Buffer result = allocate(out);
-  kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), loops.ids(), result.data(),
-                       out.count());
+  out.device->exec().zero(result.data(), out.bytes());
+  ScatterAddTo<D>{*this}(out, result.data());
   return result;
 }
 template <class D>
 void ScatterAddTo<D>::operator()(const Value& out, std::byte* sum) const {
   this->ct->storage->materialize();
   const LookupLoops loops(out, this->indices, this->ct->local, *this->ct_spec);
-  kernels::scatter_add_to(out.device->exec(), dtype_c<D>, loops.lookup, this->ct->data().data(), loops.ids(), sum);
+  kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, this->ct->data().data(), loops.ids(), sum);
 }
 
 template <class D>

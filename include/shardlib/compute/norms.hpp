@@ -164,11 +164,9 @@ struct RotateElement {
 
 /// Fills two tables, of the cosines and of the sines times `sign`, both times angles.scale(): a row of n / 2 for each
 /// of the positions.
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
-                                        std::int64_t n, double sign, f32* cosine, f32* sine);
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
-                                        std::int64_t n, double sign, f64* cosine, f64* sine);
-
+template <class T>
+void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions, std::int64_t n, double sign,
+                        T* cosine, T* sine);
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t n = in.local[dim], half = n / 2, count = in.local[length];

@@ -38,16 +38,11 @@ void join_ids(const Exec& exec, const Lookup& lookup, const I* ids, const char* 
 template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out);
 
-/// The transpose of gather for its table. It sets table_out, of `table_elements` elements, to the sum of the
-/// cotangent's rows for each id. Sums of bf16 are taken in f32 and rounded once. The order of the additions depends
-/// only on the sizes.
+/// The transpose of gather for its table: adds the cotangent's row to `sums` for each id. Sums of bf16 are taken in f32
+/// and rounded once. The order of the additions depends only on the sizes.
 template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
-                 void* table_out, std::int64_t table_elements);
-/// As above, but adds to `sums`.
-template <class AnyDType>
-void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
-                    void* sums);
+                 void* sums);
 
 }  // namespace shardlib::kernels
 

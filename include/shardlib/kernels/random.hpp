@@ -13,15 +13,6 @@ namespace shardlib::kernels {
 inline float uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return detail::to_uniform(bits(seed, stream, index));
 }
-/// A standard normal number. Its absolute value is at most about 6.3.
-inline float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  return detail::to_normal(bits(seed, stream, index));
-}
-/// A standard normal number given |z| <= 2 (its standard deviation is 0.8796).
-inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  return detail::to_truncated_normal(bits(seed, stream, index));
-}
-
 namespace body {
 struct Uniform;
 struct Normal;

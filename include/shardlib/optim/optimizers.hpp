@@ -14,6 +14,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "shardlib/compute/elementwise.hpp"
@@ -46,15 +47,12 @@ struct LeafUpdate {
 using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers, kernels::body::EmaNumbers;
 using kernels::body::AddGradient, kernels::body::MuonMomentum, kernels::body::StepAlong;
 
+/// How a leaf is updated.
+using UpdateNumbers =
+    std::variant<AdamWNumbers, SgdNumbers, LionNumbers, EmaNumbers, AddGradient, MuonMomentum, StepAlong>;
 /// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. Throws
 /// for a value that the tape tracks, because the op has no derivative.
-SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf, const char* op);
-SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf);
-SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf, const char* op);
+SHARDLIB_INLINE void update_in_place(const char* op, const UpdateNumbers& numbers, const LeafUpdate& leaf);
 
 template <class C, Spec S>
 inline constexpr bool is_copy_of = std::is_same_v<C, Tensor<f32, S>> || std::is_same_v<C, Tensor<bf16, S>>;
@@ -232,7 +230,7 @@ struct AdamW {
               const Decays& decays, Copies&... copies) const {
     detail::check_step("AdamW", learning_rate, step, {beta1, beta2});
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
-      detail::update_in_place(numbers(learning_rate, scale, step, leaf.factors), leaf);
+      detail::update_in_place("adamw", numbers(learning_rate, scale, step, leaf.factors), leaf);
   }
   /// A compile error for fewer arguments.
   template <class... Args>
@@ -273,7 +271,8 @@ struct SGD {
     detail::check_step("SGD", learning_rate, step, {momentum});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...))
-      detail::update_in_place(detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
+      detail::update_in_place("sgd",
+                              detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
                               leaf);
   }
@@ -302,7 +301,8 @@ struct Lion {
     detail::check_step("Lion", learning_rate, step, {beta1, beta2});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...))
-      detail::update_in_place(detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
+      detail::update_in_place("lion",
+                              detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
                               leaf);
   }
@@ -317,7 +317,7 @@ void accumulate(Sums& sums, const Grads& grads) {
   static_assert(!std::is_const_v<Sums>, "accumulate: it writes the sums, so they must not be const");
   if constexpr (detail::takes_trees<"accumulate", 0, detail::ChecksSum<"accumulate">, Sums, Grads>())
     for (const auto& leaf : detail::list_updates<0>("accumulate", LeafRules(), sums, grads))
-      detail::update_in_place(detail::AddGradient{}, leaf);
+      detail::update_in_place("accumulate", detail::AddGradient{}, leaf);
 }
 
 /// A step of an exponential moving average of weights, in f32 and in place: kept * average + (1 - kept) * weight. The
@@ -330,7 +330,7 @@ void update_average(Tree& average, const Weights& weights, double kept, const De
   const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
   if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Weights>())
     for (const auto& leaf : detail::list_updates<0>("update_average", decays, average, weights))
-      detail::update_in_place(numbers, leaf, "update_average");
+      detail::update_in_place("update_average", numbers, leaf);
 }
 /// A compile error for fewer arguments.
 template <class Tree, class Weights>

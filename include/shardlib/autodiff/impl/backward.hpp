@@ -215,11 +215,6 @@ SHARDLIB_INLINE bool Backward::stopped(std::size_t leaf) const {
   return pass_->stopped(leaf);
 }
 
-SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
-                                               const std::vector<Slot>& leaves, bool twice) {
-  return Backward(roots, leaves, twice).run();
-}
-
 SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype) {
   static constexpr TensorSpec scalar;
   const Kernel fill = [](const Value& out) {

@@ -137,7 +137,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::transpose(
                     " from outside, in a function that is itself differentiated, so the outer gradient would miss "
                     "this use; pass it as an argument, with `stop_gradient` if no gradient is meant (" +
                     device_->describe() + ")");
-  return detail::backward(roots, leaves_, twice_);
+  return Backward(roots, leaves_, twice_).run();
 }
 
 SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {

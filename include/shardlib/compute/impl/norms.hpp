@@ -20,19 +20,15 @@
 namespace shardlib::detail {
 
 template <class T>
-void rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions, std::int64_t n, double sign,
-                   T* cosine, T* sine) {
+void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions, std::int64_t n, double sign,
+                        T* cosine, T* sine) {
   exec.for_items(positions.size, 0,
                  kernels::body::RotaryTable<T, RopeAngles>{angles, positions.first, n / 2, n, sign, cosine, sine});
 }
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
-                                        std::int64_t n, double sign, f32* cosine, f32* sine) {
-  rotary_tables(exec, angles, positions, n, sign, cosine, sine);
-}
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
-                                        std::int64_t n, double sign, f64* cosine, f64* sine) {
-  rotary_tables(exec, angles, positions, n, sign, cosine, sine);
-}
+#ifdef SHARDLIB_COMPILED
+SHARDLIB_INSTANCE(fill_rotary_tables<f32>)
+SHARDLIB_INSTANCE(fill_rotary_tables<f64>)
+#endif
 
 /// The derivative of <g, VJP(ct, x)> by x, for one row of elements `step` apart: `ct`, `g` and `x` begin at `first`. It
 /// runs in f64.

@@ -1,7 +1,9 @@
-// The optimizers' updates of one weight: functions for apply_nontemporal, with the parameters of a leaf's update.
+// The optimizers' updates of one weight: functions for apply_nontemporal, with the parameters of a leaf's update. Those
+// that write a leaf in place say how many moments they have.
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
@@ -9,6 +11,7 @@
 namespace shardlib::kernels::body {
 
 struct AdamWNumbers {
+  static constexpr std::size_t moments = 2;
   float beta1, beta2, epsilon, decay, rate;
   float correct1, correct2;  ///< correct the moments' bias towards zero
   float clip;                ///< factor of the gradient
@@ -24,6 +27,7 @@ struct AdamWNumbers {
 };
 
 struct SgdNumbers {
+  static constexpr std::size_t moments = 1;
   float momentum, decay, rate, clip;
   bool nesterov;
 
@@ -37,6 +41,7 @@ struct SgdNumbers {
 };
 
 struct LionNumbers {
+  static constexpr std::size_t moments = 1;
   float beta1, beta2, decay, rate, clip;
 
   template <class G, class... Copy>
@@ -52,6 +57,7 @@ struct LionNumbers {
 
 /// Muon's momentum. `along` receives what is to be orthogonalized.
 struct MuonMomentum {
+  static constexpr std::size_t moments = 1;
   float momentum, clip;
   bool nesterov;
 
@@ -65,6 +71,7 @@ struct MuonMomentum {
 
 /// A step along a direction, which `size` multiplies.
 struct StepAlong {
+  static constexpr std::size_t moments = 0;
   float size, decay, rate;
 
   template <class... Copy>
@@ -120,6 +127,7 @@ struct ScaledElement {
 };
 
 struct AddGradient {
+  static constexpr std::size_t moments = 0;
   template <class G>
   SHARDLIB_FUNCTION void operator()(f32& sum, const G& grad) const {
     sum += static_cast<f32>(grad);
@@ -127,6 +135,7 @@ struct AddGradient {
 };
 
 struct EmaNumbers {
+  static constexpr std::size_t moments = 0;
   float kept, added;
 
   template <class W>

@@ -31,9 +31,11 @@ struct Uniform {
       return T(draw);
   }
 };
+/// A standard normal number. Its absolute value is at most about 6.3.
 struct Normal : Rounded {
   constexpr float operator()(std::uint32_t word) const { return detail::to_normal(word); }
 };
+/// A standard normal number given |z| <= 2 (its standard deviation is 0.8796).
 struct TruncatedNormal : Rounded {
   constexpr float operator()(std::uint32_t word) const { return detail::to_truncated_normal(word); }
 };

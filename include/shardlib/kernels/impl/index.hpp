@@ -147,8 +147,8 @@ void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* 
 }
 
 template <class AnyDType>
-void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
-                    void* sums) {
+void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
+                 void* sums) {
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (floating<T>) {
       detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
@@ -163,13 +163,6 @@ void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, cons
       throw Error("scatter_add: no gradient of " + std::string(name(dtype)) + "; use f32, bf16 or f64");
     }
   });
-}
-
-template <class AnyDType>
-void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
-                 void* table_out, std::int64_t table_elements) {
-  visit_dtype(dtype, [&]<class T>(T) { exec.zero(table_out, static_cast<std::size_t>(table_elements) * sizeof(T)); });
-  scatter_add_to(exec, dtype, lookup, cotangent, indices, table_out);
 }
 
 }  // namespace shardlib::kernels

@@ -15,7 +15,6 @@ SHARDLIB_INSTANCE(argsort<DType>)
 SHARDLIB_INSTANCE(join_ids<i32>)
 SHARDLIB_INSTANCE(join_ids<u32>)
 SHARDLIB_INSTANCE(gather<DType>)
-SHARDLIB_INSTANCE(scatter_add_to<DType>)
 SHARDLIB_INSTANCE(scatter_add<DType>)
 
 }  // namespace shardlib::kernels

@@ -63,7 +63,7 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
     of_mean.weight = factor;
     of_mean.grad = &sum;
     of_mean.copy = nullptr;
-    detail::update_in_place(detail::EmaNumbers{f(kept), f((1 - kept) * mean)}, of_mean, "adafactor_mean");
+    detail::update_in_place("adafactor_mean", detail::EmaNumbers{f(kept), f((1 - kept) * mean)}, of_mean);
   }
   // The product of the means of a row and of a column, over the mean of all: exact where the squares have rank 1.
   const AdafactorChange by{f(scale), f(in(rows))};
@@ -86,8 +86,8 @@ SHARDLIB_INLINE void Adafactor::update(const detail::LeafUpdate& leaf, double le
   detail::LeafUpdate of_step = leaf;
   of_step.grad = &change;
   detail::update_in_place(
-      detail::StepAlong{1, f(weight_decay * leaf.factors.decay), f(learning_rate * leaf.factors.rate)}, of_step,
-      "adafactor");
+      "adafactor", detail::StepAlong{1, f(weight_decay * leaf.factors.decay), f(learning_rate * leaf.factors.rate)},
+      of_step);
 }
 
 }  // namespace shardlib

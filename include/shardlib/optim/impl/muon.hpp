@@ -75,7 +75,8 @@ SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learnin
   const bool of_layers = rank > 0 && !stacked_dim.empty() && leaf.spec->dims[0].name == stacked_dim;
   const bool orthogonal =
       rank == 2 ? !of_layers && matrix(leaf.name) : rank == 3 && (of_layers ? matrix(leaf.name) : stack(leaf.name));
-  if (!orthogonal) return detail::update_in_place(adamw.numbers(learning_rate, scale, step, leaf.factors), leaf);
+  if (!orthogonal)
+    return detail::update_in_place("adamw", adamw.numbers(learning_rate, scale, step, leaf.factors), leaf);
   const auto f = [](double x) { return static_cast<float>(x); };
   const auto shape = detail::view((*leaf.weight)->global.logical);
   const auto longer = static_cast<double>(std::max(shape[shape.size() - 2], shape[shape.size() - 1]));
@@ -86,13 +87,14 @@ SHARDLIB_INLINE void Muon::update(const detail::LeafUpdate& leaf, double learnin
   detail::LeafUpdate of_momentum = leaf;
   of_momentum.weight = &along;
   of_momentum.copy = nullptr;
-  detail::update_in_place(detail::MuonMomentum{f(momentum), f(scale), nesterov}, of_momentum);
+  detail::update_in_place("muon_momentum", detail::MuonMomentum{f(momentum), f(scale), nesterov}, of_momentum);
   along = detail::orthogonalized_leaf(along, iterations);
   detail::LeafUpdate of_step = leaf;
   of_step.grad = &along;
-  detail::update_in_place(detail::StepAlong{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
+  detail::update_in_place("muon",
+                          detail::StepAlong{f(0.2 * std::sqrt(longer)), f(adamw.weight_decay * leaf.factors.decay),
                                             f(learning_rate * leaf.factors.rate)},
-                          of_step, "muon");
+                          of_step);
 }
 
 }  // namespace shardlib

@@ -85,9 +85,10 @@ SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function, 
   return updates;
 }
 
-/// Updates a leaf in one pass by one(weight, N moments..., gradient, copy), as update_in_place says.
-template <std::size_t N, class One>
+/// Updates a leaf in one pass by one(weight, moments..., gradient, copy), as update_in_place says.
+template <class One>
 void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
+  constexpr std::size_t N = One::moments;
   const ValuePtr grad = *leaf.grad;  // an owner of its own: the gradient may be the weight too
   const OpInfo op{name, {}, {}};
   require_running(op, *grad->device);
@@ -141,32 +142,8 @@ void update_by(const char* name, const One& one, const LeafUpdate& leaf) {
   }));
 }
 
-SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, const LeafUpdate& leaf) {
-  update_by<2>("adamw", numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, const LeafUpdate& leaf) {
-  update_by<1>("sgd", numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, const LeafUpdate& leaf) {
-  update_by<1>("lion", numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const EmaNumbers& numbers, const LeafUpdate& leaf, const char* op) {
-  update_by<0>(op, numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const AddGradient& numbers, const LeafUpdate& leaf) {
-  update_by<0>("accumulate", numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const MuonMomentum& numbers, const LeafUpdate& leaf) {
-  update_by<1>("muon_momentum", numbers, leaf);
-}
-
-SHARDLIB_INLINE void update_in_place(const StepAlong& numbers, const LeafUpdate& leaf, const char* op) {
-  update_by<0>(op, numbers, leaf);
+SHARDLIB_INLINE void update_in_place(const char* op, const UpdateNumbers& numbers, const LeafUpdate& leaf) {
+  std::visit([&](const auto& one) { update_by(op, one, leaf); }, numbers);
 }
 
 }  // namespace shardlib::detail
