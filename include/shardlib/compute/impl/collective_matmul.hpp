@@ -30,15 +30,10 @@
 
 namespace shardlib::detail {
 
-/// A dense array as equal slices along a dim. An array without that dim is one slice, which all others meet.
+/// A dense array as equal slices along a dim. An array without that dim is one slice, which all others meet. A slice is
+/// a dense array, too: within the whole one, or in memory of its own.
 class Sliced {
  public:
-  /// A slice as a dense array: within the whole one, or in memory of its own.
-  struct Slice {
-    std::byte* data = nullptr;
-    Buffer copy;
-  };
-
   /// At `dim` -1 the array lacks the dim.
   Sliced(const Exec& exec, DType dtype, const Shape& whole, int dim, std::int64_t slices)
       : exec_(exec), element_(size_of(dtype)), whole_(whole), slice_(whole) {
@@ -52,30 +47,27 @@ class Sliced {
   [[nodiscard]] const Shape& shape() const { return slice_; }  ///< of a slice
   /// How many bytes of the whole array must be there to read the slices up to this one. All, if they lie in pieces.
   [[nodiscard]] std::size_t read_until(std::int64_t index) const {
-    return in_place() ? offset(index) + static_cast<std::size_t>(product(slice_)) * element_
-                      : static_cast<std::size_t>(product(whole_)) * element_;
+    return in_place() ? offset(index) + bytes(slice_) : bytes(whole_);
   }
   /// How many bytes of it are complete when the slices up to this one are written. None, if more follow in pieces.
   [[nodiscard]] std::size_t written_until(std::int64_t index) const {
     return in_place() || index + 1 == slices_ ? read_until(index) : 0;
   }
   /// A slice to read.
-  [[nodiscard]] Slice read(const Buffer& whole, std::int64_t index) const {
-    const Slice slice = write(whole, index);
-    if (slice.copy)
+  [[nodiscard]] Buffer read(const Buffer& whole, std::int64_t index) const {
+    const Buffer slice = write(whole, index);
+    if (!in_place())
       kernels::copy_strided(exec_, element_, view(slice_), whole.data() + offset(index),
-                            kernels::row_major(view(whole_)), slice.data, kernels::row_major(view(slice_)));
+                            kernels::row_major(view(whole_)), slice.data(), kernels::row_major(view(slice_)));
     return slice;
   }
   /// A slice to write; `written` puts it into the whole array.
-  [[nodiscard]] Slice write(const Buffer& whole, std::int64_t index) const {
-    if (in_place()) return {whole.data() + offset(index), {}};
-    const Buffer copy = exec_.pool->allocate(static_cast<std::size_t>(product(slice_)) * element_);
-    return {copy.data(), copy};
+  [[nodiscard]] Buffer write(const Buffer& whole, std::int64_t index) const {
+    return in_place() ? whole.slice(offset(index), bytes(slice_)) : exec_.pool->allocate(bytes(slice_));
   }
-  void written(const Slice& slice, const Buffer& whole, std::int64_t index) const {
-    if (slice.copy)
-      kernels::copy_strided(exec_, element_, view(slice_), slice.data, kernels::row_major(view(slice_)),
+  void written(const Buffer& slice, const Buffer& whole, std::int64_t index) const {
+    if (!in_place())
+      kernels::copy_strided(exec_, element_, view(slice_), slice.data(), kernels::row_major(view(slice_)),
                             whole.data() + offset(index), kernels::row_major(view(whole_)));
   }
 
@@ -83,6 +75,9 @@ class Sliced {
   [[nodiscard]] bool in_place() const { return rows_ <= 1; }
   [[nodiscard]] std::size_t offset(std::int64_t index) const {
     return static_cast<std::size_t>(index * stride_) * element_;
+  }
+  [[nodiscard]] std::size_t bytes(const Shape& shape) const {
+    return static_cast<std::size_t>(product(shape)) * element_;
   }
 
   Exec exec_;
@@ -226,12 +221,12 @@ class ShardProducts {
     for (std::int64_t part = 0; part < parts_; ++part) {
       const std::int64_t index = place * parts_ + part;
       need(shards_.read_until(part));
-      const Sliced::Slice x = shards_.read(shard, part), y = others_.read(others_data_, index);
+      const Buffer x = shards_.read(shard, part), y = others_.read(others_data_, index);
       if (sums_) {
-        multiply(x, y, (total_ ? total_ : result_).data(), std::exchange(started_, true));
+        multiply(x, y, total_ ? total_ : result_, std::exchange(started_, true));
       } else {
-        const Sliced::Slice z = outs_.write(result_, index);
-        multiply(x, y, z.data, false);
+        const Buffer z = outs_.write(result_, index);
+        multiply(x, y, z, false);
         outs_.written(z, result_, index);
       }
       between();
@@ -243,10 +238,10 @@ class ShardProducts {
   }
 
  private:
-  void multiply(const Sliced::Slice& x, const Sliced::Slice& y, std::byte* to, bool add) const {
-    const auto run = [&](const Sliced::Slice& a, const Sliced& of_a, const Sliced::Slice& b, const Sliced& of_b) {
-      kernels::einsum(exec_, *e_.plan, shard_->dtype, dtype_, a.data, view(of_a.shape()), b.data, view(of_b.shape()),
-                      to, add);
+  void multiply(const Buffer& x, const Buffer& y, const Buffer& to, bool add) const {
+    const auto run = [&](const Buffer& a, const Sliced& of_a, const Buffer& b, const Sliced& of_b) {
+      kernels::einsum(exec_, *e_.plan, shard_->dtype, dtype_, a.data(), view(of_a.shape()), b.data(),
+                      view(of_b.shape()), to.data(), add);
     };
     e_.first ? run(x, shards_, y, others_) : run(y, others_, x, shards_);
   }
@@ -320,8 +315,9 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
     const Sliced shard(exec, dtype, out.local, at, parts);
     for (std::int64_t part = 0; part < parts; ++part) {
       const std::int64_t index = place * parts + part;
-      const Sliced::Slice x = of_a.read(left, index), y = of_b.read(right, index), z = shard.write(to, part);
-      kernels::einsum(exec, *plan, a->dtype, dtype, x.data, view(of_a.shape()), y.data, view(of_b.shape()), z.data);
+      const Buffer x = of_a.read(left, index), y = of_b.read(right, index), z = shard.write(to, part);
+      kernels::einsum(exec, *plan, a->dtype, dtype, x.data(), view(of_a.shape()), y.data(), view(of_b.shape()),
+                      z.data());
       shard.written(z, to, part);
       after(shard.written_until(part));
     }
