@@ -175,15 +175,12 @@ TEST_CASE("kernel teams: the ids of several dims are joined alike by any number 
     k::join_ids(exec, second, j, "j", ids);
   };
   same_everywhere(joined, a, b, std::vector<u32>(4900));
-  std::vector<u32> expected, found(4900);
+  std::vector<u32> expected;
   for (std::size_t i = 0; i < 4900; ++i) {
     const bool here = a[i / 700] >= 10 && a[i / 700] < 40 && b[i] < 20;
     expected.push_back(here ? static_cast<u32>(a[i / 700] - 10) * 20 + b[i] : std::numeric_limits<u32>::max());
   }
-  auto i = a;
-  auto j = b;
-  Place(false).run(joined, i, j, found);
-  CHECK(found == expected);
+  CHECK(Place(false).result(std::vector<u32>(4900), joined, a, b) == expected);
 }
 
 TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[simulated]") {
@@ -196,20 +193,21 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
       const std::int64_t all = outer * n * inner, columns = outer * inner;
       const DType dtype = dtype_v<T>;
       CAPTURE(name(dtype), outer, n, inner);
+      const k::Along along{outer, n, inner};
       const auto x = numbers<T>(all, 9), y = numbers<T>(all, 10), ct = numbers<T>(all, 11);
       same_everywhere(
           [&](const Exec& exec, const T* from, T* to) {
-            k::cumulate<k::detail::SumOp>(exec, dtype, from, to, {outer, n, inner});
-            k::cumulate<k::detail::SumOp>(exec, dtype, from, to + all, {outer, n, inner}, true);
-            k::cumulate<k::detail::ProdOp>(exec, dtype, from, to + 2 * all, {outer, n, inner});
-            k::cumulate<k::detail::MaxOp>(exec, dtype, from, to + 3 * all, {outer, n, inner});
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to, along);
+            k::cumulate<k::detail::SumOp>(exec, dtype, from, to + all, along, true);
+            k::cumulate<k::detail::ProdOp>(exec, dtype, from, to + 2 * all, along);
+            k::cumulate<k::detail::MaxOp>(exec, dtype, from, to + 3 * all, along);
           },
           x, std::vector<T>(at(4 * all)));
       if constexpr (floating<T>) {
         same_everywhere(
             [&](const Exec& exec, const T* a, const T* b, const T* d, T* to) {
-              k::cumprod_backward(exec, dtype, a, b, d, to, {outer, n, inner});
-              k::cummax_backward(exec, dtype, a, d, to + all, {outer, n, inner});
+              k::cumprod_backward(exec, dtype, a, b, d, to, along);
+              k::cummax_backward(exec, dtype, a, d, to + all, along);
             },
             x, y, ct, std::vector<T>(at(2 * all)));
         for (const bool reverse : {false, true}) {
@@ -217,15 +215,15 @@ TEST_CASE("kernel teams: scans have the same bits for any number of lanes", "[si
               [&](const Exec& exec, const T* a, const T* b, const T* d, const A* of_shards, T* to, A* ends) {
                 const k::ScanEnds none, passed{of_shards, 3, 4, 2};
                 const auto backward = [&](const T* h, T* out, const k::ScanEnds& from) {
-                  k::linear_scan_backward(exec, dtype, a, h, d, out, {outer, n, inner}, reverse, from);
+                  k::linear_scan_backward(exec, dtype, a, h, d, out, along, reverse, from);
                 };
-                k::linear_scan(exec, dtype, a, b, to, {outer, n, inner}, reverse, none);
-                k::linear_scan(exec, dtype, a, b, to + all, {outer, n, inner}, reverse, passed);
+                k::linear_scan(exec, dtype, a, b, to, along, reverse, none);
+                k::linear_scan(exec, dtype, a, b, to + all, along, reverse, passed);
                 backward(nullptr, to + 2 * all, none);
                 backward(to, to + 3 * all, none);
                 backward(to, to + 4 * all, passed);
-                k::linear_scan_ends(exec, dtype, a, b, ends, {outer, n, inner}, reverse);
-                k::linear_scan_backward_ends(exec, dtype, a, to, d, ends + 2 * columns, {outer, n, inner}, reverse);
+                k::linear_scan_ends(exec, dtype, a, b, ends, along, reverse);
+                k::linear_scan_backward_ends(exec, dtype, a, to, d, ends + 2 * columns, along, reverse);
               },
               x, y, ct, numbers<A>(4 * 3 * columns, 12), std::vector<T>(at(5 * all)), std::vector<A>(at(5 * columns)));
         }
@@ -246,15 +244,10 @@ TEST_CASE("kernel teams: sums of ranks have the bits of the communicators' tree"
       detail::reduce_tree(dtype_v<T>, reduction, in, reinterpret_cast<std::byte*>(expected.data()), at(n));
       for (const bool simulated : {false, true}) {
         CAPTURE(name(dtype_v<T>), ranks, simulated);
-        auto from = x;
-        std::vector<T> out(at(n));
-        Place(simulated, 2)
-            .run(
-                [&](const Exec& exec, const T* of_ranks, T* to) {
-                  exec.for_items((n + Kernel::piece - 1) / Kernel::piece, 0, Kernel{of_ranks, stride, ranks, n, to});
-                },
-                from, out);
-        CHECK(same_bits(out, expected));
+        const auto sum = [&](const Exec& exec, const T* of_ranks, T* to) {
+          exec.for_items((n + Kernel::piece - 1) / Kernel::piece, 0, Kernel{of_ranks, stride, ranks, n, to});
+        };
+        CHECK(same_bits(Place(simulated, 2).result(std::vector<T>(at(n)), sum, x), expected));
       }
     }
   };

@@ -39,6 +39,12 @@ struct Place {
   void run(const F& f, std::vector<T>&... arrays) const {
     on_blocks(f, std::index_sequence_for<T...>{}, arrays...);
   }
+  /// What f makes of `out`, its last array.
+  template <class T, class F, class... In>
+  [[nodiscard]] std::vector<T> result(std::vector<T> out, const F& f, std::vector<In>... in) const {
+    run(f, in..., out);
+    return out;
+  }
 
  private:
   template <class F, class... Arrays, std::size_t... I>

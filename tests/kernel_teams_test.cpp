@@ -90,12 +90,13 @@ struct Reduce {
 
 TEST_CASE("kernel teams: each item runs once", "[simulated]") {
   for (const bool simulated : {false, true}) {
-    std::vector<std::int64_t> x(1000, 3), expected;
+    const std::vector<std::int64_t> x(1000, 3);
+    std::vector<std::int64_t> expected;
     for (std::int64_t i = 0; i < 1000; ++i) expected.push_back(3 + i);
-    Place(simulated, 2).run([](const Exec& exec, std::int64_t* to) { exec.for_items(1000, 0, AddNumber{to}); }, x);
-    CHECK(x == expected);
-    Place(simulated).run([](const Exec& exec, std::int64_t* to) { exec.for_items(0, 64, AddNumber{to}); }, x);
-    CHECK(x == expected);
+    const auto all = [](const Exec& exec, std::int64_t* to) { exec.for_items(1000, 0, AddNumber{to}); };
+    CHECK(Place(simulated, 2).result(x, all) == expected);
+    const auto none = [](const Exec& exec, std::int64_t* to) { exec.for_items(0, 64, AddNumber{to}); };
+    CHECK(Place(simulated).result(x, none) == x);
   }
 }
 
@@ -107,15 +108,10 @@ TEST_CASE("kernel teams: lanes of the simulated device show a missing barrier", 
     reversed[at(i / n * n + n - 1 - i % n)] = static_cast<std::int32_t>(i);
   }
   const auto result = [&](bool simulated, auto kernel) {
-    auto y = x;
-    Place(simulated, 2)
-        .run(
-            [&](const Exec& exec, std::int32_t* to) {
-              kernel.x = to;
-              exec.for_items(rows, at(n) * sizeof(std::int32_t), kernel);
-            },
-            y);
-    return y;
+    return Place(simulated, 2).result(x, [&](const Exec& exec, std::int32_t* to) {
+      kernel.x = to;
+      exec.for_items(rows, at(n) * sizeof(std::int32_t), kernel);
+    });
   };
   CHECK(result(false, Reverse<true>{nullptr, n}) == reversed);
   CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);
@@ -178,17 +174,11 @@ TEST_CASE("kernel teams: the logits of targets are the same for any number of la
       std::vector<I> targets;
       for (std::int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<I>(8 + r % 11));  // some in other shards
       const auto x = numbers<T>(rows * n, 14);
+      const auto run = [&](const Exec& exec, const T* logits, const I* of_rows, T* to) {
+        exec.for_items((rows + Kernel::group - 1) / Kernel::group, 0, Kernel{logits, of_rows, to, rows, n, first});
+      };
       for (const bool simulated : {false, true}) {
-        auto from = x;
-        auto ids = targets;
-        std::vector<T> out(at(rows));
-        Place(simulated, 2)
-            .run(
-                [&](const Exec& exec, const T* logits, const I* of_rows, T* to) {
-                  exec.for_items((rows + Kernel::group - 1) / Kernel::group, 0,
-                                 Kernel{logits, of_rows, to, rows, n, first});
-                },
-                from, ids, out);
+        const auto out = Place(simulated, 2).result(std::vector<T>(at(rows)), run, x, targets);
         CAPTURE(rows, simulated);
         bool right = true;
         for (std::int64_t r = 0; r < rows; ++r) {
@@ -221,27 +211,21 @@ TEST_CASE("kernel teams: tables of positions have the same bits for any number o
   for (const bool simulated : {false, true}) {
     for (const std::int64_t n : {1, 4096, 5000, 9000}) {
       using k::body::Iota;
-      std::vector<i32> out(at(n)), expected;
+      std::vector<i32> expected;
       for (std::int64_t i = 0; i < n; ++i) expected.push_back(static_cast<i32>(7 + i));
-      Place(simulated, 2)
-          .run(
-              [n](const Exec& exec, i32* to) {
-                exec.for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{7, n, to});
-              },
-              out);
+      const auto count = [n](const Exec& exec, i32* to) {
+        exec.for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{7, n, to});
+      };
       CAPTURE(simulated, n);
-      CHECK(out == expected);
+      CHECK(Place(simulated, 2).result(std::vector<i32>(at(n)), count) == expected);
     }
     constexpr std::int64_t rows = 6, columns = 9, ahead = 2;
-    std::vector<std::uint8_t> mask(at(rows * columns), 2), expected;
+    std::vector<std::uint8_t> expected;
     for (std::int64_t i = 0; i < rows * columns; ++i) expected.push_back(ahead + i / columns >= i % columns ? 1 : 0);
-    Place(simulated, 2)
-        .run(
-            [](const Exec& exec, std::uint8_t* to) {
-              exec.for_items(rows, 0, k::body::CausalMask{ahead, columns, reinterpret_cast<bool_*>(to)});
-            },
-            mask);
-    CHECK(mask == expected);
+    const auto mask = [](const Exec& exec, std::uint8_t* to) {
+      exec.for_items(rows, 0, k::body::CausalMask{ahead, columns, reinterpret_cast<bool_*>(to)});
+    };
+    CHECK(Place(simulated, 2).result(std::vector<std::uint8_t>(at(rows * columns), 2), mask) == expected);
   }
 }
 
