@@ -51,6 +51,8 @@ struct Leaf {
   double step;
 };
 constexpr double rate = 0.01;
+/// A rule that holds for every leaf.
+constexpr auto every_leaf = [](std::string_view) { return true; };
 
 /// Three steps on every mesh, of shards and in f32, against whole arrays in f64. Only `w` decays.
 template <class O>
@@ -114,8 +116,7 @@ TEST_CASE("AdamW clips gradients of which f32 holds no square", "[optim]") {
       Weights w = random_weights(mesh, 1);
       const Weights g = random_weights(mesh, 2);
       auto moments = AdamW::init(w);
-      AdamW().update(w, moments, Weights{g.gain * size, g.w * size}, rate, 1 / size, 0,
-                     [](std::string_view) { return true; });
+      AdamW().update(w, moments, Weights{g.gain * size, g.w * size}, rate, 1 / size, 0, every_leaf);
       return w;
     };
     expect(std::ranges::equal(after(0x1p100).w.span(), after(1).w.span()), "the scale undoes the size");
@@ -205,7 +206,6 @@ struct Stack {
 };
 
 TEST_CASE("Muon against f64 on stacks of matrices: tall, wide, padded; AdamW by default", "[optim]") {
-  const auto all = [](std::string_view) { return true; };
   const auto whole = [](const Stack& s) { return assemble(*s.w.value(), detail::parsed<"X/d A/t B">); };
   for (const char* text : {"d=1,t=1", "d=2,t=2"})
     for (const Sizes& sizes : {Sizes{{"X", 4}, {"A", 6}, {"B", 4}}, Sizes{{"X", 4}, {"A", 4}, {"B", 6}},
@@ -216,7 +216,7 @@ TEST_CASE("Muon against f64 on stacks of matrices: tall, wide, padded; AdamW by 
             return Stack{random_normal<f32, "X/d A/t B">(mesh, sizes, {seed, 0})};
           };
           Muon muon{.momentum = 0.9};
-          if (stacked) muon.stack = all;
+          if (stacked) muon.stack = every_leaf;
           Stack stack = random(1);
           auto moments = muon.init(stack);
           const Global first = whole(stack);
@@ -236,7 +236,7 @@ TEST_CASE("Muon against f64 on stacks of matrices: tall, wide, padded; AdamW by 
                                 0});
           for (std::int64_t step = 0; step < 2; ++step) {
             const Stack gradient = random(2 + static_cast<std::uint64_t>(step));
-            muon.update(stack, moments, gradient, rate, 0.5, step, all);
+            muon.update(stack, moments, gradient, rate, 0.5, step, every_leaf);
             const Global now = whole(stack), grads = whole(gradient);
             for (std::size_t i = 0; i < matrices; ++i) {
               Leaf& leaf = expected[i];
@@ -266,11 +266,11 @@ TEST_CASE("Muon with a stacked dim: a matrix for each layer, and no matrix of th
                     random_normal<f32, "Y A/d">(mesh, sizes, {seed, 1}),
                     random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 2})};
     };
-    const auto all = [](std::string_view) { return true; };
     const auto after = [&](const auto& optimizer) {
       Layers w = random(1);
       auto moments = optimizer.init(w);
-      for (std::int64_t step = 0; step < 2; ++step) optimizer.update(w, moments, random(2), rate, 1.0, step, all);
+      for (std::int64_t step = 0; step < 2; ++step)
+        optimizer.update(w, moments, random(2), rate, 1.0, step, every_leaf);
       return w;
     };
     const auto same = [](const auto& a, const auto& b) { return std::ranges::equal(a.span(), b.span()); };
@@ -351,8 +351,7 @@ TEST_CASE("Adafactor's moments of a matrix without columns are finite", "[optim]
     const Sizes sizes{{"M", 8}, {"A", 4}, {"B", 0}};
     Weights w = random_weights(mesh, 1, sizes);
     auto moments = Adafactor::init(w);
-    const auto all = [](std::string_view) { return true; };
-    Adafactor().update(w, moments, random_weights(mesh, 2, sizes), rate, 1.0, 0, all);
+    Adafactor().update(w, moments, random_weights(mesh, 2, sizes), rate, 1.0, 0, every_leaf);
     for_each_leaf(
         [](std::string_view name, const auto& moment) {
           for (const f32 x : moment.span()) expect(std::isfinite(x), std::string(name) + " has " + show(x));
@@ -392,9 +391,8 @@ TEST_CASE("Adafactor takes all dims but the first together, and keeps a row and 
     expect(parameter_count(moments) == 2 * (4 + 12) + 4 + 6, "a row and a column of each");
     for (std::int64_t step = 0; step < 2; ++step) {
       const Wide g = draw(10 + static_cast<std::uint64_t>(step));
-      const auto all = [](std::string_view) { return true; };
-      Adafactor().update(w, moments, g, rate, 1.0, step, all);
-      Adafactor().update(m, of_merged, merged(g), rate, 1.0, step, all);
+      Adafactor().update(w, moments, g, rate, 1.0, step, every_leaf);
+      Adafactor().update(m, of_merged, merged(g), rate, 1.0, step, every_leaf);
     }
     const Merged now = merged(w);
     for_each_leaf(
@@ -535,7 +533,7 @@ void check_rules(const O& optimizer) {
         first_moments(moments));
     expect(global_norm(mesh, g, frozen) == global_norm(mesh, Weights{g.gain, zeros_like(g.w)}), "and its gradient");
     const Weights plain = after(0.5, [](std::string_view) { return false; });
-    const Weights slow = after(0.125, [](std::string_view) { return true; });
+    const Weights slow = after(0.125, every_leaf);
     expect_same(ruled.gain, plain.gain, "a leaf without decay");
     expect_same(ruled.w, slow.w, "a leaf at a quarter of the rate");
     expect(!std::ranges::equal(slow.gain.span(), plain.gain.span()), "the rules matter");
@@ -553,7 +551,6 @@ TEST_CASE("every optimizer takes factors of a leaf's learning rate and decay", "
 TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {
   on_meshes({"d=1,t=1", "d=2,t=2"}, [&](const Mesh<"d t">& mesh) {
     const Sizes sizes{{"M", 1060}, {"A", 6}, {"B", 134}};  // shards of some vectors and a rest
-    const auto all = [](std::string_view) { return true; };
     Weights w = random_weights(mesh, 1, sizes), mu = zeros_like(w), nu = zeros_like(w);
     Weights w32 = w, mu32 = mu, nu32 = nu, same = w;
     HalfWeights copies = rounded(w);
@@ -565,13 +562,13 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
       expect(global_norm(mesh, g) == global_norm(mesh, wide), "the norm is that of the numbers in f32");
       // Copies with gradients of either dtype, and either alone: the same bits.
       if (step == 1)
-        AdamW().update(w, mu, nu, wide, 0.01, 0.5, step, all, copies);
+        AdamW().update(w, mu, nu, wide, 0.01, 0.5, step, every_leaf, copies);
       else
-        AdamW().update(w, mu, nu, g, 0.01, 0.5, step, all, copies);
+        AdamW().update(w, mu, nu, g, 0.01, 0.5, step, every_leaf, copies);
       if (step == 2)
-        AdamW().update(w32, mu32, nu32, g, 0.01, 0.5, step, all);
+        AdamW().update(w32, mu32, nu32, g, 0.01, 0.5, step, every_leaf);
       else
-        AdamW().update(w32, mu32, nu32, wide, 0.01, 0.5, step, all, same);
+        AdamW().update(w32, mu32, nu32, wide, 0.01, 0.5, step, every_leaf, same);
       expect_same(w.w, w32.w, "weights");
       expect_same(mu.w, mu32.w, "means");
       expect_same(nu.gain, nu32.gain, "variances");
@@ -625,7 +622,6 @@ TEST_CASE("Muon and Adafactor take dims that are numbers", "[optim]") {
       return Numbered{place<Tensor<f32, "O 3 5">>(mesh, HostArray<f32>({4, 3, 5}, values(x.stack))),
                       place<Tensor<f32, "3 5">>(mesh, HostArray<f32>({3, 5}, values(x.matrix)))};
     };
-    const auto all = [](std::string_view) { return true; };
     const auto check = [&](const auto& optimizer) {
       Named w = named(1);
       Numbered n = numbered(w);
@@ -633,20 +629,19 @@ TEST_CASE("Muon and Adafactor take dims that are numbers", "[optim]") {
       auto of_numbers = optimizer.init(n);
       for (const std::int64_t step : {0, 1}) {
         const Named g = named(2 + static_cast<std::uint64_t>(step));
-        optimizer.update(w, moments, g, rate, 1.0, step, all);
-        optimizer.update(n, of_numbers, numbered(g), rate, 1.0, step, all);
+        optimizer.update(w, moments, g, rate, 1.0, step, every_leaf);
+        optimizer.update(n, of_numbers, numbered(g), rate, 1.0, step, every_leaf);
       }
       expect(std::ranges::equal(w.stack.span(), n.stack.span()), "a stack");
       expect(std::ranges::equal(w.matrix.span(), n.matrix.span()), "a matrix");
     };
-    check(Muon{.stack = all});
+    check(Muon{.stack = every_leaf});
     check(Adafactor{});
   });
 }
 
 TEST_CASE("every optimizer takes bf16 gradients, and leaves what others hold as it was", "[optim]") {
   on_mesh("d=2,t=2", [](const Mesh<"d t">& mesh) {
-    const auto all = [](std::string_view) { return true; };
     const HalfWeights g = rounded(random_weights(mesh, 2));
     const auto check = [&](const auto& optimizer) {
       Weights w = random_weights(mesh, 1), wide = random_weights(mesh, 1), same = wide;
@@ -654,8 +649,8 @@ TEST_CASE("every optimizer takes bf16 gradients, and leaves what others hold as 
       auto moments = optimizer.init(w);
       auto of_wide = optimizer.init(wide);
       const auto moments_before = moments;
-      optimizer.update(w, moments, g, rate, 0.5, 0, all);
-      optimizer.update(wide, of_wide, widened(g), rate, 0.5, 0, all, same);
+      optimizer.update(w, moments, g, rate, 0.5, 0, every_leaf);
+      optimizer.update(wide, of_wide, widened(g), rate, 0.5, 0, every_leaf, same);
       expect_same(w.w, wide.w, "weights");
       expect_same(w.gain, wide.gain, "weights");
       expect(same.w.value() == wide.w.value(), "in f32 the copy is the weight");
@@ -676,7 +671,6 @@ TEST_CASE("every optimizer takes bf16 gradients, and leaves what others hold as 
 
 TEST_CASE("updates in place and trees that are passed twice, or that the tape tracks", "[optim]") {
   on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
-    const auto all = [](std::string_view) { return true; };
     Weights w = random_weights(mesh, 1), sums = w, mu = zeros_like(w);
     accumulate(sums, sums);
     expect_same(sums.w, w.w * 2.0, "a tree added to itself");
@@ -686,9 +680,9 @@ TEST_CASE("updates in place and trees that are passed twice, or that the tape tr
         "AdamW: the leaf `gain` is in two of the trees that it writes (weights, moments, copies): pass a tree of its "
         "own for each";
     Weights nu = zeros_like(w);
-    expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, all); }, one_tree);
-    expect_error<UsageError>([&] { AdamW().update(w, mu, w, w, rate, 1.0, 0, all); }, one_tree);
-    expect_error<UsageError>([&] { AdamW().update(w, mu, nu, w, rate, 1.0, 0, all, nu); }, one_tree);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, every_leaf); }, one_tree);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, w, w, rate, 1.0, 0, every_leaf); }, one_tree);
+    expect_error<UsageError>([&] { AdamW().update(w, mu, nu, w, rate, 1.0, 0, every_leaf, nu); }, one_tree);
     const auto loss = [](const Weights& x) {
       Weights total = x;
       accumulate(total, x);
@@ -780,7 +774,7 @@ void check_mixed(const std::string& name, const O& optimizer) {
     Mixed<> other = m;
     other.bias.reset();
     expect_error(
-        [&] { optimizer.update(m, of_mixed, other, 0.1, 1.0, 2, [](std::string_view) { return true; }); },
+        [&] { optimizer.update(m, of_mixed, other, 0.1, 1.0, 2, every_leaf); },
         name +
             ": trees of different structure: the std::optional `bias` has a value in the first tree and no value in "
             "another; build them from one configuration");
@@ -798,31 +792,30 @@ TEST_CASE("every optimizer takes what a std::optional or std::variant holds", "[
 TEST_CASE("an optimizer names what is missing or of another length", "[optim]") {
   on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
     const auto leaf = [&](std::uint64_t seed) { return random_normal<f32, "M/d">(mesh, {{"M", 4}}, {seed, 0}); };
-    const auto all = [](std::string_view) { return true; };
     Deep w{{leaf(1), leaf(2)}};
     auto moments = AdamW::init(w);
     expect_error(
-        [&] { AdamW().update(w, moments, Deep{{leaf(3)}}, rate, 1.0, 0, all); },
+        [&] { AdamW().update(w, moments, Deep{{leaf(3)}}, rate, 1.0, 0, every_leaf); },
         "AdamW: trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; "
         "build them from one configuration");
     expect_error(
         [&] {
-          AdamW().update(w, moments, Deep{{leaf(3), {}}}, rate, 1.0, 0, all);
+          AdamW().update(w, moments, Deep{{leaf(3), {}}}, rate, 1.0, 0, every_leaf);
         },
         "the leaf `layers/1`: a tensor `f32[M/d]` was never given a value, or was moved from; make one with an op, as "
         "`zeros` or `place`, "
         "before it is used");
     const Deep grads{{leaf(3), leaf(4)}};
-    expect_error<UsageError>([&] { AdamW().update(w, moments, grads, rate, 1.0, -1, all); },
+    expect_error<UsageError>([&] { AdamW().update(w, moments, grads, rate, 1.0, -1, every_leaf); },
                              "AdamW: step -1 is negative; steps count from 0");
-    expect_error<UsageError>([&] { AdamW{.beta1 = 1.5}.update(w, moments, grads, rate, 1.0, 0, all); },
+    expect_error<UsageError>([&] { AdamW{.beta1 = 1.5}.update(w, moments, grads, rate, 1.0, 0, every_leaf); },
                              "AdamW: a moment's decay is 1.5; give a number of at least 0 and less than 1");
     auto mu = SGD::init(w);
-    expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, all); },
+    expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, every_leaf); },
                              "SGD: the learning rate is nan; give a finite number");
     expect_error<UsageError>([&] { update_average(w, grads, 2.0); },
                              "update_average: the part that it keeps is in [0, 1]");
-    AdamW().update(w, moments, grads, rate, 1.0, 0, all);  // nothing was lost
+    AdamW().update(w, moments, grads, rate, 1.0, 0, every_leaf);  // nothing was lost
   });
 }
 
@@ -937,7 +930,7 @@ TEST_CASE("reduce_gradients: replicated weights under data parallelism, on every
       expect(single.size("M") == 8, "a tensor alone");
       // And the update takes them.
       Replicated p = w.head, mu = zeros_like(p), nu = zeros_like(p);
-      AdamW().update(p, mu, nu, reduced.head, 1e-2, 1.0, 0, [](std::string_view) { return true; });
+      AdamW().update(p, mu, nu, reduced.head, 1e-2, 1.0, 0, every_leaf);
       expect(p.bias.span()[0] != w.head.bias.span()[0], "an update");
     });
   }

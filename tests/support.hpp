@@ -23,6 +23,7 @@
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/launch.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/with_value.hpp"
 
 namespace shardlib::test {
 
@@ -176,17 +177,7 @@ std::span<const T> few(const T (&cases)[N], std::size_t most) {
 
 /// Gives a variable another value for as long as this lives.
 template <class T>
-class Temporarily {
- public:
-  Temporarily(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
-  Temporarily(const Temporarily&) = delete;
-  Temporarily& operator=(const Temporarily&) = delete;
-  ~Temporarily() { variable_ = before_; }
-
- private:
-  T& variable_;
-  T before_;
-};
+using Temporarily = detail::WithValue<T>;
 
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false, as for
 /// more than 4 devices where SHARDLIB_TEST_DEVICE=simulated; ranks beyond the mesh are idle. When only some ranks fail
