@@ -309,8 +309,8 @@ inline Reference extrema(bool least) {
 
 // ---- values --------------------------------------------------------------------------------------------------------
 
-/// The values that elements are drawn from. All are exact in every dtype, and so are the sums and products that tests take of
-/// them, so that linear ops can be compared exactly.
+/// The values that elements are drawn from. All are exact in every dtype, and so are the sums and products that tests
+/// take of them, so that linear ops can be compared exactly.
 enum class Draw {
   odd,       ///< odd sixteenths in (-2, 2): never 0, and never equal to an even one
   even,      ///< even sixteenths in [-2, 2)

@@ -9,16 +9,16 @@
 #define SHARDLIB_FUNCTION
 #endif
 
-/// Stands before a SHARDLIB_FUNCTION that only the host's teams run. It may call functions of the host, and nvcc does not
-/// warn about them.
+/// Stands before a SHARDLIB_FUNCTION that only the host's teams run. It may call functions of the host, and nvcc does
+/// not warn about them.
 #if defined(__CUDACC__)
 #define SHARDLIB_HOST_ONLY _Pragma("nv_exec_check_disable")
 #else
 #define SHARDLIB_HOST_ONLY
 #endif
 
-/// Stands before a template of a SHARDLIB_FUNCTION that the host may use with types of its own. nvcc does not warn about
-/// the functions of these types.
+/// Stands before a template of a SHARDLIB_FUNCTION that the host may use with types of its own. nvcc does not warn
+/// about the functions of these types.
 #if defined(__NVCC__)
 #define SHARDLIB_EITHER_SIDE _Pragma("nv_exec_check_disable")
 #else
