@@ -119,7 +119,8 @@ TEST_CASE("AdamW clips gradients of which f32 holds no square", "[optim]") {
       AdamW().update(w, moments, Weights{g.gain * size, g.w * size}, rate, 1 / size, 0, every_leaf);
       return w;
     };
-    expect(std::ranges::equal(after(0x1p100).w.span(), after(1).w.span()), "the scale undoes the size");
+    const Weights large = after(0x1p100), small = after(1);
+    expect(std::ranges::equal(large.w.span(), small.w.span()), "the scale undoes the size");
   });
 }
 
@@ -813,6 +814,9 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
     auto mu = SGD::init(w);
     expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, every_leaf); },
                              "SGD: the learning rate is nan; give a finite number");
+    expect_error<UsageError>([&] { SGD().update(w, mu, grads, rate, 1 / 0.0, 0, all); },
+                             "SGD: the scale of the gradients is inf; give a finite number, and skip a step whose "
+                             "gradients are not finite");
     expect_error<UsageError>([&] { update_average(w, grads, 2.0); },
                              "update_average: the part that it keeps is in [0, 1]");
     AdamW().update(w, moments, grads, rate, 1.0, 0, every_leaf);  // nothing was lost
@@ -854,7 +858,11 @@ TEST_CASE("learning-rate schedules at their edges", "[optim]") {
     // A run that ends within its warmup.
     CHECK(LrSchedule{.kind = kind, .peak = 3, .warmup = 30, .decay_steps = 2}(1) == 0.2);
   }
-  CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .warmup = 2}(2)); }) ==
+  CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .decay_steps = 9}(-1)); }) ==
+        "LrSchedule: step -1 is negative; steps count from 0");
+  CHECK(LrSchedule{.kind = Kind::constant, .peak = 3, .warmup = 2}(2) == 3);
+  // At once, not after the warmup.
+  CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .warmup = 2}(0)); }) ==
         "LrSchedule: decay_steps is 0, so no step is left for the decay; give the number of steps of the training, or "
         "choose Kind::constant");
   // wsd's decay begins no earlier than the warmup's end.

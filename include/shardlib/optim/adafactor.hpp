@@ -132,13 +132,13 @@ struct Adafactor {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Adafactor", learning_rate, step, {});
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("Adafactor", learning_rate, scale, step.number, {});
     // The types of `moments` follow from those of the weights.
     if constexpr (detail::takes_factored<Tree, Grads, Copies...>())
       for (const auto& leaf :
            detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
-        update(leaf, learning_rate, scale, step);
+        update(leaf, learning_rate, scale, step.number);
   }
   /// A compile error for fewer arguments.
   template <class... Args>

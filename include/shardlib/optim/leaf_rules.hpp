@@ -1,6 +1,7 @@
 // Factors of the learning rate and of the weight decay for the leaves of a tree, by patterns of their names.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -28,6 +29,18 @@ struct NoRate {
         std::is_void_v<X>,
         "the settings of an optimizer have names, as in `AdamW{.weight_decay = 0.1}`; weights and the rate are "
         "arguments of `update(weights, moments, grads, rate, scale, step, decays)`");
+  }
+};
+/// The argument `step` of an optimizer's update. A number with a fraction there is the scale, which stands before it.
+struct StepNumber {
+  std::int64_t number;
+  template <class X>
+  requires std::is_arithmetic_v<X>
+  constexpr StepNumber(X step)  // NOLINT(google-explicit-constructor): steps are numbers
+      : number(static_cast<std::int64_t>(step)) {
+    static_assert(std::is_integral_v<X>,
+                  "update: the step is a whole number, which the scale of the gradients stands before; write "
+                  "update(weights, moments, grads, rate, scale, step, decays)");
   }
 };
 }  // namespace detail

@@ -32,19 +32,20 @@ struct LrSchedule {
   std::int64_t warmup = 0;                          ///< number of steps
   WarmupFrom warmup_from = WarmupFrom::peak_share;  ///< where the warmup begins
   /// The decay ends with the last of this many steps, which include the warmup; later steps keep the final rate.
-  /// There is no default: a call throws UsageError if it is 0 and needed.
+  /// There is no default: a call throws UsageError if it is 0 and the kind needs it.
   std::int64_t decay_steps = 0;
   double final_fraction = 0.1;  ///< the final rate is this times the peak
   double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, if the warmup leaves so many
 
   [[nodiscard]] double operator()(std::int64_t step) const {
     const auto f = [](std::int64_t x) { return static_cast<double>(x); };
-    if (step < warmup) return peak * f(warmup_from == WarmupFrom::zero ? step : step + 1) / f(warmup);
-    if (kind == Kind::constant) return peak;
-    if (decay_steps < 1)
+    if (step < 0) throw UsageError("LrSchedule: step " + std::to_string(step) + " is negative; steps count from 0");
+    if (kind != Kind::constant && decay_steps < 1)  // at once, not after the warmup
       throw UsageError("LrSchedule: decay_steps is " + std::to_string(decay_steps) +
                        ", so no step is left for the decay; give the number of steps of the training, or choose "
                        "Kind::constant");
+    if (step < warmup) return peak * f(warmup_from == WarmupFrom::zero ? step : step + 1) / f(warmup);
+    if (kind == Kind::constant) return peak;
     const std::int64_t last = decay_steps - 1;
     std::int64_t first = warmup;  // the last step with the peak
     if (kind == Kind::wsd) {

@@ -41,8 +41,8 @@ struct Muon {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Muon", learning_rate, step, {momentum, adamw.beta1, adamw.beta2});
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("Muon", learning_rate, scale, step.number, {momentum, adamw.beta1, adamw.beta2});
     const auto is_stacked = [&](const auto& leaf) {
       return !leaf.spec->dims.empty() && leaf.spec->dims[0].name == stacked_dim;
     };
@@ -50,7 +50,7 @@ struct Muon {
       throw UsageError("Muon: no leaf has the stacked_dim `" + stacked_dim +
                        "` as its first dim; name the dim of scan_layers, or leave it out");
     for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
-      update(leaf, learning_rate, scale, step);
+      update(leaf, learning_rate, scale, step.number);
   }
   /// A compile error for fewer arguments.
   template <class... Args>

@@ -81,6 +81,13 @@ template <class To, class From>
   }
 }
 
+/// A compile error for a tree in `cast`.
+template <dtype D, class Tree>
+requires(!tensor<Tree> && detail::is_tree<Tree>()) auto cast(const Tree& tree) {
+  return detail::wrong_call<
+      "cast", "cast_tree<Model<bf16>>(weights)`, where Model<bf16> is the struct with leaves of that dtype">(tree);
+}
+
 namespace detail {
 /// Zeros of the leaf's dtype and spec with the sizes of x, whatever its elements are: also infinity times 0 is none.
 /// The leaf's dims are those of x from dim `first` on.
@@ -145,8 +152,9 @@ constexpr bool takes_trees() {
     return all_leaves_of<Checks, Tree, More...>({});
 }
 
-/// Throws UsageError unless the learning rate is finite, `step` at least 0, and each decay of a moment in [0, 1).
-SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
+/// Throws UsageError unless the learning rate and the scale are finite, `step` at least 0, and each decay of a moment
+/// in [0, 1).
+SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
                                 std::initializer_list<double> decays);
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
@@ -220,17 +228,17 @@ struct AdamW {
   /// The form of every Optimizer, for code that is given one.
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     update(weights, moments.mu, moments.nu, grads, learning_rate, scale, step, decays, copies...);
   }
   /// The form for a program that has AdamW alone and holds the two moments itself, as `zeros_like(weights)`. They may
   /// be trees of another type, with the same leaves in f32.
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
-  void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
-              const Decays& decays, Copies&... copies) const {
-    detail::check_step("AdamW", learning_rate, step, {beta1, beta2});
+  void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale,
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2});
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
-      detail::update_in_place("adamw", numbers(learning_rate, scale, step, leaf.factors), leaf);
+      detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
   /// A compile error for fewer arguments.
   template <class... Args>
@@ -267,8 +275,8 @@ struct SGD {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("SGD", learning_rate, step, {momentum});
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("SGD", learning_rate, scale, step.number, {momentum});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...))
       detail::update_in_place("sgd",
@@ -297,8 +305,8 @@ struct Lion {
   }
   template <class Tree, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Lion", learning_rate, step, {beta1, beta2});
+              detail::StepNumber step, const Decays& decays, Copies&... copies) const {
+    detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2});
     const auto f = [](double x) { return static_cast<float>(x); };
     for (const auto& leaf : detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...))
       detail::update_in_place("lion",

@@ -14,11 +14,14 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, std::int64_t step,
+SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
                                 std::initializer_list<double> decays) {
   const auto fail = [&](const std::string& what) { throw UsageError(std::string(optimizer) + ": " + what); };
   if (!std::isfinite(learning_rate))
     fail("the learning rate is " + show_number(learning_rate) + "; give a finite number");
+  if (!std::isfinite(scale))
+    fail("the scale of the gradients is " + show_number(scale) +
+         "; give a finite number, and skip a step whose gradients are not finite");
   if (step < 0) fail("step " + std::to_string(step) + " is negative; steps count from 0");
   for (const double decay : decays)
     if (!(decay >= 0 && decay < 1))
