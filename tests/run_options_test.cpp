@@ -477,9 +477,27 @@ TEST_CASE("options: mistakes of the program", "[run]") {
   expect_error([&] { Options("p", "").add("steps", x, ""); }, "Options: 'steps' must begin with --");
   expect_error([&] { Options("p", "").add("--x", x, "").add("--x", x, ""); }, "Options: --x is declared twice");
   expect_error([&] { Options("p", "").add("--help", x, ""); }, "Options: --help is declared twice");
+  expect_error([&] { Options("p", "").add("-x,--x", x, "").add("-x,--y", x, ""); }, "Options: -x is declared twice");
+  expect_error([&] { Options("p", "").add("--x-y", x, "").add("--x_y", x, ""); },
+               "Options: --x_y and --x-y have the same key of a file, x_y");
+  for (const char* name : {"--x=N", "--an x", "--", "---x"})
+    expect_error([&] { Options("p", "").add(name, x, ""); },
+                 "Options: '" + std::string(name) +
+                     "' is not the name of an option: write letters, digits, - and _ behind the --");
+  expect_error([&] { Options("p", "").add("x,--x", x, ""); },
+               "Options: 'x' is not the short name of --x: write one letter behind a -, as in \"-n,--steps\"");
+  std::string text = "third";
+  expect_error([&] { Options("p", "").add("--x", x, "", run::at_least(1)); },
+               "Options: the default of --x, 0, is not a whole number of at least 1");
+  expect_error(
+      [&] {
+        Options("p", "").add("--x", text, "", run::one_of({"first", "second"}));
+      },
+      "Options: the default of --x, \"third\", is not one of first, second");
   Options o("p", "");
   o.preset("a", {{"y", "1"}});
-  expect_error([&] { static_cast<void>(parse(o, {"--preset=a"})); }, "Options: the preset a sets the unknown key 'y'");
+  expect_error([&] { static_cast<void>(parse(o, {})); }, "Options: the preset a sets the unknown key 'y'");
+  expect_error([&] { o.preset("a", {}); }, "Options: the preset a is declared twice");
 }
 
 TEST_CASE("options: configurations compared", "[run]") {

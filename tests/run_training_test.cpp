@@ -247,6 +247,10 @@ TEST_CASE("training: what a program without a function cannot do", "[run][traini
   const Scratch folder;
   on_mesh("d=1", [&](const DevicePtr& device) {
     run::Program program;
+    const auto without_step = [&] { run::train(device, of_steps(1), data(io::Rows::packed), "", program); };
+    CHECK(error_of<Error>(without_step) ==
+          "train: Program::step is empty, so there is nothing to train; give it a function that computes a step, "
+          "program.step = [&](const run::Step& step) -> run::StepResult { ... }");
     program.step = [](const run::Step&) { return run::StepResult{1, 1}; };
     const auto train = [&](const run::Training& training) {
       return error_of<UsageError>([&] { run::train(device, training, data(io::Rows::packed), "", program); });

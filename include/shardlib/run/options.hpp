@@ -35,6 +35,21 @@ class Options {
                   "an option is an int64_t, uint64_t, double, string or vector<string>; a bool is a flag()");
     return declare(std::move(name), &value, std::move(help), validator);
   }
+  /// A compile error for an option without its help, or for a value that nothing can be written to.
+  template <class T>
+  Options& add(const std::string& /*name*/, const T& /*value*/) {
+    static_assert(std::is_void_v<T>,
+                  "Options::add: the help is missing; write options.add(\"--steps\", steps, \"training steps\")");
+    return *this;
+  }
+  template <class T>
+  Options& add(const std::string& /*name*/, const T& /*value*/, const std::string& /*help*/,
+               const Validator& /*validator*/ = {}) {
+    static_assert(std::is_void_v<T>,
+                  "Options::add: the value is a variable that is not const; it holds the default and receives what is "
+                  "given: std::int64_t steps = 10; options.add(\"--steps\", steps, \"training steps\")");
+    return *this;
+  }
   /// Declares "--name", which sets `value`, and "--no-name", which clears it.
   Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
     return declare(std::move(name), &value, std::move(help), validator);

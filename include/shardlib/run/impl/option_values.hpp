@@ -105,6 +105,27 @@ struct ExpectedText {
   }
 };
 
+/// Whether a text is one that the validator allows.
+inline bool allowed(const std::string& x, const Validator& validator) {
+  if (!x.empty() && !x.ends_with(validator.ending)) return false;
+  return validator.choices.empty() ||
+         std::find(validator.choices.begin(), validator.choices.end(), x) != validator.choices.end();
+}
+
+/// Whether the validator allows a default. An empty text stands for none.
+struct AllowsDefault {
+  const Validator& validator;
+  template <class T>
+  bool operator()(const T* number) const {
+    return in_range(static_cast<double>(*number), validator);
+  }
+  bool operator()(const bool* /*flag*/) const { return true; }
+  bool operator()(const std::string* text) const { return text->empty() || allowed(*text, validator); }
+  bool operator()(const std::vector<std::string>* texts) const {
+    return std::all_of(texts->begin(), texts->end(), [this](const std::string& x) { return (*this)(&x); });
+  }
+};
+
 /// Sets the target from texts; false when one of them is not such a value.
 struct Assign {
   const std::vector<std::string>& texts;
@@ -126,16 +147,11 @@ struct Assign {
   }
   bool operator()(std::string* target) const {
     *target = texts[0];
-    return allowed(texts[0]);
+    return allowed(texts[0], validator);
   }
   bool operator()(std::vector<std::string>* target) const {
     *target = texts;
-    return std::all_of(texts.begin(), texts.end(), [this](const std::string& x) { return allowed(x); });
-  }
-  [[nodiscard]] bool allowed(const std::string& x) const {
-    if (!x.empty() && !x.ends_with(validator.ending)) return false;
-    return validator.choices.empty() ||
-           std::find(validator.choices.begin(), validator.choices.end(), x) != validator.choices.end();
+    return std::all_of(texts.begin(), texts.end(), [this](const std::string& x) { return allowed(x, validator); });
   }
 };
 

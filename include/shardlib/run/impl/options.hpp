@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/run/impl/option_values.hpp"
@@ -15,6 +16,21 @@
 #include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
+
+namespace detail {
+/// Throws Error for a name that the command line could not give.
+inline void require_name(const std::string& name, const std::string& short_name) {
+  const auto is_name = [](std::string_view text) {
+    return !text.empty() && text.front() != '-' &&
+           std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; });
+  };
+  if (!is_name(std::string_view(name).substr(2)))
+    throw Error("Options: '" + name + "' is not the name of an option: write letters, digits, - and _ behind the --");
+  if (!short_name.empty() && (short_name.size() != 2 || short_name[0] != '-' || !is_name(short_name.substr(1))))
+    throw Error("Options: '" + short_name + "' is not the short name of " + name +
+                ": write one letter behind a -, as in \"-n,--steps\"");
+}
+}  // namespace detail
 
 // ---- declarations ---------------------------------------------------------------------------------------------------
 
@@ -34,10 +50,18 @@ SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::
     name.erase(0, comma + 1);
   }
   if (!name.starts_with("--")) throw Error("Options: '" + name + "' must begin with --");
+  detail::require_name(name, short_name);
   std::string key = name.substr(2);
   std::replace(key.begin(), key.end(), '-', '_');
-  if (find(name, false) != none || name == "--help" || name == "--version" || name == "--config" || name == "--preset")
-    throw Error("Options: " + name + " is declared twice");
+  for (const std::string& other : {name, short_name})
+    if (find(other, false) != none || other == "--help" || other == "--version" || other == "--config" ||
+        other == "--preset")
+      throw Error("Options: " + other + " is declared twice");
+  if (const std::size_t other = find(key, true); other != none)
+    throw Error("Options: " + name + " and " + options_[other].name + " have the same key of a file, " + key);
+  if (!validator.required && !std::visit(detail::AllowsDefault{validator}, target))
+    throw Error("Options: the default of " + name + ", " + std::visit(detail::TomlText(), target) + ", is not " +
+                std::visit(detail::ExpectedText{validator}, target));
   options_.push_back({std::move(name), std::move(short_name), std::move(key), group_, std::move(help), validator,
                       target, std::visit(detail::TomlText(), target)});
   return *this;
@@ -59,6 +83,8 @@ SHARDLIB_INLINE Options& Options::arguments(std::string name, std::vector<std::s
 
 SHARDLIB_INLINE Options& Options::preset(std::string name, std::vector<std::pair<std::string, std::string>> settings,
                                          std::string help) {
+  if (std::ranges::find(presets_, name, &Preset::name) != presets_.end())
+    throw Error("Options: the preset " + name + " is declared twice");
   presets_.push_back({std::move(name), std::move(help), std::move(settings)});
   return *this;
 }

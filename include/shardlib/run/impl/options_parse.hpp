@@ -248,6 +248,10 @@ struct Options::ConfigFile {
 };
 
 SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request& request) const {
+  for (const Preset& preset : presets_)
+    for (const auto& [key, value] : preset.settings)
+      if (find(key, true) == none)
+        throw Error("Options: the preset " + preset.name + " sets the unknown key '" + key + "'");
   std::vector<Setting> settings;
   if (request.preset.empty()) return settings;
   const auto chosen = std::ranges::find(presets_, request.preset, &Preset::name);
@@ -260,7 +264,6 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request
   }
   for (const auto& [key, value] : chosen->settings) {
     const std::size_t index = find(key, true);
-    if (index == none) throw Error("Options: the preset " + chosen->name + " sets the unknown key '" + key + "'");
     const std::string place = "preset " + chosen->name;
     settings.push_back({index, place + ": " + key, place, "", {value}});
   }

@@ -122,6 +122,14 @@ inline void check_settings(const Training& t) {
     throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
 }
 
+/// Throws Error for a program that computes no step.
+inline void check_step(const Program& program) {
+  if (!program.step)
+    throw Error(
+        "train: Program::step is empty, so there is nothing to train; give it a function that computes a step, "
+        "program.step = [&](const run::Step& step) -> run::StepResult { ... }");
+}
+
 /// Throws UsageError for options that need a loss, if the program computes none without a step.
 inline void check_validate(const Training& t, const Program& program) {
   if (program.validate) return;

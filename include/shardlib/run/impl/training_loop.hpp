@@ -382,6 +382,7 @@ class TrainingLoop {
 
 SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, const Data& data,
                            const std::string& configuration, const Program& program) {
+  if (!training.sample_only) detail::check_step(program);
   if (device->is_dry()) {
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
