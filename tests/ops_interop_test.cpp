@@ -248,6 +248,12 @@ TEST_CASE("spmd places by the types of the parameters and puts the result togeth
         for (std::size_t k = 0; k < 6; ++k) expected += x.data[i * 6 + k] * y.data[k * 2 + j];
         expect(z.data[i * 2 + j] == 2 * expected, "element");
       }
+    // An argument of another type than the parameter's, to which it converts.
+    expect(spmd(mesh, product)(x, y, 2).data == z.data, "an int for a double");
+    const auto named = [](const Tensor<f32, "A/d K/t">& a, const std::string& name) {
+      return a * static_cast<double>(name.size());
+    };
+    expect(spmd(mesh, named)(x, "a name of more letters than a small string has").data[1] == 46 * x.data[1], "a text");
   });
 }
 

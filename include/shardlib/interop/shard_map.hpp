@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -57,6 +58,20 @@ struct HostArray {
       throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n) +
                   " elements; give as many, or the shape alone for zeros");
   }
+  /// A compile error for another shape, or values of another type. Not for numbers, which would be the elements of
+  /// `HostArray<f32>({8, 4})`, too.
+  template <class X, class... More>
+  requires(!std::is_base_of_v<HostArray, X> && !std::is_arithmetic_v<X> &&
+           !(std::is_convertible_v<X, std::vector<std::int64_t>> &&
+             (std::is_convertible_v<More, std::vector<D>> && ...))) explicit HostArray(const X&, const More&...) {
+    static_assert(std::is_void_v<X>,
+                  "HostArray: it is made of a shape and values of its dtype; write "
+                  "HostArray<f32>({8, 4}, std::vector<f32>(32, 1.0F)), or HostArray<f32>({8, 4}) "
+                  "for zeros");
+  }
+  template <class X>
+  requires(!std::is_convertible_v<X, std::vector<D>>) HostArray(std::initializer_list<std::int64_t>, const X& values)
+      : HostArray(nullptr, values) {}
 };
 
 namespace detail {
@@ -113,6 +128,13 @@ struct place_one<Tensor<D, S>> {
 /// The global array on every device: gathers shards and sums partial values.
 SHARDLIB_INLINE ValuePtr gathered(const Value& x);
 
+/// Whether `place<T>` of a tensor type takes these arguments.
+template <class T, class... Args>
+inline constexpr bool is_place_call = false;
+template <class T, Spec A, class Array, class... More>
+inline constexpr bool is_place_call<T, Mesh<A>, Array, More...> =
+    std::is_convertible_v<Array, HostArray<typename T::value_type>>;
+
 }  // namespace detail
 
 /// Makes a tensor from a host array: each device keeps its shard. `sizes` or the open scope determine the padding,
@@ -124,39 +146,50 @@ T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Size
   return detail::place_one<T>::run(mesh, host, sizes, site);
 }
 
-/// A compile error for other arrays.
-template <tensor T, Spec A, class Array>
-requires(!std::is_convertible_v<Array, HostArray<typename T::value_type>>) auto place(const Mesh<A>& mesh,
-                                                                                      const Array& host) {
-  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(mesh, host);
+/// A compile error for other arguments, such as a std::vector, an array of another dtype, or no mesh.
+template <tensor T, class... Args>
+requires(!detail::is_place_call<T, Args...>) auto place(const Args&... args) {
+  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(args...);
 }
-/// A compile error for a call without the mesh.
-template <tensor T, dtype D>
-auto place(const HostArray<D>& host) {
-  return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(host);
-}
-/// A compile error for a spec in place of the type.
+/// A compile error for a spec, or a dtype and a spec, in place of the type.
 template <Spec S, class... Args>
 auto place(const Args&... args) {
   return detail::wrong_call<"place", "place<Tensor<f32, \"M\">>(mesh, HostArray<f32>({size}, values))">(args...);
 }
+template <dtype D, Spec S, class... Args>
+auto place(const Args&... args) {
+  return place<S>(args...);
+}
 
 namespace detail {
 
+template <dtype D>
+struct IsPlaced {
+  template <class E, Spec S>
+  constexpr bool operator()(std::type_identity<Tensor<E, S>> /*leaf*/) const {
+    return checked<rules::placed_leaf, dtype_v<D>, dtype_v<E>, S>::ok && std::is_same_v<D, E>;
+  }
+};
 template <class W, Spec A, dtype D>
 W place_tree(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure,
              std::span<const NamedSize> sizes) {
-  const auto names = leaf_names(structure);
-  if (names.size() != leaves.size())
-    throw Error("place: " + std::to_string(leaves.size()) + " host arrays for a struct of " +
-                std::to_string(names.size()) + " tensors");
-  std::size_t i = 0;
-  for_each_leaf(
-      [&](std::string_view, auto& leaf) {
-        leaf = place_one<std::remove_cvref_t<decltype(leaf)>>::run(mesh, leaves[i++], sizes);
-      },
-      structure);
-  return structure;
+  if constexpr (!checked_tree<"place", W>) {
+    return structure;
+  } else if constexpr (!all_leaves<W>(IsPlaced<D>())) {
+    return structure;
+  } else {
+    const auto names = leaf_names(structure);
+    if (names.size() != leaves.size())
+      throw Error("place: " + std::to_string(leaves.size()) + " host arrays for a struct of " +
+                  std::to_string(names.size()) + " tensors");
+    std::size_t i = 0;
+    for_each_leaf(
+        [&](std::string_view, auto& leaf) {
+          leaf = place_one<std::remove_cvref_t<decltype(leaf)>>::run(mesh, leaves[i++], sizes);
+        },
+        structure);
+    return structure;
+  }
 }
 
 }  // namespace detail
@@ -206,6 +239,11 @@ requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
         tree);
   return leaves;
 }
+/// A compile error for the dtype of the array, which is the tensor's.
+template <dtype Out, dtype D, Spec S>
+requires(!std::is_same_v<Out, D>) auto fetch(const Tensor<D, S>& x) {
+  return detail::wrong_call<"fetch", "fetch(x)`, or for an array of another dtype `fetch(cast<f32>(x))">(x);
+}
 /// A compile error for a mesh: a tensor knows its own.
 template <Spec A, class T>
 auto fetch(const Mesh<A>& mesh, const T& x) {
@@ -214,18 +252,29 @@ auto fetch(const Mesh<A>& mesh, const T& x) {
 
 namespace detail {
 
+template <class T>
+inline constexpr bool is_host_arrays = false;
+template <class D>
+inline constexpr bool is_host_arrays<std::vector<HostArray<D>>> = true;
+
 template <class P, class M, class Arg>
 decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> sizes) {
-  if constexpr (std::is_convertible_v<const Arg&, const P&>) {
+  if constexpr (std::is_base_of_v<P, Arg> || std::is_same_v<P, Arg>) {
     if constexpr (is_tensor<P>)
       bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
     return static_cast<const P&>(arg);
+  } else if constexpr (std::is_convertible_v<const Arg&, P>) {
+    return static_cast<P>(arg);  // a new object, such as the double of an int: no reference
   } else if constexpr (is_tensor<P>) {
     static_assert(std::is_convertible_v<const Arg&, const HostArray<typename P::value_type>&>,
                   "spmd: the argument for a Tensor is a HostArray of its dtype, or such a Tensor");
     return place_one<P>::run(mesh, arg, sizes);
-  } else
+  } else {
+    static_assert(is_host_arrays<Arg>,
+                  "spmd: the argument for a struct of tensors is a std::vector of a HostArray for each leaf, or such a "
+                  "struct; that for anything else converts to the type of the function's parameter");
     return place_tree(mesh, arg, P{}, sizes);
+  }
 }
 
 }  // namespace detail

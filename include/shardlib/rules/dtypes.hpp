@@ -148,6 +148,32 @@ constexpr Verdict fetched_leaf(DType arrays, DType leaf, const TensorSpec& x) {
               name(leaf) + ">(tree)`, else `fetch` each leaf, as in `for_each_leaf`"};
 }
 
+/// A view of a tensor that no variable holds.
+constexpr Verdict no_view(std::string_view function, const TensorSpec& x) {
+  return {{},
+          Text(function) + " of " + quoted(x) +
+              ": no variable holds the tensor, so its elements are gone when the statement ends; name it first, "
+              "`const auto y = relu(x);`, and take " +
+              quoted(function == "span" ? Text("y.span()") : Text(function) + "(y)")};
+}
+
+/// `std::cout << x`.
+constexpr Verdict no_stream(const TensorSpec& x) {
+  return {
+      {},
+      "<< of " + quoted(x) +
+          ": a stream does not take a tensor; write `fmt::print(\"{}\\n\", x)`, `item(x)` for the number of a scalar, "
+          "or `fetch(x).data` for all elements"};
+}
+
+/// place(mesh, host arrays): a leaf of the struct.
+constexpr Verdict placed_leaf(DType arrays, DType leaf, const TensorSpec& x) {
+  if (leaf == arrays) return {};
+  return {{},
+          Text("place: the leaf ") + quoted(Text(name(leaf)) + "[" + x + "]") + " is not made of an array of " +
+              name(arrays) + "; give arrays of " + name(leaf) + ", or `place` each leaf, as in `for_each_leaf`"};
+}
+
 /// The dtype of indices into a table.
 constexpr Verdict index_dtype(std::string_view op, DType indices) {
   if (indices == DType::i32 || indices == DType::u32) return {};
