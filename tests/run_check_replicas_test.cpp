@@ -29,7 +29,8 @@ const Sizes sizes{{"M", 8}};
 /// A tensor of one number, which only a device that has drifted off holds otherwise.
 template <Spec S>
 Tensor<f32, S> filled(const Mesh<"d t">& mesh, float number) {
-  const auto values = std::make_shared<std::vector<f32>>(ones<f32, S>(mesh, sizes).span().size(), number);
+  const auto like = ones<f32, S>(mesh, sizes);
+  const auto values = std::make_shared<std::vector<f32>>(like.span().size(), number);
   return from_memory<f32, S>(mesh, sizes, std::span<const f32>(*values), values);
 }
 

@@ -487,7 +487,8 @@ TEST_CASE("wrong ids of the simulated device are errors when the host next waits
         const auto numerator = ids(mesh, {4, 4}), divisor = ids(mesh, {2, 0});
         const auto first = look_up(mesh, rows);  // no error here
         const auto second = look_up(mesh, others);
-        ERROR_IS(text(9), (first + second).span());
+        const auto both = first + second;
+        ERROR_IS(text(9), both.span());
         // It has been said, and what reads on is whole: zeros in place of the rows that are not there.
         expect_equal(fetch(first).data, {1, 1, 0, 0, 0, 0});
         // The divisor's zero, of each width, and in the order of ops.

@@ -204,3 +204,18 @@ auto narrow_norm_without_scale_and_bias(const Tensor<f32, "B M">& x) {
 auto narrow_norm(const Tensor<f64, "B M">& x, const Tensor<f64, "M">& scale) {
   return rms_norm<"M", bf16>(x, scale);
 }
+
+// expect: rms_norm: it does not take these arguments; write `rms_norm<..?M..?, bf16>\(x, scale, 1e-6\)`
+auto dtype_for_the_dim(const Tensor<bf16, "B/d M">& x, const Tensor<f32, "M">& scale) {
+  return rms_norm<bf16>(x, scale);
+}
+
+// expect: layer_norm: it does not take these arguments; write `layer_norm<..?M..?, bf16>\(x, scale, bias, 1e-5\)`
+auto dtype_before_the_dim(const Tensor<bf16, "B/d M">& x, const Tensor<f32, "M">& scale) {
+  return layer_norm<bf16, "M">(x, scale, scale);
+}
+
+// expect: softmax: it does not take these arguments; write `softmax<..?M..?>\(x\)`
+auto softmax_in_a_dtype(const Tensor<bf16, "B/d L">& x) {
+  return softmax<f32>(x);
+}

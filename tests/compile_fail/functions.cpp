@@ -209,3 +209,8 @@ auto called_at_once(const X& x, const Layer& w, const Config& config) {
 auto policy_without_braces(const X& x, const Layer& w, const Config& config) {
   return explicit_activation_checkpointing(layer, "dots")(x, w, config);
 }
+
+// expect: save_for_backward: it does not take these arguments; write `save_for_backward\(q\)`
+auto saved_by_a_name(const X& x) {
+  return save_for_backward(x, "q");
+}

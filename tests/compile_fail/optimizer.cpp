@@ -3,6 +3,7 @@
 // needs: runtime
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/run/check_replicas.hpp"
+#include "shardlib/run/options.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
@@ -330,4 +331,87 @@ void mesh_as_a_text() {
 // expect: launch: the function does not take a device; write launch\(
 void body_without_a_device() {
   launch({{"d", 2}}, [] {});
+}
+
+// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+void one_axis_without_the_list() {
+  launch({"d", 2}, [](const DevicePtr&) {});
+}
+
+// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+void launched_on_a_mesh(const Data& mesh) {
+  launch(mesh, [](const DevicePtr&) {});
+}
+
+// expect: run_program: the program takes nothing and returns the exit status; write return run_program\(argc, argv, \[&\]
+int program_without_a_status(int argc, char** argv) {
+  return run_program(argc, argv, [] { launch({{"d", 2}}, [](const DevicePtr&) {}); });
+}
+
+// expect: place: it does not take these arguments; write `place<Tensor<f32, ..?M..?>>\(mesh, HostArray<f32>\({size}, values\)\)`
+auto vector_with_sizes(const Data& mesh, const std::vector<float>& values, const Sizes& sizes) {
+  return place<Tensor<f32, "M">>(mesh, values, sizes);
+}
+
+// expect: place: it does not take these arguments; write `place<Tensor<f32, ..?M..?>>\(mesh, HostArray<f32>\({size}, values\)\)`
+auto placed_without_a_mesh(const DevicePtr& device, const HostArray<f32>& host) {
+  return place<Tensor<f32, "M">>(device, host);
+}
+
+// expect: place: the leaf `f32\[M\]` is not made of an array of f64; give arrays of f32, or `place` each leaf
+struct PlacedOne {
+  Tensor<f32, "M"> bias;
+};
+auto placed_in_another_dtype(const Data& mesh, const std::vector<HostArray<f64>>& host) {
+  return place<PlacedOne>(mesh, host);
+}
+
+// expect: HostArray: it is made of a shape and values of its dtype; write HostArray<f32>\({8, 4}, std::vector<f32>\(32,
+auto array_without_a_shape(const std::vector<f32>& values) {
+  return HostArray<f32>(values);
+}
+
+// expect: HostArray: it is made of a shape and values of its dtype; write HostArray<f32>\({8, 4}, std::vector<f32>\(32,
+auto array_of_other_values(const std::vector<double>& values) {
+  return HostArray<f32>({8, 4}, values);
+}
+
+// expect: fetch: it does not take this argument; write `fetch\(x\)`, or for an array of another dtype `fetch\(cast<f32>\(x\)\)`
+auto fetched_in_another_dtype(const Tensor<bf16, "M">& x) {
+  return fetch<f32>(x);
+}
+
+// expect: as_kokkos of `M`: no variable holds the tensor, so its elements are gone when the statement ends; name it first
+auto view_of_a_temporary(const Tensor<f32, "M">& x) {
+  return as_kokkos(x * 2.0);
+}
+
+// expect: from_memory: the tensor uses the memory of a vector without a name, which is gone when the statement ends; name
+auto tensor_over_a_temporary(const Data& mesh) {
+  return from_memory<f32, "M">(mesh, {{"M", 4}}, std::vector<f32>(4));
+}
+
+// expect: spmd: the argument for a struct of tensors is a std::vector of a HostArray for each leaf, or such a struct
+auto one_array_for_a_struct(const Data& mesh, const HostArray<f32>& host) {
+  return spmd(mesh, [](const Weights& w) { return w.bias; })(host);
+}
+
+// expect: update: the step is a whole number, which the scale of the gradients stands before; write update\(weights, moments,
+void scale_behind_the_step(Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
+  AdamW().update(w, moments, grads, 1e-3, 0, 1.0, every_leaf);
+}
+
+// expect: Options::add: the help is missing; write options.add\("--steps", steps, "training steps"\)
+void option_without_help(run::Options& options, std::int64_t& steps) {
+  options.add("--steps", steps);
+}
+
+// expect: Options::add: the value is a variable that is not const; it holds the default and receives what is given
+void option_of_a_number(run::Options& options) {
+  options.add("--steps", 10, "training steps");
+}
+
+// expect: cast: it does not take this argument; write `cast_tree<Model<bf16>>\(weights\)`, where Model<bf16> is the struct with
+auto cast_of_a_tree(const Weights& w) {
+  return cast<bf16>(w);
 }

@@ -370,3 +370,98 @@ auto sum_from_zero(const Tensor<f32, "B/d">& x) {
 auto tensor_of_a_host_vector(const std::vector<float>& values) {
   return Tensor<f32, "A">(values);
 }
+
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+void mesh_of_a_number() {
+  const Mesh<"d"> mesh(4);
+}
+
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+void mesh_of_numbers() {
+  const Mesh<"d t"> mesh(4, 2);
+}
+
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+void mesh_of_another_mesh(const Mesh<"d t">& mesh) {
+  const Mesh<"d"> other(mesh);
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto one_size_without_the_list(const Mesh<"d t">& mesh) {
+  return zeros<f32, "A">(mesh, {"A", 8});
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto zeros_of_the_device(const Mesh<"d t">& mesh) {
+  return zeros<f32, "A">(mesh.device(), {{"A", 8}});
+}
+
+// expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
+auto zeros_of_a_type(const Mesh<"d t">& mesh) {
+  return zeros<Tensor<f32, "A">>(mesh, {{"A", 8}});
+}
+
+// expect: random_normal: it does not take these arguments; write `random_normal<f32, ..?B/d L..?>\(mesh,
+Tensor<f32, "?"> random_numbers_of_no_spec(const Mesh<"d t">& mesh) {
+  return random_normal(mesh, {{"A", 8}}, {1, 2});
+}
+
+// expect: span of `M`: no variable holds the tensor, so its elements are gone when the statement ends; name it first,
+// expect: `const auto y = relu\(x\);`, and take `y.span\(\)`
+float sum_of_a_temporary(const Tensor<f32, "M">& x) {
+  float total = 0;
+  for (const float v : relu(x).span()) total += v;
+  return total;
+}
+
+// expect: << of `M`: a stream does not take a tensor; write `fmt::print\(..?{}.*\)`, `item\(x\)` for the number of a scalar, or
+#include <iostream>
+void streamed(const Tensor<f32, "M">& x) {
+  std::cout << "x: " << x << std::endl;
+}
+
+// expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
+// expect: `for_each_leaf\(\[\]\(std::string_view name, auto& leaf\) \{ ... \}, tree\)`
+struct TwoLeaves {
+  Tensor<f32, "M"> a;
+  Tensor<f32, "M/d"> b;
+};
+void leaf_without_a_name(TwoLeaves& w) {
+  for_each_leaf([](auto& leaf) { leaf = leaf * 2.0; }, w);
+}
+
+// expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
+struct OfTwoSpecs {
+  Tensor<f32, "M"> a;
+  Tensor<f32, "M/d"> b;
+};
+void leaves_of_one_spec(OfTwoSpecs& w) {
+  for_each_leaf([](std::string_view, Tensor<f32, "M">& leaf) { leaf = leaf * 2.0; }, w);
+}
+
+// expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
+struct OfTwoTrees {
+  Tensor<f32, "M"> a;
+};
+void leaves_of_two_trees(OfTwoTrees& w, const OfTwoTrees& grads) {
+  for_each_leaf([](std::string_view, auto& leaf) { leaf = leaf * 2.0; }, w, grads);
+}
+
+// expect: map_tree: the function does not take a leaf of each tree, without the name; write
+// expect: `map_tree\(\[\]\(const auto& leaf\) \{ return leaf \* 2.0; \}, tree\)`
+struct Named {
+  Tensor<f32, "M"> a;
+  Tensor<f32, "M/d"> b;
+};
+auto map_with_a_name(const Named& w) {
+  return map_tree([](std::string_view, const auto& leaf) { return leaf * 2.0; }, w);
+}
+
+// expect: map_tree: the function returns no tensor; return the one for the place of the leaf, or take for_each_leaf
+struct Printed {
+  Tensor<f32, "M"> a;
+  Tensor<f32, "M/d"> b;
+};
+auto map_to_nothing(const Printed& w) {
+  return map_tree([](const auto& leaf) { static_cast<void>(leaf); }, w);
+}

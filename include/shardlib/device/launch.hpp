@@ -52,14 +52,24 @@ requires(!std::is_convertible_v<const F&, DeviceBody>) void launch(const std::ve
                 "launch: the function does not take a device; write launch({{\"d\", 4}}, [](const DevicePtr& device) { "
                 "... }), and make the Mesh in it, `const Mesh<\"d\"> mesh(device)`");
 }
-/// A compile error for a mesh that is a text or a number.
+namespace detail {
+/// One axis as `{"d", 4}`, which is no list of axes: `{{"d", 4}}`.
+struct LoneAxis {
+  LoneAxis(const char*, int);  // NOLINT(google-explicit-constructor): for braces
+};
+}  // namespace detail
+/// A compile error for a mesh that is a text, a number or a Mesh.
 template <class M, class F>
-requires(std::is_convertible_v<const M&, std::string_view> ||
-         std::is_arithmetic_v<M>) void launch(const M& /*mesh*/, const F& /*body*/,
-                                              const LaunchOptions& /*options*/ = {}) {
+requires(!std::is_convertible_v<const M&, std::vector<AxisSize>>) void launch(const M& /*mesh*/, const F& /*body*/,
+                                                                              const LaunchOptions& /*options*/ = {}) {
   static_assert(sizeof(M) == 0,
                 "launch: the mesh is no list of axes with their sizes; write launch({{\"d\", 4}}, body), or "
                 "launch(parse_mesh(\"d=4\"), body)");
+}
+/// The same for one axis without the braces of a list. A template is never preferred to the right form.
+template <class Never = void>
+void launch(const detail::LoneAxis& axis, const DeviceBody& body, const LaunchOptions& options = {}) {
+  launch<detail::LoneAxis, DeviceBody>(axis, body, options);
 }
 
 /// Launches `body` on one mesh of these axes after the other, for tests: on all that have at most this number of
@@ -73,6 +83,15 @@ SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int 
 /// (status 1). Kokkos takes its settings from its environment variables (KOKKOS_NUM_THREADS, ...). `return
 /// run_program(argc, argv, [] { ...; return 0; })`
 SHARDLIB_INLINE int run_program(int argc, char** argv, const std::function<int()>& program);
+/// A compile error for a function that returns no status, or that takes arguments.
+template <class F>
+requires(!std::is_convertible_v<const F&, std::function<int()>>) int run_program(int /*argc*/, char** /*argv*/,
+                                                                                 const F& /*program*/) {
+  static_assert(std::is_convertible_v<const F&, std::function<int()>>,
+                "run_program: the program takes nothing and returns the exit status; write return run_program(argc, "
+                "argv, [&] { ...; return 0; })");
+  return 1;
+}
 
 }  // namespace shardlib
 

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -44,6 +46,12 @@ auto as_kokkos(const Tensor<D, S>& x) {
   }
   (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
 }
+/// A compile error for a tensor without a name: its elements go with it.
+template <dtype D, Spec S>
+auto as_kokkos(const Tensor<D, S>&& x) {
+  static_assert(detail::checked<rules::no_view, OpName("as_kokkos"), S>::ok);
+  return as_kokkos(x);
+}
 #endif
 
 namespace detail {
@@ -65,6 +73,15 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::span<cons
   return Tensor<D, S>(detail::value_over_memory(
       {"from_memory", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, std::as_bytes(shard),
       std::move(owner), [&](std::int64_t i) { return shard[static_cast<std::size_t>(i)] == D{}; }));
+}
+/// A compile error for a vector without a name, which is gone when the statement ends.
+template <dtype D, Spec S, Spec A>
+Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::vector<D>&& shard,
+                         std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
+  static_assert(std::is_void_v<D>,
+                "from_memory: the tensor uses the memory of a vector without a name, which is gone when the statement "
+                "ends; name the vector, and keep it while the tensor is in use");
+  return from_memory<D, S>(mesh, sizes, std::span<const D>(shard), std::move(owner), site);
 }
 
 }  // namespace shardlib

@@ -1,5 +1,5 @@
-// Tensors as Eigen's matrices, without copies. shardlib.hpp does not include this file: a program takes a tenth longer to
-// compile with Eigen.
+// Tensors as Eigen's matrices, without copies. shardlib.hpp does not include this file: a program takes a tenth longer
+// to compile with Eigen.
 #pragma once
 
 #include <Eigen/Core>
@@ -18,6 +18,12 @@ auto as_eigen(const Tensor<D, S>& x) {
   const Eigen::Index columns = local.empty() ? 1 : local.back();
   const Eigen::Index rows = columns == 0 ? 0 : static_cast<Eigen::Index>(x.span().size()) / columns;
   return Eigen::Map<const Matrix>(x.span().data(), rows, columns);
+}
+/// A compile error for a tensor without a name: its elements go with it.
+template <dtype D, Spec S>
+auto as_eigen(const Tensor<D, S>&& x) {
+  static_assert(detail::checked<rules::no_view, OpName("as_eigen"), S>::ok);
+  return as_eigen(x);
 }
 
 }  // namespace shardlib

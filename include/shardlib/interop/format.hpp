@@ -170,6 +170,15 @@ struct fmt::formatter<shardlib::Mesh<A>> : fmt::formatter<std::string_view> {
 };
 template <shardlib::dtype D, shardlib::Spec S>
 struct fmt::formatter<shardlib::Tensor<D, S>> : fmt::formatter<std::string_view> {
+  // Not constexpr: the compiler shows its name for `{:.3f}`.
+  static void a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number();
+  template <class Context>
+  constexpr auto parse(Context& context) {
+    for (auto at = context.begin(); at != context.end() && *at != '}'; ++at)
+      if (*at == 'f' || *at == 'g' || *at == 'e' || *at == 'd')
+        a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number();
+    return fmt::formatter<std::string_view>::parse(context);
+  }
   auto format(const shardlib::Tensor<D, S>& x, fmt::format_context& context) const {
     return fmt::formatter<std::string_view>::format(shardlib::describe(x), context);
   }

@@ -121,7 +121,14 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
                                                key, detail::Distribution::uniform));
 }
 
-// Compile errors for calls without the mesh, the dtype, the names of the dims, the sizes or the last argument.
+namespace detail {
+/// The size of one dim as `{"B", 8}`, which is no list of sizes: `{{"B", 8}}`.
+struct LoneSize {
+  LoneSize(const char*, std::int64_t);  // NOLINT(google-explicit-constructor): for braces
+};
+}  // namespace detail
+// Compile errors for calls without the mesh, the dtype, the spec, the names of the dims, the sizes, their outer braces
+// or the last argument.
 #define SHARDLIB_CREATES(name, more, Last)                                                               \
   template <dtype D, Spec S>                                                                             \
   auto name(const Sizes&, Last = {}) {                                                                   \
@@ -143,6 +150,25 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
   template <dtype D, Spec S, Spec A, std::integral Size, std::size_t N>                                  \
   auto name(const Mesh<A>&, const Size(&)[N], Last = {}) {                                               \
     return name<D, S>(Sizes());                                                                          \
+  }                                                                                                      \
+  template <dtype D, Spec S, Spec A>                                                                     \
+  auto name(const Mesh<A>&, const detail::LoneSize&, Last = {}) {                                        \
+    return name<D, S>(Sizes());                                                                          \
+  }                                                                                                      \
+  template <dtype D, Spec S, class X>                                                                    \
+  requires std::is_same_v<X, DevicePtr>                                                                  \
+  auto name(const X&, const Sizes& sizes, Last = {}) {                                                   \
+    return name<D, S>(sizes);                                                                            \
+  }                                                                                                      \
+  template <tensor T, class M>                                                                           \
+  requires detail::is_mesh<M>                                                                            \
+  auto name(const M&, const Sizes& sizes, Last = {}) {                                                   \
+    return name<f32, T::spec>(sizes);                                                                    \
+  }                                                                                                      \
+  template <class M>                                                                                     \
+  requires detail::is_mesh<M>                                                                            \
+  auto name(const M&, const Sizes& sizes, Last = {}) {                                                   \
+    return name<f32, M::axes>(sizes);                                                                    \
   }
 SHARDLIB_CREATES(full, ", 1.0", double)
 SHARDLIB_CREATES(zeros, "", int)

@@ -146,6 +146,7 @@ requires(detail::tensor_first<Args...> &&
          !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto rms_norm(const Args&... args) {
   return detail::wrong_along<"rms_norm", "rms_norm<\"M\">(x, scale, 1e-6)", Dim...>(args...);
 }
+SHARDLIB_DTYPE_FIRST(rms_norm, "rms_norm<\"M\", bf16>(x, scale, 1e-6)")
 /// A compile error for an operand that is not a tensor yet.
 template <DimName Dim, class... Args>
 requires(detail::unfinished<Args> || ...) auto rms_norm(const Args&... args) {
@@ -193,6 +194,7 @@ requires(detail::tensor_first<Args...> &&
          !((std::is_same_v<Args, float> || detail::unfinished<Args>) || ...)) auto layer_norm(const Args&... args) {
   return detail::wrong_along<"layer_norm", "layer_norm<\"M\">(x, scale, bias, 1e-5)", Dim...>(args...);
 }
+SHARDLIB_DTYPE_FIRST(layer_norm, "layer_norm<\"M\", bf16>(x, scale, bias, 1e-5)")
 /// A compile error for an operand that is not a tensor yet.
 template <DimName Dim, class... Args>
 requires(detail::unfinished<Args> || ...) auto layer_norm(const Args&... args) {

@@ -183,6 +183,14 @@ concept first_argument = tensor<X> || is_mesh<X>;
   requires detail::tensor_first<Args...>                    \
   auto op(const Args&... args) {                            \
     return detail::wrong_along<#op, form, Dim...>(args...); \
+  }                                                         \
+  SHARDLIB_DTYPE_FIRST(op, form)
+// For a dtype in front of the dim, or in its place:
+#define SHARDLIB_DTYPE_FIRST(op, form)                              \
+  template <dtype Out, DimName... Dim, class... Args>               \
+  requires detail::tensor_first<Args...>                            \
+  auto op(const Args&... args) {                                    \
+    return detail::wrong_call<#op, form>(args..., OpName("dtype")); \
   }
 // For a call without its op spec, or with a number in its place:
 #define SHARDLIB_NEEDS_OP_SPEC(op)                       \

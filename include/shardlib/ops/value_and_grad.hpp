@@ -335,6 +335,7 @@ template <dtype D, Spec S>
 auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S> {
   return Tensor<D, S>(detail::saved_value({"save_for_backward", {}, site}, x.value()));
 }
+SHARDLIB_FORM(save_for_backward, "save_for_backward(q)")
 
 namespace detail {
 /// The all_gathers of some layers, not yet started.

@@ -304,11 +304,14 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
-/// A call whose arguments fit none of an op's forms. Their number lets the call depend on its template arguments.
+/// A call whose arguments fit none of an op's forms. Their number lets the call depend on its template arguments. The
+/// form is code; behind a backquote it may go on with words, "iota<\"L\">(mesh, 128)`, whose dtype is i32".
 constexpr Verdict wrong_call(std::string_view op, std::string_view form, std::size_t arguments) {
+  bool in_code = true;
+  for (const char c : form) in_code ^= c == '`';
   return {{},
-          Text(op) + ": it does not take " + (arguments == 1 ? "this argument" : "these arguments") + "; write " +
-              quoted(form)};
+          Text(op) + ": it does not take " + (arguments == 1 ? "this argument" : "these arguments") + "; write `" +
+              form + (in_code ? "`" : "")};
 }
 
 /// Explains that the result has a sum pending that is none of those that may be.

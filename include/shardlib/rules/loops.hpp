@@ -1,4 +1,4 @@
-// Typing rules of loops: scan_layers, fori, scan.
+// Typing rules of loops: scan_layers, fori, scan; and of the functions of for_each_leaf and map_tree.
 #pragma once
 
 #include "shardlib/rules/dtypes.hpp"
@@ -8,6 +8,20 @@
 #include <string_view>
 
 namespace shardlib::rules {
+
+/// The function of for_each_leaf or map_tree.
+enum class LeafFunction { not_called, no_tensor };
+constexpr Verdict leaf_function(std::string_view op, LeafFunction wrong) {
+  if (wrong == LeafFunction::no_tensor)
+    return {
+        {},
+        Text(op) + ": the function returns no tensor; return the one for the place of the leaf, or take for_each_leaf"};
+  return {{},
+          Text(op) + (op == "map_tree" ? ": the function does not take a leaf of each tree, without the name; write "
+                                         "`map_tree([](const auto& leaf) { return leaf * 2.0; }, tree)`"
+                                       : ": the function does not take a name and a leaf of each tree; write "
+                                         "`for_each_leaf([](std::string_view name, auto& leaf) { ... }, tree)`")};
+}
 
 /// scan_layers, fori, scan: the reason why the function does not accept what the loop passes to it, `args` arguments.
 constexpr Verdict loop_function(std::string_view op, int args, int parameters, int at, bool not_const,

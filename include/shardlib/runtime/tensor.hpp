@@ -42,7 +42,7 @@ std::span<const std::int64_t> Tensor<D, S>::global_shape() const {
   return detail::view(value()->global.logical);
 }
 template <class D, Spec S>
-std::span<const D> Tensor<D, S>::span() const {
+std::span<const D> Tensor<D, S>::span() const& {
   if (value()->device->is_dry())
     throw Error("span: in a dry run tensors have no elements (" + value()->device->describe() + ")");
   return {reinterpret_cast<const D*>(detail::host_data(*value())), static_cast<std::size_t>(value()->count())};

@@ -202,7 +202,12 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   [[nodiscard]] std::span<const std::int64_t> global_shape() const;
   /// This device's shard, row-major in the order of the spec. It includes the padding, as zeros. It is the shard itself
   /// in host memory, or a copy of device memory, which the next call renews.
-  [[nodiscard]] std::span<const D> span() const;
+  [[nodiscard]] std::span<const D> span() const&;
+  /// A compile error for a tensor without a name, as in `for (float v : relu(x).span())`: its elements go with it.
+  std::span<const D> span() const&& {
+    static_assert(detail::checked<rules::no_view, OpName("span"), S>::ok);
+    return {};
+  }
   [[nodiscard]] const DevicePtr& device() const;
 
   /// True if the tensor holds a value. It does not compile for bool_, where a program would mean the elements.
@@ -300,6 +305,14 @@ class Mesh {
   /// One device's view of the mesh. The device's axes must be those of the type, in their order; an axis that the
   /// device lacks has size 1.
   explicit Mesh(DevicePtr device);
+  /// A compile error for what is no device, such as sizes.
+  template <class X, class... More>
+  requires(!std::is_base_of_v<Mesh, X> &&
+           (sizeof...(More) > 0 || !std::is_convertible_v<X, DevicePtr>)) explicit Mesh(const X&, const More&...) {
+    static_assert(std::is_void_v<X>,
+                  "a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: "
+                  "launch({{\"d\", 4}}, [](const DevicePtr& device) { const Mesh<\"d\"> mesh(device); ... })");
+  }
 
   [[nodiscard]] int size(std::string_view axis) const;
   /// A compile error for an axis' number, of which 0 would be a null pointer.

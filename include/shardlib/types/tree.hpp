@@ -32,7 +32,7 @@ using parts_below_t = typename parts_below<T>::type;
 
 /// Calls f with a leaf. If the leaf is empty, the error gives its path.
 template <class F, class... Leaf>
-decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
+decltype(auto) with_leaf(const Path& path, F&& f, Leaf&... leaf) {
   try {
     return f(leaf...);
   } catch (const EmptyTensor& error) {
@@ -285,6 +285,26 @@ constexpr bool all_leaves(P p) {
   (std::make_index_sequence<tree_width<T>>{}, p);
 }
 
+// nvcc's front end finds that a lambda does not take what it takes.
+#if defined(__NVCC__)
+inline constexpr bool checks_functions = false;
+#else
+inline constexpr bool checks_functions = true;
+#endif
+/// Whether a function of a tree takes these arguments, for one leaf; if not, a compile error, the same one for all
+/// leaves. A result is due where `Returns`.
+template <OpName Name, bool Returns, class F, class... Args>
+constexpr bool takes_leaf() {
+  if constexpr (!checks_functions)
+    return true;
+  else if constexpr (!std::is_invocable_v<F&, Args...>)
+    return checked<rules::leaf_function, Name, rules::LeafFunction::not_called>::ok && false;
+  else if constexpr (Returns && !is_tensor<std::remove_cvref_t<std::invoke_result_t<F&, Args...>>>)
+    return checked<rules::leaf_function, Name, rules::LeafFunction::no_tensor>::ok && false;
+  else
+    return true;
+}
+
 }  // namespace detail
 
 /// Calls f(name, leaf, leaf of the second tree, ...) for each leaf, in the order of declaration. Names are paths:
@@ -294,9 +314,11 @@ template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
   if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
     const auto named = [&f](const detail::Path& path, auto&... leaves) {
-      const std::string name = path.text();
-      detail::with_leaf(
-          path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
+      if constexpr (detail::takes_leaf<"for_each_leaf", false, F, std::string_view, decltype(leaves)...>()) {
+        const std::string name = path.text();
+        detail::with_leaf(
+            path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
+      }
     };
     detail::visit(named, {nullptr, "for_each_leaf"}, tree, more...);
   }
@@ -309,7 +331,7 @@ template <class F, class Tree, class... More>
   Tree result = tree;
   if constexpr (detail::checked_tree<"map_tree", Tree>) {
     const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
-      out = detail::with_leaf(path, f, in...);
+      if constexpr (detail::takes_leaf<"map_tree", true, F, decltype(in)...>()) out = detail::with_leaf(path, f, in...);
     };
     detail::visit(assign, {nullptr, "map_tree"}, result, tree, more...);
   }

@@ -112,8 +112,8 @@ template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, const LoadOptions& options = {}) {
   return detail::load(mesh, path, std::nullopt, tree, options);
 }
-/// As `load` of a path, of a checkpoint that all devices have opened. `load(mesh, *open_newest(mesh, directory),
-/// state)`
+/// As `load` of a path, of a checkpoint that all devices have opened. `if (newest) load(mesh, *newest, state);` after
+/// `const auto newest = open_newest(mesh, directory);`
 template <Spec A, class Tree>
 CheckpointMeta load(const Mesh<A>& mesh, const Checkpoint& checkpoint, Tree& tree, const LoadOptions& options = {}) {
   return detail::load(mesh, checkpoint.path(), checkpoint, tree, options);
