@@ -171,7 +171,9 @@ struct fmt::formatter<shardlib::Mesh<A>> : fmt::formatter<std::string_view> {
 template <shardlib::dtype D, shardlib::Spec S>
 struct fmt::formatter<shardlib::Tensor<D, S>> : fmt::formatter<std::string_view> {
   // Not constexpr: the compiler shows its name for `{:.3f}`.
-  static void a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number();
+  static void a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number() {
+    throw fmt::format_error("a tensor is printed as a text; write item(x) for the number of a scalar");
+  }
   template <class Context>
   constexpr auto parse(Context& context) {
     for (auto at = context.begin(); at != context.end() && *at != '}'; ++at)
