@@ -415,3 +415,18 @@ void option_of_a_number(run::Options& options) {
 auto cast_of_a_tree(const Weights& w) {
   return cast<bf16>(w);
 }
+
+// expect: load: it does not take these arguments; write `load\(mesh, path, tree\)`, whose tree is not const and has the sizes
+auto loaded_by_its_type(const Data& mesh) {
+  return io::load<Weights>(mesh, "runs/first/checkpoints/step-00000100");
+}
+
+// expect: Options::flag: the help is missing; write options.flag\("--tied", tied, "one embedding"\)
+void flag_without_help(run::Options& options, bool& tied) {
+  options.flag("--tied", tied);
+}
+
+// expect: Options::flag: the value is a bool; a number or a text is an option, options.add\("--steps", steps, "training steps"\)
+void flag_of_a_number(run::Options& options, std::int64_t& steps) {
+  options.flag("--steps", steps, "training steps");
+}

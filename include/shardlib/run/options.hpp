@@ -54,6 +54,22 @@ class Options {
   Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
     return declare(std::move(name), &value, std::move(help), validator);
   }
+  /// A compile error for a flag without its help, or one that is not a bool.
+  template <class T>
+  Options& flag(const std::string& /*name*/, const T& /*value*/) {
+    static_assert(std::is_void_v<T>,
+                  "Options::flag: the help is missing; write options.flag(\"--tied\", tied, \"one embedding\")");
+    return *this;
+  }
+  template <class T>
+  requires(!std::is_same_v<T, bool>) Options& flag(const std::string& /*name*/, T& /*value*/,
+                                                   const std::string& /*help*/, const Validator& /*validator*/ = {}) {
+    static_assert(
+        std::is_same_v<T, bool>,
+        "Options::flag: the value is a bool; a number or a text is an option, options.add(\"--steps\", steps, "
+        "\"training steps\")");
+    return *this;
+  }
   /// Declares a value without a name, as in `tool FILE`; `name` is its name in --help. Several come in the order of
   /// their declarations.
   [[gnu::cold]] Options& argument(std::string name, std::string& value, std::string help);

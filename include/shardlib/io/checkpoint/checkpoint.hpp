@@ -119,6 +119,12 @@ CheckpointMeta load(const Mesh<A>& mesh, const Checkpoint& checkpoint, Tree& tre
   return detail::load(mesh, checkpoint.path(), checkpoint, tree, options);
 }
 SHARDLIB_FORM_OF_CALL(load, "load(mesh, path, tree)`, whose tree is not const and has the sizes that are expected")
+/// The same for a call that names the type of the tree and expects the tree as the result.
+template <class Tree, class... Args>
+auto load(const Args&... args) {
+  return shardlib::detail::wrong_call<
+      "load", "load(mesh, path, tree)`, whose tree is not const and has the sizes that are expected">(args...);
+}
 
 namespace detail {
 [[nodiscard]] std::optional<Checkpoint> open_newest(Device& device, const std::string& directory, std::int64_t before,
