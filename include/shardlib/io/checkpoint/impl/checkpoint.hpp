@@ -147,12 +147,12 @@ SHARDLIB_INLINE std::optional<Checkpoint> open_newest(Device& device, const std:
   together(device, "", [&] {
     if (device.rank() != 0) return;
     for (const std::string& path : list_checkpoints(directory))
-      if (*step_of(path.substr(path.rfind('/') + 1)) < before) list += path + "\n";
+      if (*step_of(path.substr(path.rfind('/') + 1)) < before) list += path + '\0';  // no path has this character
   });
   list = gather_texts(device, list)[0];
   std::vector<std::string> damaged;
   for (std::size_t begin = 0; begin < list.size();) {
-    const std::size_t end = list.find('\n', begin);
+    const std::size_t end = list.find('\0', begin);
     const std::string path = list.substr(begin, end - begin);
     std::optional<Checkpoint> checkpoint;
     const auto damages = damages_together(device, path, checkpoint);
