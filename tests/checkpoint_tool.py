@@ -11,7 +11,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import arguments, check, crc32c, finish, json_of, put, told, tree
+from checks import arguments, check, contents, crc32c, finish, json_of, put, told, tree
 from gpt2_oracle import read_all, write
 
 
@@ -100,6 +100,10 @@ def average(tool):
     whole = "--prefix 'weights.h' is the whole name of an array"
     fails(2, (none + ".safetensors", one, two, "--prefix", "weights.h"), whole)
     check(whole in tool.run(2, "to-safetensors", one, none + ".safetensors", "--prefix", "weights.h"), "to-safetensors")
+    manifest = os.path.join(one, "manifest.json")
+    before = contents(manifest)
+    said = tool.run(2, "to-safetensors", one, manifest)
+    check("is not a safetensors file" in said and contents(manifest) == before, f"to-safetensors onto another file: {said}")
     fails(2, (one, two, three), f"'{one}' is a checkpoint", "the first argument")
     run = os.path.join(tool.root, "run")
     os.makedirs(run)

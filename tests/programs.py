@@ -516,7 +516,10 @@ def gpt2(p):
     p.run("gpt2", [*small, f"--load={weights}", f"--tokenizer={larger}"]).fails(2, "ends at 255: give another prompt, the model's --tokenizer")
     short = p.run("gpt2", [f"--load={weights}", "--steps=0", "--max-tokens=2", "--prompt=On", f"--run={p.folder}/gpt2-short"]).succeeded()
     short.check("--seq                  16  (--context 16)" in short.out, "rows of a short model are short by default")
-    for option, path in [("--export", f"{p.text}/model"), ("--logits", f"{p.folder}/nowhere/file")]:
+    os.mkdir(f"{p.folder}/notes")
+    shutil.copy(p.text, f"{p.folder}/notes/model.safetensors")
+    for option, path in [("--export", f"{p.text}/model"), ("--export", f"{p.folder}/notes"), ("--logits", f"{p.folder}/nowhere/file"),
+                         ("--logits", p.text)]:  # fmt: skip
         for ranks in [0, 2] if p.mpiexec else [0]:
             for program, sizes in [("gpt2", small), ("gpt_fsdp", ["--batch=2", "--seq=16", "--d-model=16", "--d-head=8"])]:
                 steps = [*sizes, "--steps=3", f"--data={p.text}", f"--run={p.folder}/unwritable", "--prompt=Once"]

@@ -102,6 +102,27 @@ TEST_CASE("safetensors: written files read back, aligned, with their metadata", 
   CHECK(test::files_below(scratch.path()) == std::vector<std::string>{"a.safetensors"});
 }
 
+TEST_CASE("safetensors: a file of another format is not replaced", "[safetensors]") {
+  const Scratch scratch;
+  const auto write = [&](const std::string& path) {
+    io::write_safetensors(path, {tensor_of<float>("a", "F32", {1}, {1})});
+  };
+  for (const std::string other : {"a word", "a longer text", "12345678{"}) {
+    const std::string path = scratch / "notes.txt";
+    put(path, other);
+    expect_error<UsageError>([&] { write(path); },
+                             "cannot write '" + path +
+                                 "': the file is not a safetensors file, and its contents would be "
+                                 "lost; choose another path, or move it away");
+    CHECK(contents(path) == other);
+  }
+  const std::string path = scratch / "a.safetensors";
+  put(path, "");
+  write(path);
+  write(path);
+  CHECK(SafetensorsFile(path).entries().size() == 1);
+}
+
 TEST_CASE("safetensors: half precision, all 65536", "[safetensors]") {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const double sign = bits >= 0x8000 ? -1 : 1;

@@ -58,8 +58,12 @@ struct SafetensorsTensor {
   Index shape;
   std::function<Bytes()> bytes;  ///< called when it is its turn, so that one tensor at a time is in memory
 };
-/// Writes the file and flushes it to disk; an existing file is replaced atomically. Names must differ, and bytes must
-/// fit dtype and shape. Throws UsageError if the path is a folder or a device. `write_safetensors("model.safetensors",
+/// Throws UsageError if the path has a file of another format, whose contents would be lost. An empty file has none.
+/// `require_no_other_format("logits.safetensors")`
+void require_no_other_format(const std::string& path);
+/// Writes the file and flushes it to disk; an existing file of this format is replaced atomically. Names must differ,
+/// and bytes must fit dtype and shape. Throws UsageError if the path has a folder, a device or a file of another
+/// format. `write_safetensors("model.safetensors",
 /// {{"w", "F32", {2, 3}, bytes_of_w}})`
 void write_safetensors(const std::string& path, std::vector<SafetensorsTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});

@@ -16,6 +16,7 @@
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/formats/safetensors.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/console.hpp"
 #include "shardlib/support/error.hpp"
@@ -153,6 +154,7 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
     throw UsageError(fmt::format("{}: {}; nothing has been computed yet: check {}", option, error.what(), option));
   }
   io::require_writable(folder + "/config.json", option);
+  naming_option(option, [&] { io::require_no_other_format(folder + "/model.safetensors"); });
 }
 
 SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded) {

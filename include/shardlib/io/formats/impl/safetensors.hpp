@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <system_error>
 #include <tuple>
 
 #include "shardlib/io/impl/json.hpp"
@@ -192,6 +193,23 @@ SHARDLIB_INLINE void SafetensorsFile::read_f32(const SafetensorsEntry& entry, co
   detail::to_f32(entry.dtype, detail::read_strided(*this, entry, first, strides, shape), out, where);
 }
 
+SHARDLIB_INLINE void require_no_other_format(const std::string& path) {
+  std::error_code ignored;  // the write says why it fails
+  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  const InputFile file(path);
+  if (file.size() == 0) return;
+  std::uint64_t header = 0;
+  std::byte brace{};
+  if (file.size() > sizeof header) {
+    file.read(0, std::as_writable_bytes(std::span(&header, 1)));
+    file.read(sizeof header, std::span(&brace, 1));
+  }
+  if (brace != std::byte{'{'} || header > detail::largest_safetensors_header)
+    throw UsageError("cannot write '" + path +
+                     "': the file is not a safetensors file, and its contents would be lost; " +
+                     "choose another path, or move it away");
+}
+
 SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<SafetensorsTensor> tensors,
                                        const std::map<std::string, std::string>& metadata) {
   const auto fail = [&](const std::string& name, const std::string& why) {
@@ -223,6 +241,7 @@ SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<Safe
   text.append((8 - text.size() % 8) % 8, ' ');
   if (text.size() > detail::largest_safetensors_header) throw Error("cannot write '" + path + "': too many tensors");
   const std::uint64_t length = text.size();
+  require_no_other_format(path);
   remove_stale_temporaries(std::filesystem::path(path).parent_path().string());
   OutputFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
