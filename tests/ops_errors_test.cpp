@@ -1,5 +1,6 @@
 // Run-time errors: each names the op, its spec, the dim, the sizes and the device, and says what helps.
 #include <array>
+#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "op_case.hpp"
@@ -58,6 +60,11 @@ TEST_CASE("an exception without a text is named by its type", "[errors]") {
         "the program has thrown a value of type int, which is no std::exception: throw a shardlib::Error with a text");
   CHECK(of(std::bad_alloc()).message ==
         "the host has no memory left: choose smaller sizes, or fewer devices on this machine");
+  CHECK(
+      of(std::system_error(EAGAIN, std::generic_category())).message ==
+      "the system allows no more threads, or has no memory for their stacks: raise the limits (ulimit -u, ulimit -v), "
+      "or start fewer processes on this machine");
+  CHECK(of(std::system_error(EIO, std::generic_category())).message == "Input/output error");
   CHECK(of(42).status == 1);
   // Of the copies that mpirun has started of a program without MPI, one speaks.
   CHECK((of(UsageError("")).message.empty() && of(UsageError("")).status == 2));

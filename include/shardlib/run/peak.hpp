@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -107,12 +108,12 @@ inline int usable_cores() {
   using Clock = std::chrono::steady_clock;
   constexpr auto warmup = std::chrono::milliseconds(30), measured = std::chrono::milliseconds(120);
   std::atomic<double> total{0};
-  std::atomic<int> ready{0};
+  std::atomic<int> ready{0}, awaited{count};
   const auto work = [&] {
     // Volatile, so that the loop cannot be computed beforehand.
     volatile float factor = 0.999999F, addend = 1e-6F, sink = 0;
     ready.fetch_add(1);
-    while (ready.load() < count) std::this_thread::yield();
+    while (ready.load() < awaited.load()) std::this_thread::yield();
     const auto begin = Clock::now();
     while (Clock::now() - begin < warmup) sink = loop.run(factor, addend);
     // The best of short windows: one that another process disturbs says nothing about the machine.
@@ -129,7 +130,11 @@ inline int usable_cores() {
     total.fetch_add(best);
   };
   std::vector<std::thread> workers;
-  for (int i = 1; i < count; ++i) workers.emplace_back(work);
+  try {
+    for (int i = 1; i < count; ++i) workers.emplace_back(work);
+  } catch (const std::system_error&) {  // the peak of the threads that the system allows
+    awaited = static_cast<int>(workers.size()) + 1;
+  }
   work();
   for (std::thread& worker : workers) worker.join();
   return total.load();

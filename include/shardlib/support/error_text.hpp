@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 #include <typeinfo>
 
 #include "shardlib/support/error.hpp"
@@ -31,6 +32,11 @@ inline std::string error_text(const std::exception_ptr& error) {
     return e.what();
   } catch (const std::bad_alloc&) {
     return "the host has no memory left: choose smaller sizes, or fewer devices on this machine";
+  } catch (const std::system_error& e) {
+    // What std::thread throws: its text is the system's alone.
+    if (e.code() != std::errc::resource_unavailable_try_again) return e.what();
+    return "the system allows no more threads, or has no memory for their stacks: raise the limits (ulimit -u, "
+           "ulimit -v), or start fewer processes on this machine";
   } catch (const std::exception& e) {
     const std::string text = e.what();
     return text.empty() ? "the program has thrown a " + type_name(&typeid(e)) + " without a text: give it one" : text;
