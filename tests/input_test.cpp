@@ -57,7 +57,12 @@ TEST_CASE("a path that no later try can open is a usage error", "[io]") {
   expect_error<UsageError>([&] { static_cast<void>(io::file_exists(loop)); },
                            "cannot look for '" + loop + "': Too many levels of symbolic links");
   const Scratch other;
-  const std::string folder = other / "folder";
+  const std::string folder = other / "folder", away = other / "away";
+  std::filesystem::create_symlink("not-mounted", away);
+  expect_error<StorageError>([&] { io::make_folders(away); },
+                             "cannot make the folder '" + away +
+                                 "': it is a symbolic link to 'not-mounted', which is not "
+                                 "there (is its disk mounted?)");
   io::make_new_folder(folder);
   std::filesystem::create_directory_symlink("..", folder + "/up");
   expect_error<UsageError>(

@@ -95,9 +95,16 @@ SHARDLIB_INLINE void replace_file(const std::string& path, std::span<const std::
 }
 
 SHARDLIB_INLINE void make_folders(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error) detail::fail_file("make the folder", path, error.value());
+  fs::create_directories(path, error);
+  if (!error) return;
+  // A disk that is not mounted, as where checkpoints/ is a link to it. The system says "File exists".
+  std::error_code ignored;
+  if (const fs::path link = path; fs::is_symlink(link, ignored) && !fs::exists(link, ignored))
+    throw StorageError("cannot make the folder '" + path + "': it is a symbolic link to '" +
+                       fs::read_symlink(link, ignored).string() + "', which is not there (is its disk mounted?)");
+  detail::fail_file("make the folder", path, error.value());
 }
 
 SHARDLIB_INLINE void make_new_folder(const std::string& path) {
