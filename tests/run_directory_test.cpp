@@ -233,9 +233,9 @@ TEST_CASE("records: torn and damaged files", "[run]") {
     CHECK(contents(path) == two);
   }
   expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder / "none")); },
-                           "cannot read the file '" + (folder / "none") + "'");
+                           "cannot read the file '" + (folder / "none") + "': No such file or directory");
   expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder.path())); },
-                           "cannot read the file '" + folder.path() + "'");
+                           "cannot read the file '" + folder.path() + "': Is a directory");
 }
 
 TEST_CASE("records: cut back to a step", "[run]") {

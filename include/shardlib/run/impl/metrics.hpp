@@ -39,8 +39,11 @@ namespace detail {
 
 inline std::string whole_file(const std::string& path) {
   shardlib::detail::require_regular_file(path);
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
-  if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'");
+  if (!file || (file.peek(), file.bad()))
+    throw UsageError("cannot read the file '" + path + "'" +
+                     (errno == 0 ? "" : ": " + std::string(std::strerror(errno))));
   std::error_code gone;
   const auto size = std::filesystem::file_size(path, gone);  // of a file that may grow meanwhile
   std::ostringstream text;
