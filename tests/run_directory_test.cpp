@@ -263,6 +263,38 @@ TEST_CASE("records: files that cannot be written", "[run]") {
   CHECK_FALSE(nowhere.is_open());
 }
 
+TEST_CASE("run directory: records that are removed, moved or replaced while the run writes to them", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run", metrics = path + "/metrics.jsonl", samples = path + "/samples.jsonl";
+  RunDirectory run(path, config, Resume::automatic, true);
+  run.begin(0);
+  run.write(record(0));
+  run.write(Sample{0, "a", "a b"});
+  for (const std::string& file : {metrics, samples}) std::filesystem::remove(file);
+  run.write(record(1));
+  run.sync();
+  run.write(record(2));
+  run.sync();
+  CHECK(run::read_records(metrics).size() == 3);
+  CHECK(run::read_samples(samples).size() == 1);
+  expect_error<Error>(
+      [&] { RunDirectory(path, config, Resume::automatic, true); },
+      "another process is writing to the run's folder '" + path + "': wait until it ends, or choose another one");
+  std::filesystem::rename(path, path + "-away");
+  expect_error<StorageError>([&] { run.sync(); },
+                             "the file '" + metrics + "' was moved away while this run writes to it: move it back");
+  std::filesystem::rename(path + "-away", path);
+  run.sync();
+  std::filesystem::remove_all(path);
+  expect_error<StorageError>([&] { run.sync(); },
+                             "cannot write to the file '" + metrics + "': No such file or directory");
+  make_run(path, 1);  // another run
+  expect_error<StorageError>([&] { run.sync(); },
+                             "another file has replaced '" + metrics +
+                                 "' while this run writes to it: another run may have begun in its place");
+  CHECK(run::read_records(metrics).size() == 1);
+}
+
 TEST_CASE("run directory: a new run", "[run]") {
   const Scratch folder;
   const std::string path = folder / "deep/run";

@@ -87,6 +87,9 @@ class JsonLines {
   void write(const Sample& sample) { append(to_json(sample)); }
   /// Flushes the file to disk (fsync). Throws StorageError if lines still wait.
   void sync();
+  /// Writes the file again if it was removed. Throws StorageError if it was moved, or if the path has another file, as
+  /// of a run that was started in the place of this one.
+  void keep_place();
 
  private:
   void append(const std::string& line);

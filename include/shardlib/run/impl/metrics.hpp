@@ -295,4 +295,32 @@ SHARDLIB_INLINE void JsonLines::sync() {
   if (::fdatasync(file_->number()) != 0 && errno != EINVAL) fail("write to");
 }
 
+SHARDLIB_INLINE void JsonLines::keep_place() {
+  struct stat ours {};
+  struct stat there {};
+  if (file_ < 0 || ::fstat(file_, &ours) != 0) return;
+  if (::stat(path_.c_str(), &there) == 0) {
+    if (there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) return;
+    throw StorageError("another file has replaced '" + path_ +
+                       "' while this run writes to it: another run may have begun in its place");
+  }
+  if (errno != ENOENT) fail("look for");
+  if (ours.st_nlink > 0)
+    throw StorageError("the file '" + path_ + "' was moved away while this run writes to it: move it back");
+  JsonLines again;
+  again.path_ = path_;
+  again.waiting_ = detail::whole_file("/proc/self/fd/" + std::to_string(file_)) + waiting_;
+  again.file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+  if (again.file_ < 0) fail("write to");
+  if (!again.lock()) throw StorageError("another process has begun to write to the file '" + path_ + "'");
+  if (!again.write_waiting()) {
+    const int error = errno;
+    ::unlink(path_.c_str());
+    errno = error;
+    fail("write to");
+  }
+  fmt::print(stderr, "warning: the file '{}' was removed while this run writes to it: it is written again\n", path_);
+  *this = std::move(again);
+}
+
 }  // namespace shardlib::run

@@ -200,8 +200,10 @@ SHARDLIB_INLINE void RunDirectory::go_back(std::int64_t step) {
 }
 
 SHARDLIB_INLINE void RunDirectory::sync() {
-  metrics_.sync();
-  samples_.sync();
+  for (JsonLines* const file : {&metrics_, &samples_}) {
+    file->keep_place();
+    file->sync();
+  }
 }
 
 }  // namespace shardlib::run
