@@ -85,9 +85,8 @@ std::string split_and_shift(const std::string& split, const std::string& axis) {
          "those of the other operand around " +
          axis + " (communicates)";
 }
-std::string not_at_end(const std::string& from, const std::string& to) {
-  return "dim `" + from + "` cannot become `" + to +
-         "`: axes come and go at the end of a dim only (`A/x/y` can become `A/x`, not `A/y`)";
+std::string not_at_end(const std::string& from, const std::string& to, const std::string& legal) {
+  return "dim `" + from + "` cannot become `" + to + "`: axes come and go at the end of a dim only (" + legal + ")";
 }
 std::string other_dims(const std::string& result, const std::string& operand) {
   return "the dims of the result, `" + result + "`, must be those of the operand, `" + operand + "`, in the same order";
@@ -140,7 +139,7 @@ TEST_CASE("rules: all_gather") {
   refuse("A/t B -> B A", "A/t B", other_dims("B A", "A/t B"));
   refuse("A -> A", "A", "no dim loses an axis, so nothing would be gathered; drop the gather");
   refuse(" -> ", "", "no dim loses an axis, so nothing would be gathered; drop the gather");
-  refuse("A/t/d -> A/d", "A/t/d", not_at_end("A/t/d", "A/d"));
+  refuse("A/t/d -> A/d", "A/t/d", not_at_end("A/t/d", "A/d", "`A/d/t` can become `A/d`"));
   refuse("A -> A/t", "A",
          "dim `A` is not sharded over t, and a gather adds no sharding; as the operand is replicated over t, take "
          "`shard` (no traffic) for that");
@@ -185,7 +184,7 @@ TEST_CASE("rules: reduce_scatter") {
          "it (communicates)");
   refuse("A +t -> A +t", "A +t", "no dim gains an axis, so nothing would be scattered; drop the op");
   refuse("A +t -> A/t +d", "A +t", "the result has `+d`, but no sum over d is pending in the operand; drop `+d`");
-  refuse("A/t +d -> A/d/t", "A/t +d", not_at_end("A/t", "A/d/t"));
+  refuse("A/t +d -> A/d/t", "A/t +d", not_at_end("A/t", "A/d/t", "`A/t` can become `A/t/d`"));
   refuse("A +t -> B/t", "A +t", other_dims("B/t", "A +t"));
 }
 
@@ -245,8 +244,8 @@ TEST_CASE("rules: all_to_all") {
   refuse("A B -> A B/t", "A B",
          "a dim gains the sharding over t that no other dim gives up; take `shard` to add a sharding (no traffic)");
   refuse("A/t B -> A/t B", "A/t B", "no axis moves; drop the all_to_all");
-  refuse("A/t B/d -> A/d B/t", "A/t B/d", not_at_end("A/t", "A/d"));
-  refuse("A/t/d B -> A/d B/t", "A/t/d B", not_at_end("A/t/d", "A/d"));
+  refuse("A/t B/d -> A/d B/t", "A/t B/d", not_at_end("A/t", "A/d", "`A/x/y` can become `A/x`, not `A/y`"));
+  refuse("A/t/d B -> A/d B/t", "A/t/d B", not_at_end("A/t/d", "A/d", "`A/d/t` can become `A/d`"));
   refuse("A/t B +d -> A B/t", "A/t B +d", still_pending("d"));
   refuse("A/t B -> A B/t", "A B/t", "the operand already is what the result should be, `A B/t`; drop the op");
   refuse("A/t B -> A C/t", "A/t B", other_dims("A C/t", "A/t B"));
@@ -826,13 +825,47 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
   illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V`");
   illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
+  legal(rules::softmax("softmax", "V", "A/t V"), "A/t V");
+  illegal(rules::softmax("log_softmax", "V", "A V/t"),
+          "log_softmax<`V`>: " + gather_first("V/t", "A V/t", "A V") +
+              ", or write `log_softmax<\"V\", over<\"t\">>`, which sends maxima and sums only (communicates)");
+  illegal(rules::softmax("softmax", "V", "A V +t"), needs_sum("softmax", "A V"));
+  legal(rules::softmax_over("softmax", "V", "over<t>", "B/d V/t"), "B/d V/t");
+  legal(rules::softmax_over("softmax", "V", "over<t d>", "V/t/d"), "V/t/d");
+  illegal(rules::softmax_over("softmax", "V", "over<t>", "V/t/d"),
+          "softmax<`V`, over<t>>: dim `V/t/d` is sharded over t d, and the call names exactly these axes; write "
+          "`softmax<\"V\", over<\"t d\">>`");
+  illegal(rules::softmax_over("softmax", "V", "over<t>", "V"),
+          "softmax<`V`, over<t>>: dim `V` is not sharded, so nothing would be communicated; write `softmax<\"V\">`");
+  illegal(rules::softmax_over("softmax", "X", "over<t>", "V/t"),
+          "softmax<`X`, over<t>>: the operand `V/t` has no dim `X`");
+  illegal(rules::softmax_over("softmax", "V", "over<t>", "V/t +d"), needs_sum("softmax", "V/t", "d"));
+  legal(rules::logsumexp("A/t V -> A/t", "A/t V"), "A/t");
+  illegal(rules::logsumexp("A V/t -> A", "A V/t"),
+          "logsumexp<`A V/t -> A`>: " + gather_first("V/t", "A V/t", "A V") +
+              ", or write `logsumexp<\"A V/t -> A\", over<\"t\">>`, which sends maxima and sums only (communicates)");
+  legal(rules::logsumexp_over("A V/t", "over<d>", "A V/t W/d"), "A V/t");
+  legal(rules::logsumexp_over("A B/d V/t -> A", "over<d t>", "A B/d V/t"), "A");
+  illegal(rules::logsumexp_over("A B/d V/t -> A", "over<t d>", "A B/d V/t"),
+          "logsumexp<`A B/d V/t -> A`>: the removed dims are sharded over d t, and the call names exactly these axes; "
+          "write `logsumexp<\"A B/d V/t -> A\", over<\"d t\">>`");
+  illegal(rules::logsumexp_over("A V -> A", "over<t>", "A V"),
+          "logsumexp<`A V -> A`>: dim `V` is not sharded, so nothing would be communicated; write "
+          "`logsumexp<\"A V -> A\">`");
+  illegal(rules::logsumexp_over("A V/t -> A +t", "over<t>", "A V/t"),
+          "logsumexp<`A V/t -> A +t`>: the result has no pending sum, which the op takes; drop `+t`");
+  illegal(rules::logsumexp_over("A V/t +d -> A", "over<t>", "A V/t +d"), needs_sum("logsumexp", "A V/t", "d"));
   legal(rules::affine_norm("layer_norm", "M", "B/d M L/t", "M", "M"), "B/d M L/t");
   illegal(rules::scaled_norm("rms_norm", "M", "B M", "M/d +t"),
           "rms_norm<`M`>: the scale is `M/d +t`, not `M`; take its sum and gather it first (communicates)");
   illegal(rules::affine_norm("layer_norm", "M", "B M", "M", "B"),
           "layer_norm<`M`>: the bias is `B`, not `M`; if both names mean one size, `rename<\"B -> M\">` (free)");
   legal(rules::linear_along("cumsum", "L", "B/d L +t"), "B/d L +t");
-  illegal(rules::linear_along("cumsum", "L", "B L/t"), "cumsum<`L`>: " + gather_first("L/t", "B L/t", "B L"));
+  illegal(rules::linear_along("cumsum", "L", "B L/t"),
+          "cumsum<`L`>: " + gather_first("L/t", "B L/t", "B L") +
+              ", or write `linear_scan<\"L\", over<\"t\">>` with factors of 1, which gathers the last sums only "
+              "(communicates)");
+  illegal(rules::linear_along("flip", "L", "B L/t"), "flip<`L`>: " + gather_first("L/t", "B L/t", "B L"));
   legal(rules::linear_scan("L", "B/d L", "B/d L"), "B/d L");
   refuse_linear_scan(
       "L", "B L", "B L/t",
@@ -1043,6 +1076,10 @@ TEST_CASE("rules: causal_attention") {
          "`B/t L K D` is sharded over t (dim `B/t`), but `B L K/t D` is sharded over t (dim `K/t`), so only diagonal "
          "shards would meet; `all_gather` one of them (communicates)");
   refuse(attention("L D", "L D", "D L"), "the values `D L` must have the spec of the keys `L D`");
+  refuse(
+      attention("B L D", "B L D", "B L W"),
+      "the values `B L W` must have the spec of the keys `B L D`; pad narrower values with `pad<\"W -> D\">`, and the "
+      "result has them after `narrow<\"D -> W\">` (local copies)");
   refuse(attention("2 2 L D", "L D"), "integer dim `2` stands twice; `rename` it first (free)");
   illegal(rules::causal_attention("L", "L", "L", "L", "L"),
           "causal_attention<`L`, `L`>: positions count along another dim than the one that products are summed over");

@@ -40,8 +40,9 @@ constexpr std::string_view twice =
     "einsum_bias_gelu einsum_unreduced windows "
     "all_gather all_reduce all_to_all reduce_scatter wait shard shift to_partial index_unreduced scatter_add sort "
     "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
-    "stack_shards transpose tril triu unstack unstack_shards cumsum grouped_einsum layer_norm logsumexp max mean min "
-    "ragged_all_to_all reinterpret rms_norm softmax sum var vector_norm";
+    "stack_shards transpose tril triu unstack unstack_shards cumsum grouped_einsum layer_norm log_softmax logsumexp "
+    "max "
+    "mean min ragged_all_to_all reinterpret rms_norm softmax sum var vector_norm";
 // and ops that throw.
 constexpr std::string_view once =
     "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering linear_scan on_submeshes prod";
@@ -206,6 +207,9 @@ void reductions(Ops& ops) {
   ops.exact("var", [](const Weights& w) { return cubes(var<"A/d C -> A/d">(w.c)); });
   ops.exact("vector_norm", [](const Weights& w) { return cubes(vector_norm<"A/d C -> A/d">(w.c)); });
   ops.exact("cumsum", [](const Weights& w) { return cubes(cumsum<"C">(w.c)); });
+  ops.exact("logsumexp", [](const Weights& w) { return cubes(logsumexp<"A/d B/t -> A/d", over<"t">>(w.a)); });
+  ops.exact("log_softmax", [](const Weights& w) { return cubes(log_softmax<"B", over<"t">>(w.a)); });
+  ops.exact("log_softmax", [](const Weights& w) { return cubes(log_softmax<"C">(w.c)); });
   // log softmax over a sharded dim, and a norm, in the ops that have second derivatives.
   ops.exact("log", [](const Weights& w) {
     const auto shifted = w.a - all_reduce_max<"A/d B/t -> A/d">(stop_gradient(w.a));
@@ -220,6 +224,7 @@ void reductions(Ops& ops) {
   ops.none("cummax", [](const Weights& w) { return cubes(cummax<"C">(w.c)); });
   ops.none("linear_scan", [](const Weights& w) { return cubes(linear_scan<"C">(w.c, w.c)); });
   ops.exact("softmax", [](const Weights& w) { return cubes(softmax<"C">(w.c)); });
+  ops.exact("softmax", [](const Weights& w) { return cubes(softmax<"B", over<"t">>(w.a)); });
   ops.exact("rms_norm", [](const Weights& w) { return cubes(rms_norm<"C">(w.c)); });
   ops.exact("layer_norm", [](const Weights& w) { return cubes(layer_norm<"C">(w.c)); });
   ops.exact("rms_norm", [](const Weights& w) { return cubes(rms_norm<"B">(w.b, w.b * w.b)); });

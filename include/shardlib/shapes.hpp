@@ -17,6 +17,7 @@
 #include "shardlib/ops/elementwise.hpp"        // exp, relu, pow, maximum, where, cast, stop_gradient
 #include "shardlib/ops/index.hpp"              // index_unreduced, scatter_add, take_along
 #include "shardlib/ops/layout.hpp"    // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack, unstack
+#include "shardlib/ops/log_softmax.hpp"  // log_softmax; softmax and logsumexp along sharded dims
 #include "shardlib/ops/loops.hpp"     // scan_layers, fori, scan
 #include "shardlib/ops/loss.hpp"      // cross_entropy, linear_cross_entropy
 #include "shardlib/ops/map.hpp"       // map, for any function of numbers

@@ -199,6 +199,12 @@ auto heads_sharded_in_one(const Tensor<f32, "B L K/t D">& q, const Tensor<f32, "
   return causal_attention<"L", "D">(q, k, k);
 }
 
+// expect: the values `B L W` must have the spec of the keys `B L D`; pad narrower values with `pad<..?W -> D..?>`, and the
+// expect: result has them after `narrow<..?D -> W..?>` \(local copies\)
+auto attention_to_narrower_values(const Tensor<f32, "B L D">& q, const Tensor<f32, "B L W">& v) {
+  return causal_attention<"L", "D">(q, q, v);
+}
+
 // expect: causal_attention<`L`, `D`>: the keys `B Klen D` have the dim `Klen`, but the queries `B L D` do not
 auto keys_under_another_name(const Tensor<f32, "B L D">& q, const Tensor<f32, "B Klen D">& k) {
   return causal_attention<"L", "D">(q, k, k);
@@ -382,6 +388,37 @@ auto take_at_numbers(const Tensor<f32, "B V">& x, const Tensor<f32, "B K">& ids)
 // expect: or write `linear_scan<..?L..?, over<..?s..?>>`, which gathers the last states only \(communicates\)
 auto scan_of_a_shard(const Tensor<f32, "B L/s">& a, const Tensor<f32, "B L/s">& b) {
   return linear_scan<"L">(a, b);
+}
+
+// expect: softmax<`V`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with
+// expect: or write `softmax<..?V..?, over<..?t..?>>`, which sends maxima and sums only \(communicates\)
+auto softmax_of_a_shard(const Tensor<f32, "B/d V/t">& x) {
+  return softmax<"V">(x);
+}
+
+// expect: or write `log_softmax<..?V..?, over<..?t..?>>`, which sends maxima and sums only \(communicates\)
+auto log_softmax_of_a_shard(const Tensor<f32, "B/d V/t">& x) {
+  return log_softmax<"V">(x);
+}
+
+// expect: log_softmax<`V`, over<d>>: dim `V/t` is sharded over t, and the call names exactly these axes; write
+auto log_softmax_over_another_axis(const Tensor<f32, "B/d V/t">& x) {
+  return log_softmax<"V", over<"d">>(x);
+}
+
+// expect: log_softmax of `B/d V/t`: write the name of the dim along which it acts, `log_softmax<..?V..?>\(\.\.\.\)`
+auto log_softmax_without_a_dim(const Tensor<f32, "B/d V/t">& x) {
+  return log_softmax(x, -1);
+}
+
+// expect: or write `logsumexp<..?B/d V/t -> B/d..?, over<..?t..?>>`, which sends maxima and sums only \(communicates\)
+auto logsumexp_of_a_shard(const Tensor<f32, "B/d V/t">& x) {
+  return logsumexp<"B/d">(x);
+}
+
+// expect: logsumexp<`B/d V -> B/d`>: dim `V` is not sharded, so nothing would be communicated; write
+auto logsumexp_over_nothing(const Tensor<f32, "B/d V">& x) {
+  return logsumexp<"B/d", over<"t">>(x);
 }
 
 // expect: dim `L/s/t` is sharded over s t, and the states of all its shards are gathered; write
@@ -789,7 +826,7 @@ auto sum_that_keeps_dims(const Tensor<f32, "A B">& x) {
   return sum<"A B -> A">(x, true);
 }
 
-// expect: iota: it does not take these arguments; write `iota<..?L..?>\(mesh, 128\)`, whose dtype is i32
+// expect: iota: it does not take these arguments; write `iota<..?L..?>\(mesh, 128\)`, whose dtype is `i32`
 auto iota_without_a_size(const Mesh<"d">& mesh) {
   return iota<"L">(mesh);
 }

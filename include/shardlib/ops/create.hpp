@@ -57,7 +57,7 @@ auto iota(const Mesh<A>& mesh, DimSize size, Site site = Site::current())
     -> Tensor<i32, detail::result_of<rules::iota, A, S>> {
   return Tensor<i32, S>(detail::create_iota({"iota", S, site}, mesh.device(), detail::parsed<S>, size));
 }
-SHARDLIB_FORM(iota, "iota<\"L\">(mesh, 128)`, whose dtype is i32")
+SHARDLIB_FORM(iota, "iota<\"L\">(mesh, 128)`, whose dtype is `i32")
 /// A compile error for a dtype, which zeros and full take.
 template <dtype D, Spec S, class... Args>
 auto iota(const Args&... args) {

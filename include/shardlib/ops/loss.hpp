@@ -127,7 +127,8 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
     return detail::cross_entropy_of(op, logits, targets, highest, part, Out(log_sum_exp(part) - target));
   }
 }
-SHARDLIB_FORM(cross_entropy, "cross_entropy(logits, targets)`, whose last dim of the logits is the vocabulary")
+SHARDLIB_FORM(cross_entropy,
+              "cross_entropy(logits, targets)`, where the last dim of the logits is the vocabulary, `\"B/d V/t\"")
 
 namespace detail {
 

@@ -46,7 +46,7 @@ struct SoftmaxVjp {
 template <DimName Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
-              detail::result_for<D, rules::along, OpName("softmax"), Dim, S>> {
+              detail::result_for<D, rules::softmax, OpName("softmax"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"softmax", Dim, site};
   return detail::record_unary<"softmax", Tensor<D, S>>(

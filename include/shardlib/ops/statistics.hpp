@@ -16,8 +16,10 @@ namespace shardlib {
 
 namespace detail {
 
+template <OpName Name, class D>
+using if_float = after_t<is_float<Name, D>, D>;
 template <OpName Name, OpSpec O, class D, Spec S>
-using statistic_t = Tensor<after_t<is_float<Name, D>, D>, result_for<D, rules::local_max, Name, O, S>>;
+using statistic_t = Tensor<if_float<Name, D>, result_for<D, rules::local_max, Name, O, S>>;
 
 /// Multiplies the cotangent by Slope(x, constants..., result), a function of numbers.
 template <OpName Name, class Slope, class X>
@@ -83,9 +85,10 @@ struct NormSlope {
 /// and inf where one is. Backward: softmax, of which elements that are inf have equal shares.
 /// `logsumexp<"B/d V -> B/d">(logits)`
 template <OpSpec O, dtype D, Spec S>
-auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"logsumexp", O, D, S> {
+auto logsumexp(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<detail::if_float<"logsumexp", D>, detail::result_for<D, rules::logsumexp, O, S>> {
   using X = Tensor<D, S>;
-  using Out = detail::statistic_t<"logsumexp", O, D, S>;
+  using Out = Tensor<D, detail::result_for<D, rules::logsumexp, O, S>>;
   const detail::Calling op{"logsumexp", detail::full_op<"logsumexp", O, S>, site};
   if constexpr (std::is_same_v<D, bf16>) {
     return cast<D>(logsumexp<O>(cast<f32>(x, site), site), site);

@@ -21,4 +21,5 @@
 #include "shardlib/rules/ragged.hpp"
 #include "shardlib/rules/reinterpret.hpp"
 #include "shardlib/rules/scans.hpp"
+#include "shardlib/rules/softmax.hpp"
 #include "shardlib/rules/submesh.hpp"

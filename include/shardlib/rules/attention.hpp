@@ -52,6 +52,20 @@ constexpr Text attended_length(std::string_view length, std::string_view width, 
   return {};
 }
 
+/// The remedy for values that differ from the keys in the width alone, as in multi-head latent attention.
+constexpr Text of_other_width(const TensorSpec& values, const TensorSpec& keys, std::string_view width) {
+  const int at = keys.find(width);
+  if (values.rank() != keys.rank() || !values.dims[at].axes.empty()) return {};
+  TensorSpec padded = values;
+  padded.dims[at] = keys.dims[at];
+  if (!(padded == keys)) return {};
+  const auto change = [](const char* op, std::string_view from, std::string_view to) {
+    return quoted(Text(op) + "<\"" + from + " -> " + to + "\">");
+  };
+  return "; pad narrower values with " + change("pad", values.dims[at].name, width) +
+         ", and the result has them after " + change("narrow", width, values.dims[at].name) + " (local copies)";
+}
+
 constexpr Verdict attention(std::string_view length, std::string_view width, std::string_view over,
                             const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values) {
   const TensorSpec &q = queries, &k = keys;
@@ -68,7 +82,9 @@ constexpr Verdict attention(std::string_view length, std::string_view width, std
   if (const Text why = beside_queries("the keys", k, q, length); !why.empty()) return fail(why);
   if (!k.has(width))
     return fail("the keys " + quoted(keys) + " have no dim " + quoted(width) + ", over which products are summed");
-  if (!(values == k)) return fail("the values " + quoted(values) + " must have the spec of the keys " + quoted(keys));
+  if (!(values == k))
+    return fail("the values " + quoted(values) + " must have the spec of the keys " + quoted(keys) +
+                of_other_width(values, k, width));
   return {queries, {}};
 }
 

@@ -20,7 +20,16 @@ constexpr Text not_last(const Dim& from, const Dim& to) {
   const Text why = "dim " + quoted(to_string(from)) + " cannot become " + quoted(to_string(to)) + ": ";
   if (is_prefix(to.axes, from.axes))
     return why + "this op drops no sharding; take `all_gather` for that (communicates)";
-  return why + "axes come and go at the end of a dim only (`A/x/y` can become `A/x`, not `A/y`)";
+  // The dim that can make this change, if one has all axes of the other.
+  const bool gathers = to.axes.size() < from.axes.size();
+  const Dim &fewer = gathers ? to : from, &more = gathers ? from : to;
+  Dim possible = fewer;
+  for (auto axis : more.axes)
+    if (!fewer.axes.contains(axis) && !possible.axes.full()) possible.axes.push_back(axis);
+  const Text rule = why + "axes come and go at the end of a dim only";
+  if (possible.axes.size() != more.axes.size()) return rule + " (`A/x/y` can become `A/x`, not `A/y`)";
+  return rule + " (" + quoted(to_string(gathers ? possible : from)) + " can become " +
+         quoted(to_string(gathers ? to : possible)) + ")";
 }
 
 constexpr Text other_dims(const TensorSpec& in, const TensorSpec& out) {

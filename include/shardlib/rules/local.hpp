@@ -333,8 +333,13 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, const Te
 
 /// cumsum along one named dim: the dim must be unsharded. The op is linear, so the operand may be partial.
 constexpr Verdict linear_along(std::string_view name, std::string_view dim, const TensorSpec& x) {
-  if (const Text why = detail_::unsharded(x, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
-  return {x, {}};
+  const Text why = detail_::unsharded(x, dim);
+  if (why.empty()) return {x, {}};
+  const int at = name == "cumsum" ? x.find(dim) : -1;
+  if (at < 0 || x.dims[at].axes.empty() || !x.partial.empty()) return {x, title_of(name, dim) + ": " + why};
+  return {x, title_of(name, dim) + ": " + why + ", or write " +
+                 quoted(Text("linear_scan<\"") + dim + "\", over<\"" + joined(x.dims[at].axes, " ") + "\">>") +
+                 " with factors of 1, which gathers the last sums only (communicates)"};
 }
 /// softmax, rms_norm, layer_norm along one named dim: the dim must be unsharded, and nothing may be partial.
 constexpr Verdict along(std::string_view name, std::string_view dim, const TensorSpec& x) {

@@ -1,0 +1,90 @@
+// Typing rules of softmax, log_softmax and logsumexp, along unsharded and along sharded dims.
+#pragma once
+
+#include "shardlib/rules/local.hpp"
+
+#include <string_view>
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+/// The call that acts along dims that these axes shard.
+constexpr Text form_over(std::string_view name, std::string_view what, const Axes& axes) {
+  return quoted(Text(name) + "<\"" + what + "\", over<\"" + joined(axes, " ") + "\">>");
+}
+constexpr Text or_over(std::string_view name, std::string_view what, const Axes& axes) {
+  return ", or write " + form_over(name, what, axes) + ", which sends maxima and sums only (communicates)";
+}
+/// The axes of the op must be those of the dims, in their order.
+constexpr Text over_exactly(std::string_view name, std::string_view what, std::string_view over, const Text& subject,
+                            const Axes& axes) {
+  if (axes.empty())
+    return subject + " not sharded, so nothing would be communicated; write " +
+           quoted(Text(name) + "<\"" + what + "\">");
+  if (joined(axes, " ").view() == over_axes(over)) return {};
+  return subject + " sharded over " + joined(axes, " ") + ", and the call names exactly these axes; write " +
+         form_over(name, what, axes);
+}
+
+/// The axes of the dims that the result lacks.
+constexpr Axes axes_removed(const TensorSpec& from, const TensorSpec& to) {
+  Axes axes;
+  for (const Dim& dim : from.dims)
+    if (!to.has(dim.name))
+      for (auto axis : dim.axes) axes.push_back(axis);
+  return axes;
+}
+
+}  // namespace detail_
+
+/// softmax<"V">(x) and log_softmax: the dim must be unsharded, and nothing may be partial.
+constexpr Verdict softmax(std::string_view name, std::string_view dim, const TensorSpec& x) {
+  Verdict verdict = along(name, dim, x);
+  if (const int at = x.find(dim); x.partial.empty() && at >= 0 && !x.dims[at].axes.empty())
+    verdict.why = verdict.why + detail_::or_over(name, dim, x.dims[at].axes);
+  return verdict;
+}
+/// softmax<"V", over<"t">>(x) and log_softmax: along a dim that is sharded over exactly these axes.
+constexpr Verdict softmax_over(std::string_view name, std::string_view dim, std::string_view over,
+                               const TensorSpec& x) {
+  if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {x, why};
+  const auto fail = [&](const Text& why) {
+    return Verdict{x, Text(name) + "<" + quoted(dim) + ", " + over + ">: " + why};
+  };
+  const int at = x.find(dim);
+  if (at < 0) return fail(detail_::unsharded(x, dim));
+  const Text subject = "dim " + quoted(to_string(x.dims[at])) + " is";
+  if (const Text why = detail_::over_exactly(name, dim, over, subject, x.dims[at].axes); !why.empty()) return fail(why);
+  return {x, {}};
+}
+
+/// logsumexp<"A V -> A">(x): the removed dims must be unsharded, and nothing may be partial.
+constexpr Verdict logsumexp(std::string_view op, const TensorSpec& x) {
+  Verdict verdict = local_max("logsumexp", op, x);
+  const OpCall call = parse_call("logsumexp", op, x);
+  if (!call.why.empty() || !x.partial.empty() || !call.op.out.partial.empty()) return verdict;
+  if (const Axes axes = detail_::axes_removed(x, call.op.out); !verdict.ok() && !axes.empty())
+    verdict.why = verdict.why + detail_::or_over("logsumexp", to_string(x) + " -> " + to_string(call.op.out), axes);
+  return verdict;
+}
+/// logsumexp<"A V/t -> A", over<"t">>(x): the removed dims are sharded over exactly these axes.
+constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, const TensorSpec& x) {
+  const OpCall call = parse_call("logsumexp", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec& out = call.op.out;
+  Small<Dim, max_dims> removed;
+  if (const Text why = detail_::nonlinear("logsumexp", x); !why.empty()) return {out, why};
+  if (const Text why = removed_dims(x, out, removed); !why.empty()) return call.fail(why);
+  if (!out.partial.empty())
+    return call.fail("the result has no pending sum, which the op takes; drop `+" + Text(out.partial[0]) + "`");
+  const Text subject =
+      removed.size() == 1 ? "dim " + quoted(to_string(removed[0])) + " is" : Text("the removed dims are");
+  if (const Text why = detail_::over_exactly("logsumexp", to_string(x) + " -> " + to_string(out), over, subject,
+                                             detail_::axes_removed(x, out));
+      !why.empty())
+    return call.fail(why);
+  return call.accept();
+}
+
+}  // namespace shardlib::rules
