@@ -488,6 +488,286 @@ TEST_CASE("operands that stay in host memory, single messages and empty operands
   CHECK(moves() == before);
 }
 
+namespace {
+/// All pairs of a group's members send their messages from GPU to GPU from now on, or through host memory.
+void set_direct(Communicator& group, bool direct) {
+  for (int peer = 0; peer < group.size(); ++peer) group.set_direct(peer, direct);
+}
+
+/// What a test on devices with processes of their own changes.
+struct Apart : Temporarily<bool> {
+  Apart() : Temporarily(tuning.nccl_apart, true) {}
+};
+
+/// Each member sends `rounds` messages of several lengths to each other one, before it receives any. Members receive in
+/// orders of their own.
+std::vector<std::byte> crossing_messages(Device& device, std::size_t rounds) {
+  std::vector<std::byte> results;
+  Communicator& group = device.everybody();
+  const int n = group.size();
+  const auto length = [](int from, int to, std::size_t round) {
+    return static_cast<std::size_t>(3 + from + 10 * to) * (1 + 100 * round);
+  };
+  for (std::size_t round = 0; round < rounds; ++round)
+    for (int i = 1; i < n; ++i) {
+      const int to = (group.rank() + i) % n;
+      const int seed = device.rank() + 7 * to + static_cast<int>(round);
+      // The memory is free for others at once, as far as the program knows.
+      group.send(on_device(device, rough_values(seed, length(group.rank(), to, round))), to);
+      device.exec().zero(on_device<f32>(device, length(group.rank(), to, round)).data(), 4);
+    }
+  std::vector<Request> requests;
+  std::vector<Buffer> received;
+  for (int i = 1; i < n; ++i)
+    for (std::size_t round = 0; round < rounds; ++round) {
+      const int from = (group.rank() + i) % n;
+      received.push_back(on_device<f32>(device, length(from, group.rank(), round)));
+      requests.push_back(group.recv(received.back(), from));
+    }
+  for (auto request = requests.rbegin(); request != requests.rend(); ++request) request->wait();
+  for (const Buffer& buffer : received) append(results, device, buffer);
+  return results;
+}
+}  // namespace
+
+TEST_CASE("messages between devices that have said so go from GPU to GPU, and wait for no others", "[nccl]") {
+  using stand_in::Kind;
+  const Apart apart;
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const Temporarily early(tuning.simulated_seed, seed);
+    const int sent = launched(Kind::send), received = launched(Kind::recv);
+    check_bits("d=3", [](Device& device) {
+      set_direct(device.everybody(), true);
+      auto results = crossing_messages(device, 4);
+      set_direct(device.everybody(), true);  // they are connected
+      // Host memory, and nothing, go as before.
+      Communicator& group = device.everybody();
+      const int next = (group.rank() + 1) % 3, last = (group.rank() + 2) % 3;
+      const Buffer host = make_buffer(device, rough_values(device.rank(), 7)), there = make_buffer<f32>(device, 7);
+      group.send_recv(host, next, there, last).wait();
+      append(results, device, there);
+      group.send_recv({}, next, {}, last).wait();
+      set_direct(group, false);
+      const auto more = crossing_messages(device, 1);
+      results.insert(results.end(), more.begin(), more.end());
+      return results;
+    });
+    if (under_mpi()) return;
+    constexpr int pairs = 6, connecting = pairs;
+    CHECK(launched(Kind::send) == sent + connecting + 4 * pairs);
+    CHECK(launched(Kind::recv) == received + connecting + 4 * pairs);
+  }
+}
+
+TEST_CASE("messages from GPU to GPU take no host memory", "[nccl]") {
+  const Apart apart;
+  constexpr std::size_t count = 100'000;
+  std::vector<std::size_t> taken(4);
+  on_nccl("d=2", [&](const DevicePtr& device) {
+    Communicator& group = device->everybody();
+    const int other = 1 - group.rank();
+    for (const bool direct : {false, true}) {
+      set_direct(group, direct);
+      const Buffer mine = on_device(*device, rough_values(device->rank(), count)),
+                   theirs = on_device<f32>(*device, count);
+      device->host_pool()->reset_peak();
+      const std::size_t live = device->host_pool()->stats().live;
+      group.send_recv(mine, other, theirs, other).wait();
+      taken[static_cast<std::size_t>(2 * group.rank() + (direct ? 1 : 0))] = device->host_pool()->stats().peak - live;
+      expect_equal(read<f32>(*device, theirs), rough_values(other, count));
+    }
+  });
+  if (under_mpi()) return;
+  for (const std::size_t r : {std::size_t{0}, std::size_t{1}}) {
+    CHECK(taken[2 * r] >= count * sizeof(f32));
+    CHECK(taken[2 * r + 1] == 0);
+  }
+}
+
+TEST_CASE("messages between threads of a process, or on one GPU, go through host memory", "[nccl]") {
+  const int before = launched(stand_in::Kind::send);
+  check_bits("d=3", [](Device& device) {
+    set_direct(device.everybody(), true);
+    return crossing_messages(device, 2);
+  });
+  CHECK(launched(stand_in::Kind::send) == before);
+}
+
+TEST_CASE("an exchange is one operation of NCCL, also on members without messages", "[nccl]") {
+  using stand_in::Kind;
+  const auto exchanged = [](Device& device) {
+    std::vector<std::byte> results;
+    Communicator& group = device.everybody();
+    for (int step = 1; step < 3; ++step) {  // as ring attention does: the first member receives nothing
+      Communicator::Messages messages;
+      std::vector<Buffer> received;
+      for (const std::size_t length : std::vector<std::size_t>{5, 2000}) {
+        if (group.rank() + step < 3)
+          messages.sends.push_back(
+              {on_device(device, rough_values(device.rank() + step, length)), group.rank() + step});
+        if (group.rank() < step) continue;
+        received.push_back(on_device<f32>(device, length));
+        messages.receives.push_back({received.back(), group.rank() - step});
+      }
+      Request request = group.exchange(messages);
+      messages = {};
+      request.wait();
+      for (const Buffer& buffer : received) append(results, device, buffer);
+    }
+    return results;
+  };
+  for (const bool apart : {false, true}) {
+    const Temporarily processes(tuning.nccl_apart, apart);
+    const int sent = launched(Kind::send);
+    check_bits("d=3", exchanged);
+    if (!under_mpi()) CHECK(launched(Kind::send) == sent + 2 * (2 + 1));
+  }
+  if (under_mpi()) return;
+  const std::string text = error_of([] {
+    on_nccl("d=2", [](const DevicePtr& device) {
+      if (device->rank() == 0)
+        device->everybody().exchange({}).wait();
+      else
+        device->everybody().all_gather(on_device<f32>(*device, 4), on_device<f32>(*device, 8)).wait();
+    });
+  });
+  CHECK(text.find("exchange by NCCL") != std::string::npos);
+  CHECK(text.find("all_gather of 16 bytes by NCCL") != std::string::npos);
+  take_faults();
+}
+
+namespace {
+/// The error of two devices, of which `first` is what device 0 does and `second` what device 1 does once their messages
+/// go from GPU to GPU.
+std::string error_between(const std::function<void(Device&, Communicator&)>& first,
+                          const std::function<void(Device&, Communicator&)>& second) {
+  const Apart apart;
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  std::string text = error_of([&] {
+    on_mesh("d=2",
+            [&](const DevicePtr& device) {
+              Communicator& group = device->everybody();
+              set_direct(group, true);
+              group.barrier();
+              (group.rank() == 0 ? first : second)(*device, group);
+            },
+            {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::milliseconds(1000)}});
+  });
+  CHECK(take_faults() == std::vector<std::string>{});
+  return text;
+}
+}  // namespace
+
+TEST_CASE("errors of messages from GPU to GPU end both devices", "[nccl]") {
+  if (under_mpi()) return;
+  const auto fail = [](const std::map<std::string, int>& functions) {
+    stand_in::locked([&] { return stand_in::world.failing = functions, detail::nccl::Result::success; });
+  };
+  const auto sends = [](Device& device, Communicator& group) { group.send(on_device<f32>(device, 4), 1); };
+  const auto receives = [](Device& device, Communicator& group) {
+    const Buffer there = on_device<f32>(device, 4);
+    group.recv(there, 0).wait();
+    static_cast<void>(read<f32>(device, there));
+  };
+  // A sender that ends, fails, or is late.
+  CHECK(error_between([](Device&, Communicator&) {}, receives)
+            .starts_with("recv: device 0 (rank 0 of 2) has returned without taking part"));
+  CHECK(error_between([](Device&, Communicator&) { throw Error("my own"); }, receives) == "my own");
+  std::string text = error_between([](Device&, Communicator& group) { group.barrier(); }, receives);
+  CHECK(text.find("collective timeout of 1.0 s") != std::string::npos);
+  CHECK(text.find("16 bytes in recv at") != std::string::npos);
+  // A sender whose receiver fails.
+  CHECK(error_between([&](Device& device, Communicator& group) { sends(device, group), group.barrier(); },
+                      [](Device&, Communicator&) { throw Error("my own"); }) == "my own");
+  // NCCL's own errors: in the call, and late.
+  const std::string words = " failed: unhandled cuda error; SHARDLIB_NCCL=0 communicates without NCCL";
+  text = error_between(
+      [&](Device& device, Communicator& group) {
+        fail({{"ncclSend", 0}});
+        sends(device, group);
+      },
+      receives);
+  fail({});
+  CHECK(text.starts_with("send of 16 bytes to rank 1 at "));
+  CHECK(text.ends_with(": ncclSend" + words));
+  for (const bool by_time : {false, true}) {
+    text = error_between(
+        [&](Device& device, Communicator& group) {
+          fail({{"stuck", 0}, {by_time ? "none" : "asynchronous", 1}});
+          sends(device, group);
+        },
+        receives);
+    fail({});
+    INFO(text);
+    CHECK(text.find(": recv of 16 bytes from rank 0: ") != std::string::npos);
+    CHECK(text.find(by_time ? "the operation of NCCL has not ended after 1 seconds (--collective-timeout)" : words) !=
+          std::string::npos);
+    CHECK(text.ends_with(" (device 1 (d=1) of mesh d=2)"));
+  }
+}
+
+TEST_CASE("messages from GPU to GPU must agree on the length", "[nccl]") {
+  if (under_mpi()) return;
+  const Apart apart;
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  CHECK(error_of([&] {
+          on_mesh("d=2",
+                  [](const DevicePtr& device) {
+                    Communicator& group = device->everybody();
+                    set_direct(group, true);
+                    if (group.rank() == 0)
+                      group.send(on_device<f32>(*device, 4), 1);
+                    else
+                      group.recv(on_device<f32>(*device, 5), 0).wait();
+                  },
+                  {.kind = DeviceKind::simulated});
+        }) == "recv from rank 0: 16 bytes were sent, but 20 were expected: send and recv must agree on the size");
+  take_faults();  // NCCL may have seen it first
+}
+
+TEST_CASE("ring attention by NCCL sends its keys, values and cotangents from GPU to GPU", "[nccl]") {
+  if (under_mpi()) return;
+  const Apart apart;
+  struct Operands {
+    Tensor<f32, "B L/s D"> q, k, v;
+  };
+  const Sizes sizes{{"B", 2}, {"L", 48}, {"D", 32}};
+  constexpr std::size_t shard = 2 * 16 * 32 * sizeof(f32);
+  std::vector<std::size_t> taken(6);
+  const auto body = [&](std::size_t way) {
+    return [&, way](Device& of) {
+      const Mesh<"s"> mesh(DevicePtr::share(&of));
+      const auto made = [&](std::uint64_t key) { return random_normal<f32, "B L/s D">(mesh, sizes, {key, 0}); };
+      const Operands operands{made(1), made(2), made(3)};
+      const auto loss_of = [](const Operands& x) {
+        return sum<"B L/s D -> +s">(gelu(causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v)));
+      };
+      of.host_pool()->reset_peak();
+      const std::size_t live = of.host_pool()->stats().live;
+      const auto [loss, gradients] = value_and_grad(mesh, loss_of, operands);
+      taken[2 * static_cast<std::size_t>(of.rank()) + way] = of.host_pool()->stats().peak - live;
+      std::vector<std::byte> results;
+      for_each_leaf(
+          [&](std::string_view, const auto& leaf) {
+            const auto values = fetch(leaf).data;
+            const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+            results.insert(results.end(), bytes, bytes + values.size() * sizeof(f32));
+          },
+          gradients);
+      return results;
+    };
+  };
+  std::mutex mutex;
+  Results by_host, by_nccl;
+  on_mesh("s=3", collecting(by_host, mutex, body(0)), {.kind = DeviceKind::simulated});
+  on_nccl("s=3", collecting(by_nccl, mutex, body(1)));
+  CHECK(by_host == by_nccl);
+  for (std::size_t r = 0; r < 3; ++r) {
+    CHECK(taken[2 * r] >= shard);
+    CHECK(taken[2 * r + 1] < shard / 4);
+  }
+}
+
 TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima never", "[nccl]") {
   using stand_in::Kind;
   const auto body = [](const DevicePtr& device) {
@@ -1016,7 +1296,7 @@ TEST_CASE("a note names the devices that communicate through host memory, on the
     for (std::size_t r = 0; r < libraries.size(); ++r)
       threads.emplace_back([&, r] {
         const auto everybody = world->group({0, 1, 2, 3}, static_cast<int>(r), nullptr);
-        texts[r] = detail::nccl::note(*everybody, libraries[r], *gpus[r]);
+        texts[r] = detail::nccl::note(*everybody, {.library = libraries[r], .pool = Pool::make(gpus[r])});
       });
     for (std::thread& thread : threads) thread.join();
     for (std::size_t r = 1; r < texts.size(); ++r) CHECK(texts[r] == "");

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -72,7 +73,8 @@ struct Clique {
   std::vector<ncclComm*> members;
   std::map<std::uint64_t, std::vector<std::shared_ptr<Call>>> meetings;              ///< collectives, by number
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Call>>> sends, receives;  ///< by (from, to)
-  bool is_broken = false;  ///< aborted or faulty: nothing of it completes any more
+  std::set<std::pair<int, int>> senders, receivers;  ///< (from, to) of which one end has called its first message
+  bool is_broken = false;                            ///< aborted or faulty: nothing of it completes any more
 };
 
 }  // namespace shardlib::test::stand_in
@@ -299,11 +301,28 @@ inline Result start(ncclComm& comm, SimulatedStream& stream, std::vector<std::sh
   return Result::success;
 }
 
+/// At the first message from one rank to another NCCL connects them, in the calls of both. So the first send is in
+/// progress until the other rank has called its recv.
+inline bool connects(const ncclComm& comm, const std::vector<std::shared_ptr<Call>>& calls) {
+  Clique& clique = *comm.clique;
+  std::vector<std::pair<int, int>> all;
+  for (const auto& call : calls) {
+    if (call->is_collective()) continue;
+    const bool sends = call->kind == Kind::send;
+    all.push_back(sends ? std::pair(comm.rank, call->peer) : std::pair(call->peer, comm.rank));
+    (sends ? clique.senders : clique.receivers).insert(all.back());
+  }
+  return std::ranges::all_of(
+      all, [&](const auto& ends) { return clique.senders.contains(ends) && clique.receivers.contains(ends); });
+}
+
 inline Result launch(ncclComm& comm, SimulatedStream& stream, std::vector<std::shared_ptr<Call>> calls) {
   if (comm.state == Result::in_progress)
     return fault(calls[0]->text() + " while the last call of its communicator is in progress");
   if (comm.blocks) return start(comm, stream, std::move(calls));
-  comm.late = [&comm, &stream, calls = std::move(calls)] { return start(comm, stream, calls); };
+  comm.late = [&comm, &stream, calls = std::move(calls)] {
+    return connects(comm, calls) ? start(comm, stream, calls) : Result::in_progress;
+  };
   return comm.state = Result::in_progress;
 }
 

@@ -197,6 +197,7 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
     throw std::invalid_argument("SHARDLIB_TEST_DEVICE is nccl, but comm_nccl_test.cpp is not in this build");
   if (by_nccl) {
     options.tuning.nccl = nccl_for_tests.functions;
+    options.tuning.nccl_apart = true;
     options.tuning.simulated_seed = 1;  // kernels run early, too, before what waits in NCCL's stream
   }
   try {

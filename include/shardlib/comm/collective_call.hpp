@@ -28,12 +28,14 @@ enum class Collective : std::uint8_t {
   reduce_scatter,
   all_reduce,
   barrier,
-  shift
+  shift,
+  exchange
 };
 
 constexpr std::string_view name(Collective c) {
   constexpr std::string_view names[] = {
-      "all_gather", "all_gather as a view", "all_to_all", "reduce_scatter", "all_reduce", "barrier", "shift"};
+      "all_gather", "all_gather as a view", "all_to_all", "reduce_scatter", "all_reduce", "barrier", "shift",
+      "exchange"};
   return names[static_cast<std::size_t>(c)];
 }
 
@@ -95,7 +97,8 @@ inline std::uint64_t fingerprint(const OpInfo& op) {
 
 inline std::string to_string(const CollectiveCall& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
-  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
+  return std::string(name(call.kind)) +
+         (call.kind == Collective::exchange ? "" : " of " + std::to_string(call.bytes) + " bytes") +
          (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
          (call.kind == Collective::shift ? " by " + std::to_string(call.places) : "") +
          (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "") +

@@ -91,6 +91,7 @@ class CollectiveWork {
       case Collective::gather_view:
       case Collective::barrier:
       case Collective::shift:
+      case Collective::exchange:
         break;
     }
     if (nontemporal_) nontemporal_fence();

@@ -1,11 +1,13 @@
 // The erased communicator: one group of devices, bytes in, bytes out.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "shardlib/comm/checks.hpp"
 #include "shardlib/comm/collective_call.hpp"
@@ -134,14 +136,40 @@ class Communicator {
   }
   Request send(const Buffer& buffer, int to, Site site = Site::current()) {
     detail::check_peer("send to", size(), to);
-    return recorded(recorder_.sends(caller("send", site), buffer.bytes(), to),
-                    [&] { return start_send(detail::owned(buffer), to); });
+    const detail::OpInfo op = caller("send", site);
+    calling_ = &op;
+    return recorded(recorder_.sends(op, buffer.bytes(), to), [&] { return start_send(detail::owned(buffer), to); });
   }
   Request recv(const Buffer& buffer, int from, Site site = Site::current()) {
     detail::check_peer("recv from", size(), from);
-    return recorded(recorder_.receives(caller("recv", site), buffer.bytes(), from),
-                    [&] { return start_recv(buffer, from); });
+    const detail::OpInfo op = caller("recv", site);
+    calling_ = &op;
+    return recorded(recorder_.receives(op, buffer.bytes(), from), [&] { return start_recv(buffer, from); });
   }
+  /// A message that this member sends to `peer`, or receives from it.
+  struct Message {
+    Buffer buffer;
+    int peer = 0;
+  };
+  /// One member's part of an exchange.
+  struct Messages {
+    std::vector<Message> sends = {}, receives = {};
+  };
+  /// Whether `exchange` is a collective. If not, it is messages. Its buffers are in the memory of the device.
+  [[nodiscard]] virtual bool exchanges() const { return false; }
+  /// All messages that the members send each other at one place of their program. Every member calls it, also without
+  /// messages of its own. If it is a collective, those that do not call it leave the others waiting at its start.
+  Request exchange(const Messages& messages, Site site = Site::current()) {
+    if (exchanges()) return start({.kind = detail::Collective::exchange}, site, {.messages = &messages});
+    std::vector<Request> all;
+    for (const Message& message : messages.receives) all.push_back(recv(message.buffer, message.peer, site));
+    for (const Message& message : messages.sends) all.push_back(send(message.buffer, message.peer, site));
+    return Request(std::make_unique<Several>(std::move(all)));
+  }
+  /// Says whether messages of device memory between this member and `peer` go from device to device from now on, or, as
+  /// at first, through host memory. Both call it at the same place among their messages. The first call with `direct`
+  /// waits for the other member's.
+  virtual void set_direct(int /*peer*/, bool /*direct*/) {}
 
   /// Throws if another device has failed, as far as it is known, so that what waits for it ends.
   virtual void check_failure() const {}
@@ -155,6 +183,7 @@ class Communicator {
     Buffer send = {};
     Buffer recv = {};
     std::shared_ptr<Buffer> whole = {};  ///< the result of gather_view
+    const Messages* messages = nullptr;  ///< of an exchange
   };
   /// Starts a collective whose arguments have been checked. Throws Error if it finds that another member has started a
   /// different one.
@@ -169,6 +198,8 @@ class Communicator {
                           const Operands& operands) {
     return inner.start_collective(call, op, operands);
   }
+  /// The op, or otherwise the line, that starts a message.
+  [[nodiscard]] const detail::OpInfo& calling() const { return *calling_; }
   /// How long a communication may take; 0: forever.
   [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
   /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.
@@ -177,6 +208,20 @@ class Communicator {
   void record_run() const { starting_->runs(); }
 
  private:
+  /// Requests that are one.
+  struct Several final : Request::Pending {
+    std::vector<Request> all;
+    explicit Several(std::vector<Request> a) : all(std::move(a)) {}
+    ~Several() noexcept override {
+      for (Request& request : all) request.drop();  // so its destructor does not wait
+    }
+    void wait() override {
+      for (Request& request : all) request.wait();
+    }
+    bool test() override {
+      return std::ranges::all_of(all, [](Request& request) { return request.test(); });
+    }
+  };
   /// The op that communicates, or otherwise the line that called the communicator.
   static detail::OpInfo caller(const char* name, const Site& site) {
     if (const detail::OpInfo* const op = detail::Calling::innermost) return *op;
@@ -200,6 +245,7 @@ class Communicator {
 
   detail::GroupRecorder recorder_;
   const detail::FlightRecord* starting_ = nullptr;  ///< of the communication that starts
+  const detail::OpInfo* calling_ = nullptr;         ///< of the message that starts
 };
 
 }  // namespace shardlib

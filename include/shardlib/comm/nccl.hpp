@@ -103,26 +103,27 @@ using TreeKernel = std::function<void(Stream&, DType, Reduction, const Buffer& i
 
 /// How a device calls NCCL.
 struct Use {
-  Library library;
+  Library library = {};
   GpuSums sums = GpuSums::tree;
-  std::shared_ptr<Pool> pool;      ///< the device's memory
-  std::shared_ptr<Stream> stream;  ///< one for all groups of the device, so that their operations keep their order
-  TreeKernel tree;
+  std::shared_ptr<Pool> pool = {};      ///< the device's memory
+  std::shared_ptr<Stream> stream = {};  ///< of the collectives of all its groups, which keep their order in it
+  TreeKernel tree = {};
   std::string device = {};  ///< a description, for errors that are found late
+  bool apart = false;       ///< for tests: the device is as in a process of its own
 };
 
 /// Which devices communicate through host memory for want of NCCL, and why, as lines for the console. All devices call
 /// it, with a group of all; the text is the first one's. Empty if all groups can use NCCL. Their first collectives
 /// decide for themselves: many devices are in several groups.
-[[nodiscard]] SHARDLIB_INLINE std::string note(Communicator& everybody, const Library& library, const Region& memory);
+[[nodiscard]] SHARDLIB_INLINE std::string note(Communicator& everybody, const Use& use);
 
 /// A group of devices that have memory of their own. Its collectives of device memory are NCCL's. They start when all
 /// members have called them: before, the members compare their calls by `staged`, so that NCCL gets no calls that do
 /// not match. The host does not wait for their results: the device's stream does. Errors that show later are thrown
-/// where the host waits for the device, or starts another collective. `staged` is the same group by copies in host
-/// memory. It has the rest: messages, which must not wait for collectives, and buffers in host memory. It has all if a
-/// member has no NCCL, or if two have the same GPU, which NCCL does not allow. The first collective decides this. It
-/// throws UsageError if the sums are to be NCCL's then.
+/// where the host waits for the device, or starts another communication. So are messages of device memory between
+/// members that are in processes of their own and have said so (`set_direct`). `staged` is the same group by copies in
+/// host memory. It has the rest. It has all if a member has no NCCL, or if two have the same GPU, which NCCL does not
+/// allow. The first collective decides this for collectives. It throws UsageError if the sums are to be NCCL's then.
 [[nodiscard]] SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use);
 
 }  // namespace shardlib::detail::nccl

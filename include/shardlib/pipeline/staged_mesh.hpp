@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -25,6 +26,13 @@ using core::ValuePtr;
 
 /// A tensor's values under another spec, and on another device of the same program: nothing is copied.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr relabeled(const core::Value& x, const TensorSpec& spec, const DevicePtr& device);
+
+/// Lets messages with `peers`, ranks along the stage axis in ascending order, go from device to device (where they
+/// can), if these have exchanged messages for the same purpose before, which its fingerprint tells. The first time they
+/// go through host memory. Meanwhile the device has loaded its kernels and made its groups: on a GPU this can wait for
+/// all that runs there, also for a message that another device has not begun. Both ranks of a message call it.
+SHARDLIB_INLINE void set_direct(const DevicePtr& device, std::string_view axis, std::uint64_t purpose,
+                                const std::vector<int>& peers);
 
 /// One message of a group along the stage axis, counted and traced like a collective. Never waits for the receiver.
 SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to);

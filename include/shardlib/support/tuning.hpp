@@ -55,6 +55,8 @@ struct Tuning {
   std::uint64_t simulated_seed = 0;
   /// For tests: functions to call in place of libnccl's, also by the simulated device.
   const detail::nccl::Functions* nccl = nullptr;
+  /// For tests: for NCCL each device is as in a process of its own.
+  bool nccl_apart = false;
 };
 
 }  // namespace shardlib

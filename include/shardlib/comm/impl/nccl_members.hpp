@@ -36,18 +36,27 @@ inline std::uint64_t process_number() {
   return number;
 }
 
-/// The members of a group, by rank. All of them call it, with their own library and memory.
-inline std::vector<Member> meet(Communicator& group, const Library& library, const Region& memory, const UniqueId& id) {
+/// What the member with this number says. `id` is one that it gives.
+inline Member member(const Use& use, int rank, const UniqueId& id) {
+  Member mine;
+  mine.has_nccl = use.library.functions != nullptr;
+  mine.process = process_number() + (use.apart ? static_cast<std::uint64_t>(rank) + 1 : 0);
+  mine.hardware = use.pool->device_memory()->hardware();
+  mine.id = id;
+  const std::string& reason = use.library.reason;
+  std::copy_n(reason.begin(), std::min(reason.size(), mine.reason.size() - 1), mine.reason.begin());
+  return mine;
+}
+
+/// The members of a group, by rank. All of them call it.
+inline std::vector<Member> meet(Communicator& group, const Member& mine) {
   const auto ranks = static_cast<std::size_t>(group.size());
   // Other members may read and write them after this one has failed.
   const auto members = std::make_shared<std::vector<Member>>(ranks + 1);
-  Member& mine = members->back();
-  mine.has_nccl = library.functions != nullptr;
-  mine.process = process_number();
-  mine.hardware = memory.hardware();
-  mine.id = id;
-  std::copy_n(library.reason.begin(), std::min(library.reason.size(), mine.reason.size() - 1), mine.reason.begin());
-  group.all_gather(Buffer(&mine, sizeof mine, members), Buffer(members->data(), ranks * sizeof mine, members)).wait();
+  members->back() = mine;
+  group
+      .all_gather(Buffer(&members->back(), sizeof mine, members), Buffer(members->data(), ranks * sizeof mine, members))
+      .wait();
   return {members->begin(), members->end() - 1};
 }
 

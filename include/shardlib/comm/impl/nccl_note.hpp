@@ -11,8 +11,8 @@
 
 namespace shardlib::detail::nccl {
 
-SHARDLIB_INLINE std::string note(Communicator& everybody, const Library& library, const Region& memory) {
-  const std::vector<Member> all = meet(everybody, library, memory, {});
+SHARDLIB_INLINE std::string note(Communicator& everybody, const Use& use) {
+  const std::vector<Member> all = meet(everybody, member(use, everybody.rank(), {}));
   if (everybody.rank() != 0) return "";
   std::map<std::string, std::vector<std::size_t>> without;  // NCCL, by the reason
   std::map<HardwareName, std::vector<std::size_t>> sharing;

@@ -119,7 +119,8 @@ class MpiCommunicator final : public Communicator {
         else
           all_reduce_sliced(*work, operands.send, operands.recv, call.dtype, call.op);
         break;
-      case Collective::shift:  // a collective of NCCL only
+      case Collective::shift:  // collectives of NCCL only
+      case Collective::exchange:
       case Collective::barrier:
         check(*work, MPI_Ibarrier(comm_, work->add()));
         break;

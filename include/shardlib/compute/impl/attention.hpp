@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/impl/exchange.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/support/handle.hpp"
@@ -83,21 +85,20 @@ class KeyBlocks {
 
   /// The block of a step, from 1 on in order. The transfer of the next one starts.
   Block take(int step) {
-    for (Request& request : requests_) complete(made_, [&] { return std::move(request); });
-    requests_.clear();
+    arriving_->wait();
     Block block = std::exchange(next_, {});
     start(step + 1);
     return block;
   }
 
+  /// Messages of a step besides, whose memory is free when they have been waited for.
+  [[nodiscard]] Exchange exchange() const { return Exchange(made_, *group_, true); }
   /// Sends to the device that many places later, or earlier if that is negative.
-  void send(const Buffer& buffer, int places) {
-    static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
+  void send(Exchange& exchange, const Buffer& buffer, int places) const {
+    exchange.send(buffer, at(places));
     add_traffic(made_, for_all_ && !of_mean() ? buffer.bytes() / 2 : buffer.bytes(), axes_);
   }
-  Request receive(const Buffer& buffer, int places) {
-    return begin(made_, [&] { return group_->recv(buffer, at(places)); });
-  }
+  void receive(Exchange& exchange, const Buffer& buffer, int places) const { exchange.receive(buffer, at(places)); }
 
  private:
   /// Whether each device does as much as the mean of all.
@@ -109,14 +110,16 @@ class KeyBlocks {
   [[nodiscard]] int at(int places) const { return (place_ + places + devices_) % devices_; }
   void start(int step) {
     if (step >= devices_) return;
+    arriving_.emplace(made_, *group_);
     for (const auto part : {&Block::k, &Block::v, &Block::segments}) {
       const Buffer& mine = own_.*part;
       if (!mine) continue;
-      if (sends(step)) send(mine, step);
+      if (sends(step)) send(*arriving_, mine, step);
       if (!receives(step)) continue;
       next_.*part = made_.device->pool()->allocate(mine.bytes());
-      requests_.push_back(receive(next_.*part, -step));
+      receive(*arriving_, next_.*part, -step);
     }
+    arriving_->begin();
   }
 
   const Value& made_;
@@ -127,7 +130,7 @@ class KeyBlocks {
   Communicator* group_ = nullptr;
   int devices_ = 1, place_ = 0;
   Block own_, next_;
-  std::vector<Request> requests_;
+  std::optional<Exchange> arriving_;
 };
 
 inline AttentionArrays arrays(const AttentionKernels& a, const KeyBlocks& blocks, const KeyBlocks::Block& block,
@@ -217,13 +220,13 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
     const KeyBlocks::Block block = blocks.take(step);
     // The cotangents of this device's keys, from the queries that saw them in this step, and those of the block's keys.
     std::array<Buffer, 3> arriving, leaving;
-    std::vector<Request> requests, read;
+    Exchange exchange = blocks.exchange();
     const AttendedBlock attended = blocks.attended(step);
     for (std::size_t i = 1; i < totals.size(); ++i) {
       if (!totals[i]) continue;
       if (blocks.sends(step)) {
         arriving[i] = pool->allocate(bytes(*grads[i]));
-        requests.push_back(blocks.receive(arriving[i], step));
+        blocks.receive(exchange, arriving[i], step);
       }
       if (!blocks.receives(step)) continue;
       leaving[i] = pool->allocate(bytes(*grads[i]));
@@ -231,15 +234,10 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
     }
     if (blocks.receives(step))
       run(loops_of_block(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
-    // The receiver of cotangents answers with an empty message when it has read them. Then their memory is free, so
-    // that a peak does not depend on when others read. (MPI looks at older operations first: the receive precedes the
-    // sends.)
-    if (leaving[1] || leaving[2]) read.push_back(blocks.receive({}, -step));
     for (const Buffer& cotangent : leaving)
-      if (cotangent) blocks.send(std::as_const(cotangent), -step);
-    for (Request& request : requests) complete(made, [&] { return std::move(request); });
-    if (!requests.empty()) blocks.send({}, step);
-    for (Request& request : read) complete(made, [&] { return std::move(request); });
+      if (cotangent) blocks.send(exchange, std::as_const(cotangent), -step);
+    if (totals[1] || totals[2]) exchange.begin();
+    exchange.wait();
     for (std::size_t i = 1; i < totals.size(); ++i)
       if (arriving[i]) add_numbers(exec, grads[i]->count(), sums.dtype, arriving[i], totals[i]);
   }

@@ -174,7 +174,8 @@ SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_p
                         .pool = pool_,
                         .stream = stream_,
                         .tree = detail::reduce_in_stream,
-                        .device = describe()};
+                        .device = describe(),
+                        .apart = tuning_.nccl_apart};
   return detail::nccl::group(std::move(staged), use);
 }
 

@@ -128,7 +128,8 @@ inline void note_host_memory(Device& device) {
   Region* const memory = device.pool()->device_memory();
   if (device.size() == 1 || memory == nullptr) return;
   if (memory->gpu() == nullptr && device.tuning().nccl == nullptr) return;
-  const std::string text = nccl::note(device.everybody(), nccl::library(device.tuning().nccl), *memory);
+  const std::string text =
+      nccl::note(device.everybody(), {.library = nccl::library(device.tuning().nccl), .pool = device.pool()});
   static std::atomic<bool> noted = false;
   if (!text.empty() && !noted.exchange(true)) std::fputs(text.c_str(), stderr);
 }

@@ -8,15 +8,14 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <span>
 #include <typeinfo>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/autodiff/overlap.hpp"
-#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/impl/outputs.hpp"
+#include "shardlib/pipeline/impl/prepare.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/stopwatch.hpp"
 
@@ -293,47 +292,8 @@ class Runner {
   std::vector<Interval> intervals_;
 };
 
-/// The ranks compare these facts about the schedule that each is about to run.
-struct SharedLists {
-  std::uint64_t fingerprint = 0;
-  char name[120] = {};  ///< of the schedule, for the error
-};
-
-/// Throws unless all ranks run the same lists: messages have no names, and one could be taken for another. Ranks
-/// compare them before each step: a rank that alone changes its lists would wait forever. Forward passes alone,
-/// which need not wait for each other, compare them where they change.
-inline void require_same_lists(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
-  if (program.axis.empty() || program.device->is_dry()) return;
-  core::Fingerprint print;
-  print.add(program.axis);
-  for (const TaskList& list : lists) {
-    for (const FusedTask& fused : list)
-      for (const Task& task : fused.parts) print.add(to_string(task));
-    print.add("of a rank");
-  }
-  SharedLists& known = program.device->local<SharedLists>();
-  if (!program.differentiate && known.fingerprint == print.value()) return;
-  SharedLists now{.fingerprint = print.value()};
-  const std::string name = schedule + " for " + std::to_string(program.microbatches) + " microbatches";
-  name.copy(now.name, sizeof now.name - 1);
-  Communicator& group = program.device->group({program.axis});
-  const auto ranks = static_cast<std::size_t>(group.size());
-  const Buffer mine = program.device->host_pool()->allocate(sizeof now);
-  const Buffer all = program.device->host_pool()->allocate(ranks * sizeof now);
-  *mine.as<SharedLists>() = now;
-  group.all_gather(mine, all).wait();
-  const std::span theirs(all.as<SharedLists>(), ranks);
-  const auto other =
-      std::ranges::find_if(theirs, [&](const SharedLists& one) { return one.fingerprint != theirs[0].fingerprint; });
-  if (other != theirs.end())
-    throw UsageError("pipeline: rank " + std::to_string(other - theirs.begin()) + " of " + std::string(program.axis) +
-                     " runs other tasks (" + other->name + ") than rank 0 (" + theirs[0].name +
-                     "); give all ranks the same schedule, for the same number of microbatches");
-  known = now;
-}
-
 SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
-  require_same_lists(program, lists, schedule);
+  prepare(program, lists, schedule);
   return Runner(program, lists).run();
 }
 

@@ -4,9 +4,11 @@
 #include "shardlib/pipeline/staged_mesh.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
@@ -19,6 +21,17 @@ SHARDLIB_INLINE ValuePtr relabeled(const core::Value& x, const TensorSpec& spec,
   copy->spec = &spec;
   copy->device = device;
   return copy;
+}
+
+/// The purposes for which this device has exchanged messages.
+struct ExchangedBefore {
+  std::set<std::uint64_t> purposes;
+};
+
+SHARDLIB_INLINE void set_direct(const DevicePtr& device, std::string_view axis, std::uint64_t purpose,
+                                const std::vector<int>& peers) {
+  const bool again = !device->local<ExchangedBefore>().purposes.insert(purpose).second;
+  for (const int peer : peers) device->group({axis}).set_direct(peer, again);
 }
 
 SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to) {
@@ -70,6 +83,10 @@ SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, cons
     throw Error(what + " is on rank " + std::to_string(rank) + " of " + std::string(axis) + ", but its owners are [" +
                 given + "]; name all ranks that hold it, in ascending order");
   }
+  core::Fingerprint purpose;
+  purpose.add("sum_over");
+  for (const int owner : owners) purpose.add(static_cast<std::uint64_t>(owner));
+  set_direct(stage, axis, purpose.value(), owners);
   const ValuePtr part = relabeled(x, spec, stage);
   for (const int owner : owners)
     if (owner != rank) send(*part, axis, owner);

@@ -1,0 +1,101 @@
+// Pipelines on GPUs that communicate by NCCL, over a stand-in for it: messages between stages go from GPU to GPU.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nccl_stand_in.hpp"
+#include "pipeline_model.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+using stand_in::take_faults;
+
+namespace {
+
+constexpr std::size_t activation = sizeof(f32) * microbatch_rows * length * 16;
+
+/// Runs `body` on the simulated device with the stand-in, each device as in a process of its own. Checks that the
+/// stand-in has found no fault.
+void on_nccl(const std::string& mesh, const DeviceBody& body) {
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  const Temporarily apart(tuning.nccl_apart, true);
+  take_faults();
+  on_mesh(mesh, body, {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::minutes(2)}});
+  CHECK(take_faults() == std::vector<std::string>{});
+}
+
+/// How many messages the ranks send in a step, and between how many pairs of a sender and a receiver they can.
+std::pair<int, int> messages_of(const pipeline::Schedule& schedule) {
+  int messages = 0;
+  std::set<std::pair<int, int>> pairs;
+  const auto plan = pipeline::communication_plan(schedule.tasks(microbatches));
+  for (int rank = 0; rank < static_cast<int>(plan.size()); ++rank)
+    for (const pipeline::Operation& operation : plan[static_cast<std::size_t>(rank)])
+      if (operation.kind == pipeline::Operation::Kind::send) {
+        ++messages;
+        pairs.insert({rank, operation.peer});
+        pairs.insert({operation.peer, rank});
+      }
+  return {messages, static_cast<int>(pairs.size())};
+}
+
+/// The first step sends its messages through host memory, the second one from GPU to GPU, with the same results.
+void check_steps(const std::string& mesh, const pipeline::Schedule& schedule) {
+  INFO(schedule.name() << " on " << mesh);
+  const Whole& whole = unpipelined(false);
+  const auto [messages, pairs] = messages_of(schedule);
+  const auto ranks = static_cast<std::size_t>(parse_mesh(mesh)[0].size);
+  std::vector<std::size_t> taken(2 * ranks);  // of host memory, by each rank in each step
+  const int before = stand_in::world.launched[stand_in::Kind::send];
+  on_nccl(mesh, [&](const DevicePtr& device) {
+    const Staging staging(device, schedule, whole.weights, false);
+    const auto program = staging.program<gpt::Stages<f32>>();
+    std::vector<std::vector<f32>> results;
+    for (std::size_t step = 0; step < 2; ++step) {
+      device->host_pool()->reset_peak();
+      const std::size_t live = device->host_pool()->stats().live;
+      const auto made =
+          pipeline::value_and_grad(staging.mesh, schedule, microbatches, program, staging.model, activation_sizes);
+      taken[2 * static_cast<std::size_t>(staging.mesh.rank()) + step] = device->host_pool()->stats().peak - live;
+      results.push_back({static_cast<f32>(item(all_reduce<"+d +p +r +s +t -> ">(made.loss)))});
+      const gpt::StageModel<f32> gradients = reduce_gradients(
+          staging.mesh, made.gradients, [&](std::string_view leaf) { return gpt::owners(schedule, false, leaf); });
+      for_each_leaf(
+          [&](std::string_view name, const auto& leaf) {
+            const HostArray<f32> values = fetch(leaf);
+            const double apart = distance(values, whole.gradients.at(staging.name_in_model(name)), std::string(name));
+            expect(apart <= 1e-4, "the gradient of " + std::string(name) + " differs by " + show(apart));
+            results.back().insert(results.back().end(), values.data.begin(), values.data.end());
+          },
+          gradients);
+    }
+    expect(results[0] == results[1], schedule.name() + ": other bits than through host memory");
+    expect(std::abs(static_cast<double>(results[0][0]) - whole.loss) < 1e-6 * whole.loss, "the loss");
+  });
+  CHECK(stand_in::world.launched[stand_in::Kind::send] - before == messages + pairs);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    CHECK(taken[2 * rank] >= activation);
+    CHECK(taken[2 * rank + 1] < activation);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: from the second step on, under every schedule, messages go from GPU to GPU", "[pipeline][nccl]") {
+  if (under_mpi()) return;
+  std::uint64_t seed = 0;
+  for (const pipeline::Schedule& schedule : schedules(2)) {
+    const Temporarily early(tuning.simulated_seed, seed++);
+    check_steps("p=2,d=1,s=1,t=1", schedule);
+  }
+  for (const pipeline::Schedule& schedule : main_schedules(4)) {
+    const Temporarily early(tuning.simulated_seed, seed++);
+    check_steps("p=4,d=1,s=1,t=1", schedule);
+  }
+}
