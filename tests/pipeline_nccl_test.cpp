@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
-#include <map>
+#include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -97,5 +99,58 @@ TEST_CASE("pipeline: from the second step on, under every schedule, messages go 
   for (const pipeline::Schedule& schedule : main_schedules(4)) {
     const Temporarily early(tuning.simulated_seed, seed++);
     check_steps("p=4,d=1,s=1,t=1", schedule);
+  }
+}
+
+namespace {
+std::atomic<int> losses_left;
+/// Fails at the given one of its losses.
+struct Stopping : gpt::Stages<f32> {
+  [[nodiscard]] auto loss(const gpt::StageModel<f32>& w, const gpt::Residual& x, const pipeline::StagePlace& at) const {
+    if (losses_left-- == 0) throw Error("my own");
+    return gpt::Stages<f32>::loss(w, x, at);
+  }
+};
+}  // namespace
+
+TEST_CASE("pipeline: a rank that stops ends those that exchange messages with it by NCCL", "[pipeline][nccl]") {
+  if (under_mpi()) return;
+  const Whole& whole = unpipelined(false);
+  const pipeline::ZeroBubble schedule(4);
+  losses_left = microbatches + 3;  // in the second step
+  const std::string text = error_of([&] {
+    on_nccl("p=4,d=1,s=1,t=1", [&](const DevicePtr& device) {
+      const Staging staging(device, schedule, whole.weights, false);
+      for (int step = 0; step < 2; ++step)
+        static_cast<void>(pipeline::value_and_grad(staging.mesh, schedule, microbatches, staging.program<Stopping>(),
+                                                   staging.model, activation_sizes));
+    });
+  });
+  CHECK(text.ends_with("my own"));
+  CHECK(losses_left < 0);
+  CHECK(take_faults().empty());
+}
+
+TEST_CASE("pipeline: the sum of a weight that stages share goes from GPU to GPU from the second one on",
+          "[pipeline][nccl]") {
+  if (under_mpi()) return;
+  using pipeline::StagedMesh;
+  const Sizes sizes{{"M", 1000}};
+  std::vector<std::size_t> taken(6);
+  on_nccl("p=3,d=1", [&](const DevicePtr& device) {
+    const StagedMesh<"p", "p d"> mesh(device);
+    for (std::size_t step = 0; step < 2; ++step) {
+      const auto part = mesh.part_of_sum(full<f32, "M">(mesh.stage(), sizes, mesh.rank() + 1));
+      if (mesh.rank() == 1) continue;
+      device->host_pool()->reset_peak();
+      const std::size_t live = device->host_pool()->stats().live;
+      const auto sum = mesh.sum_over({0, 2}, part);
+      taken[2 * static_cast<std::size_t>(mesh.rank()) + step] = device->host_pool()->stats().peak - live;
+      expect(fetch(sum).data == std::vector<f32>(1000, 4), "1 + 3");
+    }
+  });
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
+    CHECK(taken[2 * rank] >= 1000 * sizeof(f32));
+    CHECK(taken[2 * rank + 1] < 1000 * sizeof(f32));
   }
 }

@@ -60,6 +60,42 @@ bool runs_blocking(const std::vector<Operations>& plan) {
   return true;
 }
 
+/// Runs a plan as GPUs with NCCL do: receives are posted without waiting, and a task waits for its message. The n-th
+/// message from a rank to another one is on its way when both have posted their n-th, and no other message is in its
+/// stream. False when it hangs.
+bool runs_by_streams(const std::vector<Operations>& plan, int num_stages) {
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<Message>> sent, received;
+  std::vector<std::size_t> place(plan.size());
+  std::vector<std::map<Message, std::pair<std::size_t, std::size_t>>> posted(plan.size());  // from whom, as its n-th
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (std::size_t rank = 0; rank < plan.size(); ++rank) {
+      for (; place[rank] < plan[rank].size(); ++place[rank]) {
+        const Operation& operation = plan[rank][place[rank]];
+        const auto peer = static_cast<std::size_t>(operation.peer);
+        if (operation.kind == Operation::Kind::send) {
+          sent[{rank, peer}].push_back(operation.message);
+        } else if (operation.kind == Operation::Kind::receive) {
+          auto& channel = received[{peer, rank}];
+          posted[rank][operation.message] = {peer, channel.size()};
+          channel.push_back(operation.message);
+        } else if (const auto input = input_of(operation.task, num_stages)) {
+          const auto needed = posted[rank].find(*input);
+          if (needed != posted[rank].end()) {
+            const auto [from, number] = needed->second;
+            if (sent[{from, rank}].size() <= number) break;
+          }
+        }
+        progress = true;
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < plan.size(); ++rank)
+    if (place[rank] < plan[rank].size()) return false;
+  expect(sent == received, "NCCL would take a message for another one");
+  return true;
+}
+
 }  // namespace
 
 TEST_CASE("the lists of JaxPP's tutorial", "[pipeline]") {
@@ -181,6 +217,8 @@ TEST_CASE("every schedule is valid at every size, and runs with blocking receive
     // Receives that stand ahead are the same ones in the same order.
     const int ahead = std::uniform_int_distribution(1, 5)(random);
     const auto early = communication_plan(lists, ahead);
+    for (const auto& posted : {plan, communication_plan(lists, 1), early})
+      REQUIRE(runs_by_streams(posted, schedule.num_stages()));
     for (std::size_t rank = 0; rank < plan.size(); ++rank) {
       std::vector<Operation> a, b;
       std::map<Task, std::ptrdiff_t> posted, run;
@@ -234,6 +272,7 @@ TEST_CASE("a message that is needed late is received when it is sent", "[pipelin
       "crossed.csv");
   const auto plan = communication_plan(schedule.tasks(2));
   REQUIRE(runs_blocking(plan));
+  REQUIRE(runs_by_streams(communication_plan(schedule.tasks(2), 1), 2));
   std::string text;
   for (std::size_t i = 0; i < 3; ++i) text += to_string(plan[1][i]) + "\n";
   REQUIRE(text ==

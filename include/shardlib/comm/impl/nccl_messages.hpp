@@ -1,7 +1,9 @@
 // Messages between two GPUs by NCCL.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
