@@ -317,10 +317,16 @@ template <class... X>
 using summed_operand =
     std::conditional_t<((std::is_same_v<typename X::value_type, bf16> && !parsed<X::spec>.partial.empty()) || ...),
                        bf16, f32>;
+/// The name is a parameter, as in names_dim, because nvcc's front end loses the type of one that is not.
+template <class F, OpName Name = "map">
+struct mapping {
+  template <class... X>
+  using result =
+      Tensor<after_t<owned_function<Name, F>, mapped_t<F, typename X::value_type...>>,
+             result_for<summed_operand<X...>, rules::map_of<decltype(parsed<X::spec>)...>, Name, X::spec...>>;
+};
 template <class F, class... X>
-using map_t =
-    Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>,
-           result_for<summed_operand<X...>, rules::map_of<decltype(parsed<X::spec>)...>, OpName("map"), X::spec...>>;
+using map_t = typename mapping<F>::template result<X...>;
 
 template <class... Args>
 inline constexpr bool maps = false;
