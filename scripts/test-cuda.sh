@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles with nvcc: the headers, the kernels, tests of ops and the trainers, for sm_80 and sm_90, without warnings.
-# Trains with one of them on the CPU. Links two trainers with the launcher for GPUs, as a GPU build does: both train on the
+# Trains with one of them on the CPU. Links three trainers with the launcher for GPUs, as a GPU build does: they train on the
 # CPU, and end with an error where they ask for a GPU that is not there. A GPU is not needed (scripts/gpu.sh is for machines
 # that have one). Where nvcc is missing, it says so and ends with status 0.
 #   scripts/test-cuda.sh           all of it
@@ -40,9 +40,9 @@ if [ $target = check_cuda ]; then
     -DSHARDLIB_LAUNCHER=cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90 \
     -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
   quietly build/log/cuda-launcher-build.log "linking a GPU build" \
-    cmake --build build/cuda-launcher -j "$jobs" --target gpt2 gpt_fsdp
+    cmake --build build/cuda-launcher -j "$jobs" --target gpt2 gpt_fsdp gpt_pipeline
   small=(--data=README.md "--mesh=d=1,t=1" --layers=1 --d-model=16 --d-ff=16 --batch=2 --seq=16 --steps=2 --warmup=1 --max-tokens=0)
-  for program in "gpt2 --heads=2" "gpt_fsdp --n-kv=2 --d-head=4"; do
+  for program in "gpt2 --heads=2" "gpt_fsdp --n-kv=2 --d-head=4" "gpt_pipeline --n-kv=2 --d-head=4"; do
     read -ra command <<<"build/cuda-launcher/examples/$program"
     log=build/log/cuda-launcher-run.log
     quietly $log "$program on the CPU" "${command[@]}" "${small[@]}" --device=cpu
