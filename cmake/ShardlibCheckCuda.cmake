@@ -38,12 +38,18 @@ set_source_files_properties(${device_sources} PROPERTIES LANGUAGE CUDA)
 add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL ${device_sources})
 target_link_libraries(check_cuda_kernels PRIVATE shardlib_own_cuda_flags)
 
-# The definitions that a build with SHARDLIB_LAUNCHER=cuda compiles together. It has no oneDNN.
+# A training step as a build with SHARDLIB_LAUNCHER=cuda compiles it, which has no oneDNN; and the definitions that it
+# compiles together.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/gpt_step.cu" PROPERTIES LANGUAGE CUDA)
+add_library(check_cuda_step OBJECT EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/tests/gpt_step.cu")
+target_compile_options(check_cuda_step PRIVATE -Werror=cross-execution-space-call)
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu" CONTENT "${shardlib_joined_definitions}")
 add_library(check_cuda_definitions OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu")
-target_compile_definitions(check_cuda_definitions PRIVATE SHARDLIB_LAUNCHER_CUDA)
-target_compile_options(check_cuda_definitions PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda)
-target_link_libraries(check_cuda_definitions PRIVATE shardlib_own_cuda_flags)
+foreach(target check_cuda_step check_cuda_definitions)
+  target_compile_definitions(${target} PRIVATE SHARDLIB_LAUNCHER_CUDA)
+  target_compile_options(${target} PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda)
+  target_link_libraries(${target} PRIVATE shardlib_own_cuda_flags)
+endforeach()
 
 foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
   set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
@@ -63,5 +69,5 @@ target_include_directories(check_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/tests
 target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
 target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
 
-add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels mlp_fsdp_cuda)
-add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_definitions check_cuda_tests)
+add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels check_cuda_step mlp_fsdp_cuda)
+add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_step check_cuda_definitions check_cuda_tests)

@@ -4,7 +4,8 @@
 # CPU, and end with an error where they ask for a GPU that is not there. A GPU is not needed (scripts/gpu.sh is for machines
 # that have one). Where nvcc is missing, it says so and ends with status 0.
 #   scripts/test-cuda.sh           all of it
-#   scripts/test-cuda.sh --quick   headers, kernels and the two-layer FSDP example, to PTX; a part of scripts/test.sh
+#   scripts/test-cuda.sh --quick   headers, kernels, the two-layer FSDP example and a step of a GPT, to PTX; a part of
+#                                  scripts/test.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 target=check_cuda
