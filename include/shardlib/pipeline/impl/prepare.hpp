@@ -16,7 +16,7 @@
 
 namespace shardlib::pipeline::detail {
 
-/// What a rank is about to run, as ranks compare it.
+/// The ranks compare these facts about the schedule that each is about to run.
 struct SharedLists {
   std::uint64_t fingerprint = 0;
   char name[120] = {};  ///< of the schedule, for the error
