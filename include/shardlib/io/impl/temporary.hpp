@@ -67,6 +67,24 @@ inline std::string temporary_name(const std::string& path) {
          std::to_string(owner.start) + "-" + std::to_string(names++);
 }
 
+/// Removes a folder at its end, if it is still there, unless it was kept. An error is none: the next writer tries
+/// again.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const std::string& path) : path_(path) {}
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    if (!kept_ && !path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  const std::string& path_;
+  bool kept_ = false;
+};
+
 /// replace_folder where the file system cannot swap two folders: for a moment there is none. If the new one cannot be
 /// renamed, the old one stays.
 inline void replace_by_renames(const std::string& from, const std::string& to) {

@@ -15,11 +15,11 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/run/graph.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -198,13 +198,7 @@ SHARDLIB_INLINE std::string svg(const std::string& dot) {
   std::string folder = (std::filesystem::temp_directory_path() / "shardlib-XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr)
     throw UsageError("cannot draw a graph: no temporary folder '" + folder + "' can be made: " + std::strerror(errno));
-  struct Removed {
-    const std::string& folder;
-    ~Removed() {
-      std::error_code none;
-      std::filesystem::remove_all(folder, none);
-    }
-  } const removed{folder};
+  const io::detail::TemporaryFolder removed(folder);
   const std::string text = folder + "/graph.dot", picture = folder + "/graph.svg";
   io::replace_file(text, io::as_bytes(dot));
   const pid_t child = fork();

@@ -227,24 +227,6 @@ SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
     job.written.push_back(describe_file(job.temporary, path));
 }
 
-/// Removes the folder when an exception passes that all devices have agreed on: no device writes into it any more.
-class Cleanup {
- public:
-  Cleanup(bool mine, const std::string& folder) : mine_(mine), folder_(folder) {}
-  Cleanup(const Cleanup&) = delete;
-  Cleanup& operator=(const Cleanup&) = delete;
-  ~Cleanup() {
-    if (!mine_ || folder_.empty() || std::uncaught_exceptions() <= exceptions_) return;
-    std::error_code ignored;  // the next save tries again; the first error is the one that counts
-    std::filesystem::remove_all(folder_, ignored);
-  }
-
- private:
-  bool mine_;
-  const std::string& folder_;
-  int exceptions_ = std::uncaught_exceptions();
-};
-
 SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const NamedValues& leaves, bool background) {
   finish();
   auto job = std::make_unique<Job>();
@@ -257,12 +239,15 @@ SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const N
     pass("planned");
   });
   plan(*job, leaves);
-  const Cleanup cleanup(first, job->temporary);
+  // It goes with an error that all devices have agreed on: no device writes into it any more.
+  TemporaryFolder folder(job->temporary);
+  if (!first) folder.keep();
   together(*device_, job->what, [&] {
     if (first) write_metadata_files(*job);
     pass("metadata");
   });
   job->temporary = gather_texts(*device_, job->temporary)[0];
+  folder.keep();
   if (background) {
     try {
       job->thread = std::thread([this, &job = *job] { job.write(*this); });
@@ -290,7 +275,8 @@ SHARDLIB_INLINE void CheckpointWriter::finish() {
   if (!job_) return;
   const std::unique_ptr<Job> job = std::move(job_);
   if (job->thread.joinable()) job->thread.join();
-  const Cleanup cleanup(device_->rank() == 0, job->temporary);
+  TemporaryFolder folder(job->temporary);
+  if (device_->rank() != 0) folder.keep();
   agree(*device_, job->what, job->error);
   commit(*job);
 }

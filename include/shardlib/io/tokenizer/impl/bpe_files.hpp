@@ -231,14 +231,9 @@ SHARDLIB_INLINE void copy_tokenizer(const std::string& name_or_path, const std::
   const auto files = detail::files_to_copy(name_or_path);
   const std::string partial = detail::temporary_name(folder);
   make_new_folder(partial);
-  try {
-    for (const auto& [from, name] : files) replace_file(partial + "/" + name, read_file(from), true);
-    replace_folder(partial, folder);
-  } catch (...) {  // a full disk needs the space
-    std::error_code none;
-    std::filesystem::remove_all(partial, none);
-    throw;
-  }
+  const detail::TemporaryFolder removed(partial);  // a full disk needs the space
+  for (const auto& [from, name] : files) replace_file(partial + "/" + name, read_file(from), true);
+  replace_folder(partial, folder);
 }
 
 SHARDLIB_INLINE bool is_tokenizer_copy(const std::string& name_or_path, const std::string& folder) {
