@@ -69,6 +69,8 @@ class JsonLines {
   JsonLines() = default;  ///< writes nowhere
   /// Opens or creates the file. Throws UsageError if that fails; `remedy` ends its message.
   JsonLines(std::string path, Mode mode, const std::string& remedy = "");
+  JsonLines(JsonLines&&) = default;  // a copy would write the waiting lines, too
+  JsonLines& operator=(JsonLines&&) = default;
 
   [[nodiscard]] bool is_open() const { return file_ != nullptr; }  ///< whether there is a file
   /// Locks the file for this process until it is closed. Returns false if another process has the lock.

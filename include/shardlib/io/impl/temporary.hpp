@@ -67,8 +67,7 @@ inline std::string temporary_name(const std::string& path) {
          std::to_string(owner.start) + "-" + std::to_string(names++);
 }
 
-/// Removes a folder at its end, if it is still there, unless it was kept. An error is none: the next writer tries
-/// again.
+/// Removes a folder at its end, if it is still there, unless it was kept. If that fails, the next writer tries again.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::string& path) : path_(path) {}

@@ -76,8 +76,7 @@ inline std::string swatch(std::string_view name) {
   return fmt::format("<i style=\"background:var(--{})\"></i>", name);
 }
 
-// ---- curves
-// -----------------------------------------------------------------------------------------------------------
+// ---- curves ---------------------------------------------------------------------------------------------------------
 
 /// A curve of one run: its name, and `y` over ascending steps `x`. NaN is a gap.
 struct Series {

@@ -123,8 +123,7 @@ class ShardIndices {
   std::size_t chunks_ = 0;
 };
 
-// ---- the array
-// --------------------------------------------------------------------------------------------------------
+// ---- the array ------------------------------------------------------------------------------------------------------
 
 /// Decoded chunks, or blocks of them, up to a number of bytes; what was used longest ago goes first. Thread-safe.
 class DecodedCache {

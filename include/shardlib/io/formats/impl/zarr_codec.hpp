@@ -1,5 +1,4 @@
-// The steps between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order. For impl/
-// headers.
+// The steps between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order.
 #pragma once
 
 #include <blosc.h>
