@@ -167,6 +167,7 @@ struct RotateElement {
 template <class T>
 void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions, std::int64_t n, double sign,
                         T* cosine, T* sine);
+
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t n = in.local[dim], half = n / 2, count = in.local[length];

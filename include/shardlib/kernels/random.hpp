@@ -13,6 +13,7 @@ namespace shardlib::kernels {
 inline float uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return detail::to_uniform(bits(seed, stream, index));
 }
+
 namespace body {
 struct Uniform;
 struct Normal;

@@ -24,8 +24,8 @@ void cumprod_backward(const Exec& exec, AnyDType dtype, const void* x, const voi
 template <class AnyDType>
 void cummax_backward(const Exec& exec, AnyDType dtype, const void* x, const void* ct, void* out, const Along& along);
 
-/// The rows that the shards of a scan along a sharded dim exchange: for each shard `rows` rows of a number for each row
-/// of the array of the accumulator's type. A single shard has none.
+/// The rows that the shards of a scan along a sharded dim exchange: for each shard `rows` rows, which have a number of
+/// the accumulator's type for each row of the array. A single shard has none.
 struct ScanEnds {
   const void* all = nullptr;
   std::int64_t rows = 0, shards = 1, rank = 0;
