@@ -185,7 +185,7 @@ concept first_argument = tensor<X> || is_mesh<X>;
     return detail::wrong_along<#op, form, Dim...>(args...); \
   }                                                         \
   SHARDLIB_DTYPE_FIRST(op, form)
-// For a dtype in front of the dim, or in its place:
+// For a dtype in front of the dim, or in its place. It counts as an argument, so that the sentence has the plural:
 #define SHARDLIB_DTYPE_FIRST(op, form)                              \
   template <dtype Out, DimName... Dim, class... Args>               \
   requires detail::tensor_first<Args...>                            \
