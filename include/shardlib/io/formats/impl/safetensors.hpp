@@ -206,8 +206,8 @@ SHARDLIB_INLINE void require_no_other_format(const std::string& path) {
   }
   if (brace != std::byte{'{'} || header > detail::largest_safetensors_header)
     throw UsageError("cannot write '" + path +
-                     "': the file is not a safetensors file, and its contents would be lost; " +
-                     "choose another path, or move it away");
+                     "': the file is not a safetensors file, and its contents would be lost; choose another path, or "
+                     "move it away");
 }
 
 SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<SafetensorsTensor> tensors,
