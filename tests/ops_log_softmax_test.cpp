@@ -131,4 +131,22 @@ TEST_CASE("log_softmax and softmax along sharded dims, of large numbers, infinit
   });
 }
 
+TEST_CASE("log_softmax along a sharded dim, in a recomputed function", "[ops]") {
+  on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
+    using X = Tensor<f64, "B V/t">;
+    const auto f = [](const X& x) {
+      const auto y = sin(x);
+      return log_softmax<"V", over<"t">>(y) * softmax<"V", over<"t">>(x) + logsumexp<"B V/t -> B", over<"t">>(y);
+    };
+    const auto loss_of = [](const auto& g) {
+      return [g](const X& x) { return to_partial<"+t -> +d +t">(sum(square(g(x)))); };
+    };
+    const auto x = random_normal<f64, "B V/t">(mesh, {{"B", 3}, {"V", 7, 8}}, {1, 1});
+    const auto [kept, by_kept] = value_and_grad(mesh, loss_of(f), x);
+    const auto [again, by_again] = value_and_grad(mesh, loss_of(explicit_activation_checkpointing(f)), x);
+    expect_equal(fetch(again).data, fetch(kept).data);
+    expect_equal(fetch(by_again).data, fetch(by_kept).data);
+  });
+}
+
 }  // namespace

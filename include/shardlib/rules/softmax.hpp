@@ -59,15 +59,6 @@ constexpr Verdict softmax_over(std::string_view name, std::string_view dim, std:
   return {x, {}};
 }
 
-/// logsumexp<"A V -> A">(x): the removed dims must be unsharded, and nothing may be partial.
-constexpr Verdict logsumexp(std::string_view op, const TensorSpec& x) {
-  Verdict verdict = local_max("logsumexp", op, x);
-  const OpCall call = parse_call("logsumexp", op, x);
-  if (!call.why.empty() || !x.partial.empty() || !call.op.out.partial.empty()) return verdict;
-  if (const Axes axes = detail_::axes_removed(x, call.op.out); !verdict.ok() && !axes.empty())
-    verdict.why = verdict.why + detail_::or_over("logsumexp", to_string(x) + " -> " + to_string(call.op.out), axes);
-  return verdict;
-}
 /// logsumexp<"A V/t -> A", over<"t">>(x): the removed dims are sharded over exactly these axes.
 constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, const TensorSpec& x) {
   const OpCall call = parse_call("logsumexp", op, x);
@@ -85,6 +76,14 @@ constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, con
       !why.empty())
     return call.fail(why);
   return call.accept();
+}
+/// logsumexp<"A V -> A">(x): the removed dims must be unsharded, and nothing may be partial.
+constexpr Verdict logsumexp(std::string_view op, const TensorSpec& x) {
+  Verdict verdict = local_max("logsumexp", op, x);
+  const Axes axes = detail_::axes_removed(x, verdict.result);
+  if (!verdict.ok() && logsumexp_over(op, "over<" + joined(axes, " ") + ">", x).ok())
+    verdict.why = verdict.why + detail_::or_over("logsumexp", to_string(x) + " -> " + to_string(verdict.result), axes);
+  return verdict;
 }
 
 }  // namespace shardlib::rules
