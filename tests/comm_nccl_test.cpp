@@ -495,8 +495,8 @@ void set_direct(Communicator& group, bool direct) {
 }
 
 /// What a test on devices with processes of their own changes.
-struct Apart : Temporarily<bool> {
-  Apart() : Temporarily(tuning.nccl_apart, true) {}
+struct Apart : WithValue<bool> {
+  Apart() : WithValue(tuning.nccl_apart, true) {}
 };
 
 /// Each member sends `rounds` messages of several lengths to each other one, before it receives any. Members receive in

@@ -814,7 +814,7 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
     auto mu = SGD::init(w);
     expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, every_leaf); },
                              "SGD: the learning rate is nan; give a finite number");
-    expect_error<UsageError>([&] { SGD().update(w, mu, grads, rate, 1 / 0.0, 0, all); },
+    expect_error<UsageError>([&] { SGD().update(w, mu, grads, rate, 1 / 0.0, 0, every_leaf); },
                              "SGD: the scale of the gradients is inf; give a finite number, and skip a step whose "
                              "gradients are not finite");
     expect_error<UsageError>([&] { update_average(w, grads, 2.0); },

@@ -152,6 +152,8 @@ class CountingWorld final : public Backend {
         case Collective::shift:
           sent += call.bytes;
           return group->shift(o.send, o.recv, call.places);
+        case Collective::exchange:  // its messages are counted by themselves, as this group has no `exchanges`
+          throw Failure("an exchange as a collective");
         case Collective::barrier:
           group->barrier();
       }

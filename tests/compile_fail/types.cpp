@@ -414,12 +414,6 @@ float sum_of_a_temporary(const Tensor<f32, "M">& x) {
   return total;
 }
 
-// expect: << of `M`: a stream does not take a tensor; write `fmt::print\(..?{}.*\)`, `item\(x\)` for the number of a scalar, or
-#include <iostream>
-void streamed(const Tensor<f32, "M">& x) {
-  std::cout << "x: " << x << std::endl;
-}
-
 // expect: for_each_leaf: the function does not take a name and a leaf of each tree; write
 // expect: `for_each_leaf\(\[\]\(std::string_view name, auto& leaf\) \{ ... \}, tree\)`
 struct TwoLeaves {

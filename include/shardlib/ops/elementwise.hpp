@@ -226,15 +226,6 @@ SHARDLIB_NO_OPERATOR(&, logical_and)
 /// A compile error that names `logical_or`. `logical_or(a, b)`
 SHARDLIB_NO_OPERATOR(|, logical_or)
 #undef SHARDLIB_NO_OPERATOR
-/// A compile error that names fmt::print. `fmt::print("{}", x)`
-template <class Stream, dtype D, Spec S>
-requires requires(Stream& out) {
-  out.rdbuf();
-}
-Stream& operator<<(Stream& out, const Tensor<D, S>&) {
-  static_assert(detail::checked<rules::no_stream, S>::ok);
-  return out;
-}
 /// True where both bool_ elements are true. `logical_and(causal, same_segment)`
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
 /// True where at least one of the bool_ elements is true. `logical_or(causal, is_prefix)`

@@ -157,15 +157,6 @@ constexpr Verdict no_view(std::string_view function, const TensorSpec& x) {
               quoted(function == "span" ? Text("y.span()") : Text(function) + "(y)")};
 }
 
-/// `std::cout << x`.
-constexpr Verdict no_stream(const TensorSpec& x) {
-  return {
-      {},
-      "<< of " + quoted(x) +
-          ": a stream does not take a tensor; write `fmt::print(\"{}\\n\", x)`, `item(x)` for the number of a scalar, "
-          "or `fetch(x).data` for all elements"};
-}
-
 /// place(mesh, host arrays): a leaf of the struct.
 constexpr Verdict placed_leaf(DType arrays, DType leaf, const TensorSpec& x) {
   if (leaf == arrays) return {};

@@ -298,7 +298,7 @@ SHARDLIB_INLINE void JsonLines::sync() {
 SHARDLIB_INLINE void JsonLines::keep_place() {
   struct stat ours {};
   struct stat there {};
-  if (file_ < 0 || ::fstat(file_, &ours) != 0) return;
+  if (!is_open() || ::fstat(file_->number(), &ours) != 0) return;
   if (::stat(path_.c_str(), &there) == 0) {
     if (there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) return;
     throw StorageError("another file has replaced '" + path_ +
@@ -309,9 +309,10 @@ SHARDLIB_INLINE void JsonLines::keep_place() {
     throw StorageError("the file '" + path_ + "' was moved away while this run writes to it: move it back");
   JsonLines again;
   again.path_ = path_;
-  again.waiting_ = detail::whole_file("/proc/self/fd/" + std::to_string(file_)) + waiting_;
-  again.file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-  if (again.file_ < 0) fail("write to");
+  again.waiting_ = detail::whole_file("/proc/self/fd/" + std::to_string(file_->number())) + waiting_;
+  const int made = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+  if (made < 0) fail("write to");
+  again.file_ = std::make_shared<const io::detail::Descriptor>(made);
   if (!again.lock()) throw StorageError("another process has begun to write to the file '" + path_ + "'");
   if (!again.write_waiting()) {
     const int error = errno;
