@@ -495,7 +495,7 @@ void set_direct(Communicator& group, bool direct) {
 }
 
 /// What a test on devices with processes of their own changes.
-struct Apart : WithValue<bool> {
+struct Apart : shardlib::detail::WithValue<bool> {
   Apart() : WithValue(tuning.nccl_apart, true) {}
 };
 
