@@ -347,6 +347,7 @@ TEST_CASE("index_unreduced over every pair of specs", "[ops][exhaustive][slow]")
       const auto gradient = compute("scatter_add", table, due, [&](const detail::Value& out) {
         const detail::LookupLoops loops(out, along, ct->local, *c.out);
         Buffer result = detail::allocate(out);
+        out.device->exec().zero(result.data(), out.bytes());
         kernels::scatter_add(out.device->exec(), dtype_c<f32>, loops.lookup, ct->data().data(), loops.ids(),
                              result.data());
         return result;

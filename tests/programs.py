@@ -482,7 +482,7 @@ def other_options(p):
     p.run("gpt2", ["--preset=minigpt", "--steps=0", "--max-tokens=0", f"--run={folder}"]).succeeds()
     stored = text_of(f"{folder}/config.toml")
     for line in ["layers = 4", "d_model = 256", "heads = 8", "d_ff = 256", "context = 256", 'norm = "post"', 'activation = "relu"', "tied = false",
-                 "epsilon = 1e-06", 'rows = "stories"', 'shuffle = "no"', "batch = 256", "seq = 256", "learning_rate = 0.001", "warmup = 0",
+                 "norm_epsilon = 1e-06", 'rows = "stories"', 'shuffle = "no"', "batch = 256", "seq = 256", "learning_rate = 0.001", "warmup = 0",
                  "final_learning_rate = 1.0", "weight_decay = 0.0", "beta2 = 0.999", "clip = 0.0", "sample_every = 200", "dropout = 0.0",
                  'prompt = "Once upon a time"', "top_k = 10", "temperature = 1.0"]:  # fmt: skip
         check(f"\n{line}\n" in stored, f"--preset minigpt has {line}", stored)

@@ -43,7 +43,13 @@ inline bool initialize_kokkos() {
   return false;
 #else
   if (Kokkos::is_initialized()) return false;
-  Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
+  // Its options belong in its environment variables: argv is the program's. Its warnings are about the binding of
+  // threads, which is this library's.
+#if KOKKOS_VERSION >= 30700
+  Kokkos::initialize(Kokkos::InitializationSettings().set_disable_warnings(true));
+#else
+  Kokkos::initialize();
+#endif
   return true;
 #endif
 }
