@@ -41,8 +41,7 @@ constexpr std::string_view twice =
     "all_gather all_reduce all_to_all reduce_scatter wait shard shift to_partial index_unreduced scatter_add sort "
     "take_along top_k broadcast concat diagonal flip merge narrow pad rearrange rename roll rope split stack "
     "stack_shards transpose tril triu unstack unstack_shards cumsum grouped_einsum layer_norm log_softmax logsumexp "
-    "max "
-    "mean min ragged_all_to_all reinterpret rms_norm softmax sum var vector_norm";
+    "max mean min ragged_all_to_all reinterpret rms_norm softmax sum var vector_norm";
 // and ops that throw.
 constexpr std::string_view once =
     "causal_attention conv_unreduced cummax cumprod einsum_scatter gathering linear_scan on_submeshes prod";

@@ -113,7 +113,7 @@ constexpr auto map_returns() {
 /// the widest floating dtype among the operands: the literals in the function do not change it.
 template <class Returned, class... D>
 constexpr auto mapped_dtype() {
-  static_assert(!std::is_void_v<Returned>, "map: the function returns nothing; return the number for the result");
+  static_assert(checked<rules::map_return, std::is_void_v<Returned>>::ok);
   if constexpr (std::is_void_v<Returned>)
     return std::type_identity<f32>();
   else if constexpr (is_jet<Returned>)

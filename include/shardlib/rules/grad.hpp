@@ -163,6 +163,12 @@ constexpr Verdict map_function(bool takes_numbers, bool takes_plain_numbers) {
                               : "map: the function does not take one number for each operand, in their order"};
 }
 
+/// map: the function returns a number.
+constexpr Verdict map_return(bool nothing) {
+  if (!nothing) return {};
+  return {{}, "map: the function returns nothing; return the number for the result"};
+}
+
 /// A Jet that the function of a map converts to a plain number.
 constexpr Verdict plain_number(bool is_plain) {
   if (!is_plain) return {};
