@@ -122,3 +122,30 @@ def require_zarr():
         if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
             os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
         sys.exit(f"{os.path.basename(sys.argv[0])}: this Python has no zarr module: apt-get install python3-zarr")
+
+
+def _zarr_v2():
+    """zarr-python 3 writes the format v3, if it is not told otherwise; 2 has no such option."""
+    import zarr
+    return {} if zarr.__version__.startswith("2.") else {"zarr_format": 2}
+
+
+def zarr_group(path, mode="w"):
+    """A new group of zarr v2, by zarr-python 2 or 3."""
+    import zarr
+    return zarr.open_group(path, mode=mode, **_zarr_v2())
+
+
+def zarr_array(root, name, **options):
+    """A new array of zarr v2 in the group at `root`, by zarr-python 2 or 3 and with the compressor that 2 takes by itself;
+    `values` fills it."""
+    import numcodecs
+    import zarr
+    options = {"compressor": numcodecs.Blosc(), **options}
+    values = options.pop("values", None)
+    if values is not None:
+        options |= {"shape": values.shape, "dtype": values.dtype}
+    array = zarr.create(store=root, path=name, **options, **_zarr_v2())
+    if values is not None:
+        array[...] = values
+    return array

@@ -9,7 +9,7 @@ Debian's python3-zarr.
 import os
 import tempfile
 
-from checks import arguments, check, finish, ran, require_zarr
+from checks import arguments, check, finish, ran, require_zarr, zarr_array, zarr_group
 
 require_zarr()
 import numcodecs  # noqa: E402
@@ -17,23 +17,24 @@ import numpy  # noqa: E402
 import zarr  # noqa: E402
 
 
-def write_split(group, documents):
+def write_split(root, split, documents):
     """One split as seqax's writer leaves it: blosc with bit shuffling, starts under a delta; empty documents stay."""
     tokens = numpy.concatenate(documents).astype("<u4") * 2
     starts = numpy.concatenate([[0], numpy.cumsum([len(d) for d in documents])]).astype("<u8")
     tokens[[int(s) for s, d in zip(starts, documents) if len(d)]] |= 1
     blosc = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE)
-    group.create_dataset("encoded_tokens", data=tokens, chunks=(1000,), compressor=blosc, fill_value=None)
-    group.create_dataset("seq_starts", data=starts, chunks=(64,), compressor=blosc, filters=[numcodecs.Delta("<i8")])
+    group = zarr_group(os.path.join(root, split))
+    zarr_array(root, f"{split}/encoded_tokens", values=tokens, chunks=(1000,), compressor=blosc, fill_value=None)
+    zarr_array(root, f"{split}/seq_starts", values=starts, chunks=(64,), compressor=blosc, filters=[numcodecs.Delta("<i8")])
     group.attrs["max_token_id"] = int(tokens.max() >> 1)
 
 
 def make_dataset(path):
     random = numpy.random.default_rng(0)
-    root = zarr.open_group(path, mode="w")
+    zarr_group(path)
     for split, count in (("train", 300), ("validation", 40)):
         lengths = random.integers(0, 90, count) * (random.random(count) > 0.1)
-        write_split(root.create_group(split), [random.integers(0, 1200, n) for n in lengths])
+        write_split(path, split, [random.integers(0, 1200, n) for n in lengths])
 
 
 def batches(group, rows, batch, length, repeat, steps):

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 
-from checks import arguments, check, finish, ran, require_zarr
+from checks import arguments, check, finish, ran, require_zarr, zarr_array, zarr_group
 
 require_zarr()
 import numpy  # noqa: E402
@@ -34,10 +34,10 @@ SHAPES = {
 
 def make(path, state, complete=True):
     """As seqax's save_zarr: zarr's own compressor, no fill value, chunks that are shards."""
-    root = zarr.open_group(path, mode="w-")
+    root = zarr_group(path, mode="w-")
     for name, values in state.items():
         chunks = tuple(-(-n // 2) for n in values.shape)
-        root.empty(name, shape=values.shape, chunks=chunks, dtype=values.dtype)[...] = values
+        zarr_array(path, name, values=values, chunks=chunks, fill_value=None)
     if complete:
         root.attrs["write_completed"] = True
 
