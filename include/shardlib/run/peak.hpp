@@ -74,7 +74,9 @@ inline float fma_loop_portable(float factor, float addend) {
   Vector x[fma_chains];
   for (Vector& chain : x) chain = b;
   for (int round = 0; round < fma_rounds; ++round) {
+#if !defined(__NVCC__)  // whose front end does not know it
 #pragma GCC unroll 12
+#endif
     for (Vector& chain : x) chain = chain * a + b;
   }
   for (int i = 1; i < fma_chains; ++i) x[0] += x[i];
