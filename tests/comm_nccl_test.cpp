@@ -710,19 +710,23 @@ TEST_CASE("messages from GPU to GPU must agree on the length", "[nccl]") {
   if (under_mpi()) return;
   const Apart apart;
   const Temporarily nccl(tuning.nccl, &stand_in::functions);
-  CHECK(error_of([&] {
-          on_mesh("d=2",
-                  [](const DevicePtr& device) {
-                    Communicator& group = device->everybody();
-                    set_direct(group, true);
-                    if (group.rank() == 0)
-                      group.send(on_device<f32>(*device, 4), 1);
-                    else
-                      group.recv(on_device<f32>(*device, 5), 0).wait();
-                  },
-                  {.kind = DeviceKind::simulated});
-        }) == "recv from rank 0: 16 bytes were sent, but 20 were expected: send and recv must agree on the size");
-  take_faults();  // NCCL may have seen it first
+  const std::string text = error_of([&] {
+    on_mesh("d=2",
+            [](const DevicePtr& device) {
+              Communicator& group = device->everybody();
+              set_direct(group, true);
+              if (group.rank() == 0)
+                group.send(on_device<f32>(*device, 4), 1);
+              else
+                group.recv(on_device<f32>(*device, 5), 0).wait();
+            },
+            {.kind = DeviceKind::simulated});
+  });
+  // The stand-in, unlike NCCL, compares the lengths itself, if it has both calls before the receiver waits.
+  const bool seen_first =
+      take_faults().size() > 0 && text.find("ncclGroupEnd failed: invalid usage") != std::string::npos;
+  CHECK((seen_first ||
+         text == "recv from rank 0: 16 bytes were sent, but 20 were expected: send and recv must agree on the size"));
 }
 
 TEST_CASE("ring attention by NCCL sends its keys, values and cotangents from GPU to GPU", "[nccl]") {
