@@ -28,18 +28,10 @@ struct LogShare {
   }
 };
 
-/// `to`, partial over the axes of the dims of `from` that it lacks.
-constexpr Spec pending(Spec from, Spec to) {
-  TensorSpec sum = parse_tensor(to).spec;
-  for (const Dim& dim : parse_tensor(from).spec.dims)
-    if (!sum.has(dim.name))
-      for (auto axis : dim.axes) sum.add_partial(axis);
-  return spec_of(sum);
-}
 /// The sum over the dims that `To` lacks, on every device that has a shard of them.
 template <Spec To, dtype D, Spec S>
 auto sum_everywhere(const Tensor<D, S>& x, const Site& site = Site::current()) {
-  static constexpr Spec part = pending(S, To);
+  static constexpr Spec part = spec_of(rules::pending_sum(parsed<S>, parsed<To>));
   const auto mine = sum<op_spec_of(S, part)>(x, site);
   if constexpr (part == To)
     return mine;
@@ -83,16 +75,6 @@ Tensor<D, S> of_rows(const OpInfo& op, const Tensor<D, S>& x) {
     return record_unary<Name, X>(op, y, sizes_of(y.value()), same_bytes, vjp_of_result(x, save(), Pullback{}));
   }
 }
-
-/// Multiplies the sum of the cotangents by Slope(x, constants...), a function of numbers.
-template <OpName Name, class Slope, OpSpec Over, class X>
-struct SlopeOverVjp {
-  OpInfo op;
-  template <class Ct, tensor... More>
-  auto operator()(const Ct& ct, const X& x, const More&... more) const {
-    return map_as<Name, X>(op, Slope{}, x, more...) * all_reduce<Over>(ct);
-  }
-};
 }  // namespace detail
 
 /// The log of softmax along an unsharded dim, x - log(sum(exp(x))): finite where softmax rounds to 0. Backward: the
@@ -138,15 +120,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current())
     const detail::Calling op{"logsumexp", detail::full_op<"logsumexp", O, S>, site};
     const X value(detail::without_gradient(x.value()));
     const detail::RowTotals<"logsumexp", Out::spec, X> row(op, value);
-    const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, row.total, row.most);
-    const auto record = [&](const auto& vjp) {
-      return detail::record_unary<"logsumexp", Out>(op, y, detail::sizes_of(y.value()), detail::same_bytes, vjp);
-    };
-    if (detail::differentiated_twice(x.value()))
-      return record(detail::vjp_of_result(x, detail::save(x, row.total),
-                                          detail::SlopeOverVjp<"logsumexp", detail::ShareOfResult, Over, X>{op}));
-    return record(detail::vjp(x, detail::save(x, row.most, row.total),
-                              detail::SlopeOverVjp<"logsumexp", detail::SoftmaxShare, Over, X>{op}));
+    return detail::logsumexp_of_rows<Over>(op, x, row.most, row.total);
   }
 }
 

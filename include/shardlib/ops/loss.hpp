@@ -33,8 +33,7 @@ struct CrossEntropySpecs {
 constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
   TensorSpec with = parse_tensor(logits).spec, lead = with;
   lead.dims.erase(lead.rank() - 1);
-  TensorSpec summed = lead;
-  for (auto axis : with.dims[with.rank() - 1].axes) summed.add_partial(axis);
+  const TensorSpec summed = rules::pending_sum(with, lead);
   const Text a = to_string(with), b = to_string(lead), c = to_string(summed);
   CrossEntropySpecs specs;
   specs.reduce = op_spec_of(a, b);

@@ -30,6 +30,9 @@ using after_t = typename after<Checked, T>::type;
 
 template <OpName Name, dtype D>
 inline constexpr bool is_float = checked<rules::floating_dtype, Name, dtype_v<D>>::ok;
+/// D, the dtype of a result that takes it over from a floating-point operand.
+template <OpName Name, dtype D>
+using if_float = after_t<is_float<Name, D>, D>;
 template <OpName Name, dtype D>
 inline constexpr bool is_number = checked<rules::arithmetic_dtype, Name, dtype_v<D>>::ok;
 template <OpName Name, dtype D>

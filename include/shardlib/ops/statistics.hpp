@@ -1,8 +1,10 @@
 // Reductions over unsharded dims that are made of other ops: logsumexp, var, vector_norm, any, all.
 #pragma once
 
+#include <string_view>
 #include <type_traits>
 
+#include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/layout.hpp"
 #include "shardlib/ops/map.hpp"
@@ -16,25 +18,27 @@ namespace shardlib {
 
 namespace detail {
 
-template <OpName Name, class D>
-using if_float = after_t<is_float<Name, D>, D>;
 template <OpName Name, OpSpec O, class D, Spec S>
 using statistic_t = Tensor<if_float<Name, D>, result_for<D, rules::local_max, Name, O, S>>;
 
-/// Multiplies the cotangent by Slope(x, constants..., result), a function of numbers.
-template <OpName Name, class Slope, class X>
+/// Multiplies the cotangent, or its sum where `Over` names axes, by Slope(x, constants..., result), a function of
+/// numbers.
+template <OpName Name, class Slope, class X, OpSpec Over = "">
 struct SlopeVjp {
   OpInfo op;
   template <class Ct, tensor... More>
   auto operator()(const Ct& ct, const X& x, const More&... more) const {
-    return map_as<Name, X>(op, Slope{}, x, more...) * ct;
+    if constexpr (std::string_view(Over).empty())
+      return map_as<Name, X>(op, Slope{}, x, more...) * ct;
+    else
+      return map_as<Name, X>(op, Slope{}, x, more...) * all_reduce<Over>(ct);
   }
 };
-/// The value `y` as the result of an op of x, whose derivative by x is Slope(x, constants..., y).
-template <OpName Name, class Slope, class Out, class X, class... Constants>
-Out with_slope(const OpInfo& op, const X& x, const Out& y, const Constants&... constants) {
+/// The value `y` as the result of an op of x, whose derivative by x is Slope(x, y).
+template <OpName Name, class Slope, class Out, class X>
+Out with_slope(const OpInfo& op, const X& x, const Out& y) {
   return record_unary<Name, Out>(op, y, sizes_of(y.value()), same_bytes,
-                                 vjp_of_result(x, save(x, constants...), SlopeVjp<Name, Slope, X>{op}));
+                                 vjp_of_result(x, save(x), SlopeVjp<Name, Slope, X>{op}));
 }
 
 /// exp(x - m) of an element and the maximum. Where that is infinite, so are the elements that count: each is 1.
@@ -57,14 +61,6 @@ struct SoftmaxShare {
     return total == T(0) ? T(0) : ExpAbove{}(x, m) / total;
   }
 };
-template <class X>
-struct LogsumexpVjp {
-  OpInfo op;
-  template <class Ct, class Out>
-  auto operator()(const Ct& ct, const X& x, const Out& most, const Out& total) const {
-    return map_as<"logsumexp", X>(op, SoftmaxShare{}, x, most, total) * ct;
-  }
-};
 /// The same by the result. Only where that is infinite does it depend on the total.
 struct ShareOfResult {
   template <class T>
@@ -72,6 +68,18 @@ struct ShareOfResult {
     return y - y == T(0) ? exp(x - y) : y > T(0) && x == y ? T(1) / total : T(0);
   }
 };
+/// The logsumexp of x from the maximum and the total of each row. In the backward pass the cotangents are summed over
+/// the axes that `Over` names.
+template <OpSpec Over = "", class X, class Out>
+Out logsumexp_of_rows(const OpInfo& op, const X& x, const Out& most, const Out& total) {
+  const Out y = map_as<"logsumexp", Out>(op, LogAbove{}, total, most);
+  const auto record = [&](const auto& vjp) {
+    return record_unary<"logsumexp", Out>(op, y, sizes_of(y.value()), same_bytes, vjp);
+  };
+  if (differentiated_twice(x.value()))
+    return record(vjp_of_result(x, save(x, total), SlopeVjp<"logsumexp", ShareOfResult, X, Over>{op}));
+  return record(vjp(x, save(x, most, total), SlopeVjp<"logsumexp", SoftmaxShare, X, Over>{op}));
+}
 struct NormSlope {
   template <class T>
   SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
@@ -96,12 +104,7 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current())
     const X value(detail::without_gradient(x.value()));
     const Out most = detail::extremum<"max", kernels::detail::MaxOp, O>(value, site, true);
     const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
-    const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
-    if (detail::differentiated_twice(x.value()))
-      return detail::with_slope<"logsumexp", detail::ShareOfResult>(op, x, y, total);
-    return detail::record_unary<"logsumexp", Out>(
-        op, y, detail::sizes_of(y.value()), detail::same_bytes,
-        detail::vjp(x, detail::save(x, most, total), detail::LogsumexpVjp<X>{op}));
+    return detail::logsumexp_of_rows(op, x, most, total);
   }
 }
 SHARDLIB_NEEDS_OP_SPEC(logsumexp)

@@ -21,5 +21,6 @@
 #include "shardlib/rules/ragged.hpp"
 #include "shardlib/rules/reinterpret.hpp"
 #include "shardlib/rules/scans.hpp"
+#include "shardlib/rules/sharded_dims.hpp"
 #include "shardlib/rules/softmax.hpp"
 #include "shardlib/rules/submesh.hpp"

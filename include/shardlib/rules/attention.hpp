@@ -43,13 +43,8 @@ constexpr Text attended_length(std::string_view length, std::string_view width, 
     return dim.axes.empty() ? whole
                             : whole + ", or write " + attention_along(dim, width) +
                                   ", which sends keys and values from shard to shard (communicates)";
-  if (dim.axes.empty())
-    return "dim " + quoted(length) + " is not sharded, so nothing would be communicated; write " +
-           attention_along(dim, width);
-  if (const Text axes = joined(dim.axes, " "); axes.view() != over_axes(over))
-    return "dim " + quoted(to_string(dim)) + " is sharded over " + axes +
-           ", and the keys of all its shards are seen; write " + attention_along(dim, width);
-  return {};
+  const Text call = attention_along(dim, width);
+  return over_exactly(over, dim.axes, dim_is(dim), "the keys of all its shards are seen", call, call);
 }
 
 /// The remedy for values that differ from the keys in the width alone, as in multi-head latent attention.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/rules/einsum.hpp"
+#include "shardlib/rules/sharded_dims.hpp"
 
 #include <string_view>
 
@@ -337,8 +338,7 @@ constexpr Verdict linear_along(std::string_view name, std::string_view dim, cons
   if (why.empty()) return {x, {}};
   const int at = name == "cumsum" ? x.find(dim) : -1;
   if (at < 0 || x.dims[at].axes.empty() || !x.partial.empty()) return {x, title_of(name, dim) + ": " + why};
-  return {x, title_of(name, dim) + ": " + why + ", or write " +
-                 quoted(Text("linear_scan<\"") + dim + "\", over<\"" + joined(x.dims[at].axes, " ") + "\">>") +
+  return {x, title_of(name, dim) + ": " + why + ", or write " + form_over("linear_scan", dim, x.dims[at].axes) +
                  " with factors of 1, which gathers the last sums only (communicates)"};
 }
 /// softmax, rms_norm, layer_norm along one named dim: the dim must be unsharded, and nothing may be partial.

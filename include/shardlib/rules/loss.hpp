@@ -22,8 +22,7 @@ constexpr Verdict losses(std::string_view name, const Text& call, const TensorSp
             call + ": the targets must have the dims of the logits without the last one (the vocabulary)" +
                 (advice.empty() ? "" : "; ") + advice};
   }
-  for (auto axis : logits.dims[logits.rank() - 1].axes) lead.add_partial(axis);
-  return {lead, {}};
+  return {pending_sum(logits, lead), {}};
 }
 
 }  // namespace detail_

@@ -9,11 +9,6 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
-/// The call that scans along a sharded dim.
-constexpr Text scan_over(const Dim& dim) {
-  return quoted(Text("linear_scan<\"") + dim.name + "\", over<\"" + joined(dim.axes, " ") + "\">>");
-}
-
 /// Checks the operands of a scan except the sharding of its dim. It is not linear in both together, so nothing may be
 /// partial.
 constexpr Text scanned(const TensorSpec& factors, const TensorSpec& summands) {
@@ -37,7 +32,7 @@ constexpr Verdict linear_scan(std::string_view dim, const TensorSpec& a, const T
   if (const Text why = detail_::unsharded(b, dim); !why.empty()) {
     const int at = b.find(dim);
     if (at < 0 || b.dims[at].axes.empty()) return fail(why);
-    return fail(why + ", or write " + detail_::scan_over(b.dims[at]) +
+    return fail(why + ", or write " + form_over("linear_scan", dim, b.dims[at].axes) +
                 ", which gathers the last states only (communicates)");
   }
   if (const Text why = detail_::one_scan_spec(a, b); !why.empty()) return fail(why);
@@ -54,12 +49,10 @@ constexpr Verdict linear_scan_over(std::string_view dim, std::string_view over, 
   const int at = b.find(dim);
   if (at < 0) return fail(detail_::unsharded(b, dim));
   const Dim& along = b.dims[at];
-  if (along.axes.empty())
-    return fail("dim " + quoted(dim) + " is not sharded, so nothing would be communicated; write " +
-                quoted(Text("linear_scan<\"") + dim + "\">"));
-  if (const Text axes = joined(along.axes, " "); axes.view() != over_axes(over))
-    return fail("dim " + quoted(to_string(along)) + " is sharded over " + axes +
-                ", and the states of all its shards are gathered; write " + detail_::scan_over(along));
+  if (const Text why = over_exactly(over, along.axes, dim_is(along), "the states of all its shards are gathered",
+                                    form_of("linear_scan", dim), form_over("linear_scan", dim, along.axes));
+      !why.empty())
+    return fail(why);
   if (const Text why = detail_::one_scan_spec(a, b); !why.empty()) return fail(why);
   return {a, {}};
 }

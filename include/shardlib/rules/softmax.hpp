@@ -9,31 +9,14 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
-/// The call that acts along dims that these axes shard.
-constexpr Text form_over(std::string_view name, std::string_view what, const Axes& axes) {
-  return quoted(Text(name) + "<\"" + what + "\", over<\"" + joined(axes, " ") + "\">>");
-}
 constexpr Text or_over(std::string_view name, std::string_view what, const Axes& axes) {
   return ", or write " + form_over(name, what, axes) + ", which sends maxima and sums only (communicates)";
 }
-/// The axes of the op must be those of the dims, in their order.
-constexpr Text over_exactly(std::string_view name, std::string_view what, std::string_view over, const Text& subject,
-                            const Axes& axes) {
-  if (axes.empty())
-    return subject + " not sharded, so nothing would be communicated; write " +
-           quoted(Text(name) + "<\"" + what + "\">");
-  if (joined(axes, " ").view() == over_axes(over)) return {};
-  return subject + " sharded over " + joined(axes, " ") + ", and the call names exactly these axes; write " +
-         form_over(name, what, axes);
-}
-
-/// The axes of the dims that the result lacks.
-constexpr Axes axes_removed(const TensorSpec& from, const TensorSpec& to) {
-  Axes axes;
-  for (const Dim& dim : from.dims)
-    if (!to.has(dim.name))
-      for (auto axis : dim.axes) axes.push_back(axis);
-  return axes;
+/// The axes of the call must be those of the dims, in their order.
+constexpr Text over_these(std::string_view name, std::string_view what, std::string_view over, const Text& subject,
+                          const Axes& axes) {
+  return over_exactly(over, axes, subject, "the call names exactly these axes", form_of(name, what),
+                      form_over(name, what, axes));
 }
 
 }  // namespace detail_
@@ -54,8 +37,8 @@ constexpr Verdict softmax_over(std::string_view name, std::string_view dim, std:
   };
   const int at = x.find(dim);
   if (at < 0) return fail(detail_::unsharded(x, dim));
-  const Text subject = "dim " + quoted(to_string(x.dims[at])) + " is";
-  if (const Text why = detail_::over_exactly(name, dim, over, subject, x.dims[at].axes); !why.empty()) return fail(why);
+  if (const Text why = detail_::over_these(name, dim, over, dim_is(x.dims[at]), x.dims[at].axes); !why.empty())
+    return fail(why);
   return {x, {}};
 }
 
@@ -69,10 +52,9 @@ constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, con
   if (const Text why = removed_dims(x, out, removed); !why.empty()) return call.fail(why);
   if (!out.partial.empty())
     return call.fail("the result has no pending sum, which the op takes; drop `+" + Text(out.partial[0]) + "`");
-  const Text subject =
-      removed.size() == 1 ? "dim " + quoted(to_string(removed[0])) + " is" : Text("the removed dims are");
-  if (const Text why = detail_::over_exactly("logsumexp", to_string(x) + " -> " + to_string(out), over, subject,
-                                             detail_::axes_removed(x, out));
+  const Text subject = removed.size() == 1 ? dim_is(removed[0]) : Text("the removed dims are");
+  if (const Text why =
+          detail_::over_these("logsumexp", to_string(x) + " -> " + to_string(out), over, subject, axes_removed(x, out));
       !why.empty())
     return call.fail(why);
   return call.accept();
@@ -80,7 +62,7 @@ constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, con
 /// logsumexp<"A V -> A">(x): the removed dims must be unsharded, and nothing may be partial.
 constexpr Verdict logsumexp(std::string_view op, const TensorSpec& x) {
   Verdict verdict = local_max("logsumexp", op, x);
-  const Axes axes = detail_::axes_removed(x, verdict.result);
+  const Axes axes = axes_removed(x, verdict.result);
   if (!verdict.ok() && logsumexp_over(op, "over<" + joined(axes, " ") + ">", x).ok())
     verdict.why = verdict.why + detail_::or_over("logsumexp", to_string(x) + " -> " + to_string(verdict.result), axes);
   return verdict;

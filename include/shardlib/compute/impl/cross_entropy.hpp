@@ -56,8 +56,7 @@ Buffer row_sums(const Value& out, const SoftmaxRows& rows, const F& f) {
 inline ValuePtr second_by_logits(const ValuePtr& g, const ValuePtr& ct, const ValuePtr& logits,
                                  const std::array<ValuePtr, 3>& rows, const TensorSpec& spec) {
   const TensorSpec& whole = *rows[1]->spec;
-  TensorSpec part = whole;
-  for (const auto axis : logits->spec->dims[logits->spec->rank() - 1].axes) part.add_partial(axis);
+  const TensorSpec part = rules::pending_sum(*logits->spec, whole);
   const auto record = [&](const char* name, const TensorSpec& of, const GlobalSizes& sizes, Kernel&& kernel) {
     return evaluate(make_recorded(Calling(name, {}, {}), logits->device, logits->dtype, of, sizes, {}),
                     std::move(kernel));

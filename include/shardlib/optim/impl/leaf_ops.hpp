@@ -39,13 +39,6 @@ inline ValuePtr leaf_op(const char* name, const ValuePtr& x, const TensorSpec& t
   return *x->spec == to ? x : leaf_op("shard", x, to, x->global, cut_shard);
 }
 
-/// `to`, partial over the axes of the dims that it lacks.
-inline TensorSpec pending_sum(const TensorSpec& x, TensorSpec to) {
-  for (const Dim& dim : x.dims)
-    if (!to.has(dim.name))
-      for (const auto axis : dim.axes) to.add_partial(axis);
-  return to;
-}
 inline ValuePtr completed_sum(const ValuePtr& x, const TensorSpec& to) {
   return *x->spec == to ? x : leaf_op("all_reduce", x, to, x->global, sum_pending);
 }
@@ -53,14 +46,14 @@ inline ValuePtr completed_sum(const ValuePtr& x, const TensorSpec& to) {
 /// The sum in f32 over the dims that `to`, a lasting spec, lacks, of all devices: "A/d B/t" to "A/d".
 [[nodiscard]] inline ValuePtr leaf_sum(const ValuePtr& x, const TensorSpec& to) {
   if (x->spec->dims == to.dims) return x;
-  const TensorSpec& pending = lasting(pending_sum(*x->spec, to));
+  const TensorSpec& pending = lasting(rules::pending_sum(*x->spec, to));
   return completed_sum(leaf_op("sum", x, pending, kept_sizes(x, pending), reduce_kernel<kernels::detail::SumOp, f32>),
                        to);
 }
 /// The sum of all elements' squares, of all devices.
 [[nodiscard]] inline ValuePtr leaf_sum_of_squares(const ValuePtr& x) {
   const TensorSpec& scalar = lasting({});
-  return completed_sum(sum_of_squares(*x, lasting(pending_sum(*x->spec, {}))), scalar);
+  return completed_sum(sum_of_squares(*x, lasting(rules::pending_sum(*x->spec, {}))), scalar);
 }
 
 }  // namespace shardlib::detail
