@@ -159,7 +159,7 @@ def unwrap(text):
             i += 1
         return text[match_at:i - 1], i
 
-    while match := re.search(r"(?:detail::after_t|std::enable_if_t|detail::result_of|detail::result_for)<", text):
+    while match := re.search(r"(?:detail::after_t|detail::if_float|std::enable_if_t|detail::result_of|detail::result_for)<", text):
         body, end = inner(match.end(), "<")
         parts = split(body)
         if "result_" in match[0]:

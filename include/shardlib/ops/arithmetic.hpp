@@ -216,7 +216,7 @@ auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
 }
 template <dtype D, Spec S>
 auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_for<D, rules::map1, OpName("/"), S>> {
+    -> Tensor<detail::if_float<"/", D>, detail::result_for<D, rules::map1, OpName("/"), S>> {
   using F = detail::NumberWith<detail::Divide, detail::scalar_of<D>>;
   return detail::map_as<"/", Tensor<D, S>>(detail::Calling{"/", {}, constant.site},
                                            F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);

@@ -99,15 +99,14 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
 /// `random_normal<f32, "M/t F">(mesh, sizes, {seed, 0})`
 template <dtype D, Spec S, Spec A>
 auto random_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"random_normal", D>, D>,
-              detail::result_of<rules::create, OpName("random_normal"), A, S>> {
+    -> Tensor<detail::if_float<"random_normal", D>, detail::result_of<rules::create, OpName("random_normal"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_normal", S, site}, mesh.device(), detail::parsed<S>, sizes, key,
                                                detail::Distribution::normal));
 }
 /// Normal numbers within two standard deviations. `random_truncated_normal<f32, "M/t F">(mesh, sizes, {seed, 1})`
 template <dtype D, Spec S, Spec A>
 auto random_truncated_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"random_truncated_normal", D>, D>,
+    -> Tensor<detail::if_float<"random_truncated_normal", D>,
               detail::result_of<rules::create, OpName("random_truncated_normal"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_truncated_normal", S, site}, mesh.device(), detail::parsed<S>,
                                                sizes, key, detail::Distribution::truncated_normal));
@@ -115,8 +114,7 @@ auto random_truncated_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Si
 /// Uniform in [0, 1). `random_uniform<f32, "M/t F">(mesh, sizes, {seed, 2})`
 template <dtype D, Spec S, Spec A>
 auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"random_uniform", D>, D>,
-              detail::result_of<rules::create, OpName("random_uniform"), A, S>> {
+    -> Tensor<detail::if_float<"random_uniform", D>, detail::result_of<rules::create, OpName("random_uniform"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_uniform", S, site}, mesh.device(), detail::parsed<S>, sizes,
                                                key, detail::Distribution::uniform));
 }

@@ -34,7 +34,7 @@ struct DropoutVjp {
 /// pass. `dropout(x, 0.1, {seed, step})`
 template <dtype D, Spec S>
 auto dropout(const Tensor<D, S>& x, double rate, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"dropout", D>, D>, detail::result_of<rules::cast, true, true, S>> {
+    -> Tensor<detail::if_float<"dropout", D>, detail::result_of<rules::cast, true, true, S>> {
   const detail::Calling op{"dropout", {}, site};
   detail::require_probability(op, rate);
   return detail::record_unary<"dropout", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),

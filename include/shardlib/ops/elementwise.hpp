@@ -18,18 +18,18 @@ namespace shardlib {
 
 // A function of one operand, which may not be partial, because f(a + b) is not f(a) + f(b). It is a named type, so that
 // tensors of all specs share its loop.
-#define SHARDLIB_OF_ONE(name, differentiable)                                                                          \
-  namespace detail {                                                                                                   \
-  struct name##_function {                                                                                             \
-    SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                                \
-  };                                                                                                                   \
-  }                                                                                                                    \
-  template <dtype D, Spec S>                                                                                           \
-  auto name(const Tensor<D, S>& x, Site site = Site::current())                                                        \
-      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_for<D, rules::map1, OpName(#name), S>> { \
-    const detail::Calling op{#name, {}, site};                                                                         \
-    if constexpr (!differentiable) detail::require_no_gradient(op, x.value(), detail::zero_derivative);                \
-    return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                                      \
+#define SHARDLIB_OF_ONE(name, differentiable)                                                           \
+  namespace detail {                                                                                    \
+  struct name##_function {                                                                              \
+    SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                 \
+  };                                                                                                    \
+  }                                                                                                     \
+  template <dtype D, Spec S>                                                                            \
+  auto name(const Tensor<D, S>& x, Site site = Site::current())                                         \
+      ->Tensor<detail::if_float<#name, D>, detail::result_for<D, rules::map1, OpName(#name), S>> {      \
+    const detail::Calling op{#name, {}, site};                                                          \
+    if constexpr (!differentiable) detail::require_no_gradient(op, x.value(), detail::zero_derivative); \
+    return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                       \
   }
 #define SHARDLIB_UNARY(name) SHARDLIB_OF_ONE(name, true)
 /// The exponential of each element. `exp(x)`
@@ -111,14 +111,14 @@ auto pow(const Tensor<D, S>& base, const Tensor<E, T>& exponent, Site site = Sit
 }
 template <dtype D, Spec S>
 auto pow(const Tensor<D, S>& base, double exponent, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
+    -> Tensor<detail::if_float<"pow", D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
   using F = detail::WithNumber<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, base, exponent)}, base);
 }
 template <dtype D, Spec S>
 auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
+    -> Tensor<detail::if_float<"pow", D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
   using F = detail::NumberWith<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, exponent, base)}, exponent);

@@ -45,8 +45,7 @@ struct SoftmaxVjp {
 /// exp(x) / sum(exp(x)) along an unsharded dim. Backward: one kernel. `softmax<"Klen">(logits)`
 template <DimName Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
-              detail::result_for<D, rules::softmax, OpName("softmax"), Dim, S>> {
+    -> Tensor<detail::if_float<"softmax", D>, detail::result_for<D, rules::softmax, OpName("softmax"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"softmax", Dim, site};
   return detail::record_unary<"softmax", Tensor<D, S>>(
@@ -115,8 +114,7 @@ Out affine_norm(AffineNorm norm, const X& x, const Scale& scale, const Scale* bi
 /// `rms_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
-              detail::result_for<D, rules::along, OpName("rms_norm"), Dim, S>> {
+    -> Tensor<detail::if_float<"rms_norm", D>, detail::result_for<D, rules::along, OpName("rms_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rms_norm", Dim, site};
   detail::require_epsilon(op, x.value(), epsilon);
@@ -162,8 +160,7 @@ auto rms_norm(const Tensor<D, S>& x, double /*epsilon*/ = 1e-6) {
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"layer_norm", D>, D>,
-              detail::result_for<D, rules::along, OpName("layer_norm"), Dim, S>> {
+    -> Tensor<detail::if_float<"layer_norm", D>, detail::result_for<D, rules::along, OpName("layer_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"layer_norm", Dim, site};
   detail::require_epsilon(op, x.value(), epsilon);
@@ -263,7 +260,7 @@ void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 /// `rope<"L", "D">(q, {}, 512)`
 template <DimName Length, DimName Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, Positions positions = {}, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
+    -> Tensor<detail::if_float<"rope", D>, detail::result_of<rules::rope, Length, Dim, S>> {
   constexpr int length = detail::parsed<S>.find(Length), dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rope", Dim, site};
   detail::require_pairs(op, x.value(), dim);

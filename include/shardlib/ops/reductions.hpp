@@ -47,10 +47,8 @@ inline constexpr auto sum_vjp = [](const auto& ct, const GlobalSizes& global) {
 template <Spec S>
 constexpr Spec sum_all_result() {
   TensorSpec out;
-  for (auto axis : parsed<S>.partial) out.add_partial(axis);
-  for (const Dim& dim : parsed<S>.dims)
-    for (auto axis : dim.axes) out.add_partial(axis);
-  return Spec(to_string(out).view());
+  out.partial = parsed<S>.partial;
+  return spec_of(rules::pending_sum(parsed<S>, out));
 }
 }  // namespace detail
 
@@ -84,7 +82,7 @@ SHARDLIB_FORM(sum, "sum<\"A B -> A\">(x)")
 /// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_for<D, rules::mean, O, S>> {
+    -> Tensor<detail::if_float<"mean", D>, detail::result_for<D, rules::mean, O, S>> {
   using Out = Tensor<D, detail::result_for<D, rules::mean, O, S>>;
   const auto n = static_cast<double>(detail::count_removed(x.value(), detail::parsed<Out::spec>));
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
