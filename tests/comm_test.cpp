@@ -689,8 +689,10 @@ TEST_CASE("members compare collectives whose data NCCL moves, and move nothing t
       compared.elsewhere = true;
       return start_in(inner_, compared, op, {});
     }
-    Request start_send(const Buffer& buffer, int to) override { return inner_.send(buffer, to); }
-    Request start_recv(const Buffer& buffer, int from) override { return inner_.recv(buffer, from); }
+    Request start_send(const Buffer& buffer, int to, const detail::OpInfo&) override { return inner_.send(buffer, to); }
+    Request start_recv(const Buffer& buffer, int from, const detail::OpInfo&) override {
+      return inner_.recv(buffer, from);
+    }
     Communicator& inner_;
   };
   const auto compare = [](const DevicePtr& device, std::size_t count) {

@@ -159,11 +159,13 @@ class CountingWorld final : public Backend {
       }
       return {};
     }
-    Request start_send(const Buffer& buffer, int to) override {
+    Request start_send(const Buffer& buffer, int to, const shardlib::detail::OpInfo&) override {
       sent += buffer.bytes();
       return group->send(buffer, to);
     }
-    Request start_recv(const Buffer& buffer, int from) override { return group->recv(buffer, from); }
+    Request start_recv(const Buffer& buffer, int from, const shardlib::detail::OpInfo&) override {
+      return group->recv(buffer, from);
+    }
   };
   std::shared_ptr<Backend> world_;
 };

@@ -137,14 +137,12 @@ class Communicator {
   Request send(const Buffer& buffer, int to, Site site = Site::current()) {
     detail::check_peer("send to", size(), to);
     const detail::OpInfo op = caller("send", site);
-    calling_ = &op;
-    return recorded(recorder_.sends(op, buffer.bytes(), to), [&] { return start_send(detail::owned(buffer), to); });
+    return recorded(recorder_.sends(op, buffer.bytes(), to), [&] { return start_send(detail::owned(buffer), to, op); });
   }
   Request recv(const Buffer& buffer, int from, Site site = Site::current()) {
     detail::check_peer("recv from", size(), from);
     const detail::OpInfo op = caller("recv", site);
-    calling_ = &op;
-    return recorded(recorder_.receives(op, buffer.bytes(), from), [&] { return start_recv(buffer, from); });
+    return recorded(recorder_.receives(op, buffer.bytes(), from), [&] { return start_recv(buffer, from, op); });
   }
   /// A message that this member sends to `peer`, or receives from it.
   struct Message {
@@ -191,15 +189,14 @@ class Communicator {
                                    const Operands& operands) = 0;
   /// Whether a shift of these buffers is a collective. If not, it is messages.
   [[nodiscard]] virtual bool shifts(const Buffer& /*send*/, const Buffer& /*recv*/) const { return false; }
-  virtual Request start_send(const Buffer& buffer, int to) = 0;
-  virtual Request start_recv(const Buffer& buffer, int from) = 0;
+  /// Starts a message. `op` is the op, or otherwise the line, that sends or receives it.
+  virtual Request start_send(const Buffer& buffer, int to, const detail::OpInfo& op) = 0;
+  virtual Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& op) = 0;
   /// Starts a collective of another communicator, whose wrapper has the checked arguments.
   static Request start_in(Communicator& inner, const detail::CollectiveCall& call, const detail::OpInfo& op,
                           const Operands& operands) {
     return inner.start_collective(call, op, operands);
   }
-  /// The op, or otherwise the line, that starts a message.
-  [[nodiscard]] const detail::OpInfo& calling() const { return *calling_; }
   /// How long a communication may take; 0: forever.
   [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
   /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.
@@ -245,7 +242,6 @@ class Communicator {
 
   detail::GroupRecorder recorder_;
   const detail::FlightRecord* starting_ = nullptr;  ///< of the communication that starts
-  const detail::OpInfo* calling_ = nullptr;         ///< of the message that starts
 };
 
 }  // namespace shardlib

@@ -64,8 +64,8 @@ class DryCommunicator final : public Communicator {
     }
     return with(operands.send, scatters ? operands.recv.bytes() : reduces ? (count + n - 1) / n * element : 0);
   }
-  Request start_send(const Buffer&, int) override { return {}; }
-  Request start_recv(const Buffer&, int) override { return {}; }
+  Request start_send(const Buffer&, int, const detail::OpInfo&) override { return {}; }
+  Request start_recv(const Buffer&, int, const detail::OpInfo&) override { return {}; }
 
   /// A view at addresses of its own, without memory. It keeps the block alive.
   [[nodiscard]] Buffer view(Buffer send) const {

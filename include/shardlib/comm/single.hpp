@@ -49,11 +49,11 @@ class SingleCommunicator final : public Communicator {
       copy(operands.recv, operands.send);
     return {};
   }
-  Request start_send(const Buffer& buffer, int) override {
+  Request start_send(const Buffer& buffer, int, const detail::OpInfo&) override {
     mail_->emplace(sent_++, buffer);
     return {};
   }
-  Request start_recv(const Buffer& buffer, int) override {
+  Request start_recv(const Buffer& buffer, int, const detail::OpInfo&) override {
     return Request(std::make_unique<Receive>(mail_, received_++, buffer));
   }
 

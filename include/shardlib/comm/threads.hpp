@@ -320,14 +320,14 @@ class ThreadCommunicator final : public Communicator {
     }
     return Request(std::make_unique<detail::RoundRequest>(me_, round));
   }
-  Request start_send(const Buffer& buffer, int to) override {
+  Request start_send(const Buffer& buffer, int to, const detail::OpInfo& /*op*/) override {
     me_.check_aborted();
     const std::lock_guard lock(me_.group->mutex);
     me_.group->mail.emplace(std::tuple(me_.rank, to, sent_[static_cast<std::size_t>(to)]++), buffer);
     me_.group->signal();
     return {};
   }
-  Request start_recv(const Buffer& buffer, int from) override {
+  Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& /*op*/) override {
     const std::uint64_t number = received_[static_cast<std::size_t>(from)]++;
     return Request(std::make_unique<detail::MailRequest>(me_, buffer, from, number));
   }

@@ -100,19 +100,19 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] bool shifts(const Buffer& send, const Buffer& recv) const override {
     return state_ != State::uses_host && on_gpu(send, recv);
   }
-  Request start_send(const Buffer& buffer, int to) override {
+  Request start_send(const Buffer& buffer, int to, const OpInfo& op) override {
     if (!messages_.takes(buffer, to)) return staged_->send(buffer, to);
     flights().ask();
-    messages_.send(message(buffer, to, true), buffer);
+    messages_.send(message(buffer, to, true, op), buffer);
     return {};
   }
-  Request start_recv(const Buffer& buffer, int from) override {
+  Request start_recv(const Buffer& buffer, int from, const OpInfo& op) override {
     if (!messages_.takes(buffer, from)) return staged_->recv(buffer, from);
     flights().ask();
-    return Request(messages_.recv(message(buffer, from, false), buffer));
+    return Request(messages_.recv(message(buffer, from, false, op), buffer));
   }
-  [[nodiscard]] Doing message(const Buffer& buffer, int peer, bool sends) const {
-    return {.call = {.bytes = buffer.bytes()}, .op = calling(), .peer = peer, .sends = sends};
+  static Doing message(const Buffer& buffer, int peer, bool sends, const OpInfo& op) {
+    return {.call = {.bytes = buffer.bytes()}, .op = op, .peer = peer, .sends = sends};
   }
 
   /// Waits for the other members to come to the same place of the same call. Throws Error if one is in another.

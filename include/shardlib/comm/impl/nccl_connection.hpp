@@ -64,8 +64,9 @@ inline UniqueId new_id(const Use& use, const Doing& doing) {
 /// A communicator of NCCL, whose operations go into one stream. It may not be there yet.
 class Connection {
  public:
-  /// What an operation needs until the device's stream waits for it. What the host frees then is used again by what
-  /// comes later in that stream, or in NCCL's, which follows it. What nobody waits for keeps its buffers to its end.
+  /// An operation that has started. It keeps its buffers until the device's stream waits for it. When the host frees
+  /// them then, their memory goes to later work of that stream, or of NCCL's stream, which follows it. An operation
+  /// that nobody waits for keeps its buffers to its end.
   struct Started {
     std::unique_ptr<StreamMark> mark = {};
     std::vector<Buffer> buffers = {};
@@ -294,8 +295,8 @@ class Connection {
   std::chrono::milliseconds timeout_{0};
   ncclComm* comm_ = nullptr;  ///< null before `open`, and after `abort`
   bool failed_ = false;
-  std::deque<Started> dropped_;    ///< what nobody waits for
-  std::vector<Started> failures_;  ///< keeps the buffers of what started in part
+  std::deque<Started> dropped_;    ///< operations that nobody waits for
+  std::vector<Started> failures_;  ///< operations that started in part
 };
 
 }  // namespace shardlib::detail::nccl

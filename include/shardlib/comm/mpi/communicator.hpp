@@ -127,13 +127,13 @@ class MpiCommunicator final : public Communicator {
     }
     return start(work);
   }
-  Request start_send(const Buffer& buffer, int to) override {
+  Request start_send(const Buffer& buffer, int to, const detail::OpInfo& /*op*/) override {
     const auto op = make_mpi_op("send", buffer, {}, {LeaveQuery::send, to, log_->sent[index(to)]++});
     op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
     progress_->start(op);
     return {};
   }
-  Request start_recv(const Buffer& buffer, int from) override {
+  Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& /*op*/) override {
     const auto op = make_mpi_op("recv", buffer, {}, {LeaveQuery::recv, from, log_->received[index(from)]++});
     op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
     return start(op);
