@@ -313,10 +313,7 @@ int program(int argc, char** argv) {
     run::note_loaded(o.training, data, o.load);
     if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
     if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
-    if (!o.logits.empty()) {
-      run::require_output(o.training, o.logits, "--logits");
-      naming_option("--logits", [&] { io::require_no_other_format(o.logits); });
-    }
+    if (!o.logits.empty()) run::require_logits_file(o.training, o.logits);
   }
   const auto train_on = [&](const DevicePtr& device, const Options& used) {
     const Setup setup{Mesh2(device), used, data.vocabulary};

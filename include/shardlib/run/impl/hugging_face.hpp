@@ -157,6 +157,11 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
   naming_option(option, [&] { io::require_no_other_format(folder + "/model.safetensors"); });
 }
 
+SHARDLIB_INLINE void require_logits_file(const Training& training, const std::string& path) {
+  require_output(training, path, "--logits");
+  naming_option("--logits", [&] { io::require_no_other_format(path); });
+}
+
 SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded) {
   namespace fs = std::filesystem;
   if (folder.empty() || loaded.empty()) return;
