@@ -494,7 +494,7 @@ void set_direct(Communicator& group, bool direct) {
   for (int peer = 0; peer < group.size(); ++peer) group.set_direct(peer, direct);
 }
 
-/// What a test on devices with processes of their own changes.
+/// While it lives, each device is as in a process of its own.
 struct Apart : shardlib::detail::WithValue<bool> {
   Apart() : WithValue(tuning.nccl_apart, true) {}
 };

@@ -305,7 +305,7 @@ class Mesh {
   /// One device's view of the mesh. The device's axes must be those of the type, in their order; an axis that the
   /// device lacks has size 1.
   explicit Mesh(DevicePtr device);
-  /// A compile error for what is no device, such as sizes.
+  /// A compile error for an argument that is not a device, such as sizes.
   template <class X, class... More>
   requires(!std::is_base_of_v<Mesh, X> &&
            (sizeof...(More) > 0 || !std::is_convertible_v<X, DevicePtr>)) explicit Mesh(const X&, const More&...) {

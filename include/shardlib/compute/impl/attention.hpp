@@ -91,7 +91,7 @@ class KeyBlocks {
     return block;
   }
 
-  /// Messages of a step besides, whose memory is free when they have been waited for.
+  /// Further messages of a step. Their memory is free after the wait for them.
   [[nodiscard]] Exchange exchange() const { return Exchange(made_, *group_, true); }
   /// Sends to the device that many places later, or earlier if that is negative.
   void send(Exchange& exchange, const Buffer& buffer, int places) const {

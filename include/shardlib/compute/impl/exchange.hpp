@@ -62,7 +62,7 @@ class Exchange {
   bool together_, answered_;
   Communicator::Messages messages_;
   std::vector<Request> requests_, answers_;
-  std::vector<int> to_, from_;  ///< from whom an answer comes, and who gets one
+  std::vector<int> to_, from_;  ///< the peers that answer this device, and those that it answers
 };
 
 }  // namespace shardlib::detail

@@ -1,4 +1,4 @@
-// What the ranks of a pipeline do together before they run their tasks.
+// The ranks of a pipeline agree on their tasks, and on the way of their messages, before they run them.
 #pragma once
 
 #include <algorithm>
