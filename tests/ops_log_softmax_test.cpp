@@ -100,7 +100,7 @@ TEST_CASE("logsumexp over sharded dims", "[ops]") {
   check_placements(cases, cases.size());
 }
 
-TEST_CASE("log_softmax and softmax along sharded dims, of large numbers, infinities and padding", "[ops]") {
+TEST_CASE("log_softmax and softmax along sharded dims, of large numbers, infinities, NaN and padding", "[ops]") {
   on_mesh("d=1,t=2", [](const Mesh<"d t">& mesh) {
     constexpr f64 inf = std::numeric_limits<f64>::infinity();
     const auto of = [&](const std::vector<f64>& values) {
@@ -124,6 +124,21 @@ TEST_CASE("log_softmax and softmax along sharded dims, of large numbers, infinit
     check({-inf, 3, -inf}, {0, 1, 0}, 3);
     check({0, inf, -1, -2, inf}, {0, 0.5, 0, 0, 0.5}, inf);
     check({-inf, -inf}, {0, 0}, -inf);
+    // A NaN stays visible in all that it reaches.
+    const auto check_nan = [](const HostArray<f64>& values) {
+      for (const f64 value : values.data) expect(std::isnan(value), "a number instead of a NaN: " + show(value));
+    };
+    for (const f64 other : {0.0, inf, -inf}) {
+      const auto x = of({other, std::numeric_limits<f64>::quiet_NaN()});
+      check_nan(fetch(softmax<"V", over<"t">>(x)));
+      check_nan(fetch(log_softmax<"V", over<"t">>(x)));
+      check_nan(fetch(log_softmax<"V">(all_gather<"V">(x))));
+      check_nan(fetch(logsumexp<"V/t -> ", over<"t">>(x)));
+      const auto loss = [](const Tensor<f64, "V/t">& y) {
+        return to_partial<" -> +d +t">(logsumexp<"V/t -> ", over<"t">>(y));
+      };
+      check_nan(fetch(value_and_grad(mesh, loss, x).second));
+    }
     // The log of a share below the least number, where log(softmax(x)) is -inf.
     expect_equal(fetch(log_softmax<"V", over<"t">>(of({1000, -1000, 0}))).data, std::vector<f64>{0, -2000, -1000});
     expect_equal(fetch(log_softmax<"V">(all_gather<"V">(of({1000, -1000, 0})))).data,

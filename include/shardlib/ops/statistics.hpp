@@ -42,10 +42,12 @@ Out with_slope(const OpInfo& op, const X& x, const Out& y) {
 }
 
 /// exp(x - m) of an element and the maximum. Where that is infinite, so are the elements that count: each is 1.
+/// A NaN, which is the maximum then, stays one.
 struct ExpAbove {
   template <class T>
   SHARDLIB_FUNCTION T operator()(const T& x, const T& m) const {
-    return m - m == T(0) ? exp(x - m) : m > T(0) && x == m ? T(1) : T(0);
+    if (m - m == T(0)) return exp(x - m);
+    return m > T(0) ? (x == m ? T(1) : T(0)) : m < T(0) ? T(0) : m;
   }
 };
 struct LogAbove {
@@ -65,7 +67,8 @@ struct SoftmaxShare {
 struct ShareOfResult {
   template <class T>
   SHARDLIB_FUNCTION T operator()(const T& x, const T& total, const T& y) const {
-    return y - y == T(0) ? exp(x - y) : y > T(0) && x == y ? T(1) / total : T(0);
+    if (y - y == T(0)) return exp(x - y);
+    return y > T(0) ? (x == y ? T(1) / total : T(0)) : y < T(0) ? T(0) : y;
   }
 };
 /// The logsumexp of x from the maximum and the total of each row. In the backward pass the cotangents are summed over
