@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -70,6 +71,10 @@ TEST_CASE("a tensor over memory of the caller's", "[ops][interop]") {
       expect(total.data[0] == 18, "sum");
     }
     expect(watch.expired(), "the owner is let go with the last tensor");
+    const std::vector<f32> named(6, 0.5F);
+    const auto z = from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 3}}, {named.data(), named.data() + 6});
+    expect(fetch(z).data == std::vector<f32>(12, 0.5F), "a span of two pointers");
+    expect(Grid(std::cref(mesh)).size("d") == 2, "a copy of a mesh by a reference to it");
   });
 }
 

@@ -8,6 +8,10 @@
 
 using namespace shardlib;
 
+// Their members may all be instantiated, also those that are errors of a call.
+template class shardlib::Tensor<f32, "M/d">;
+template class shardlib::Mesh<"d">;
+
 using Residual = Tensor<f32, "B/d L M/t">;
 Residual layer(const Residual& x) {
   return x + x;

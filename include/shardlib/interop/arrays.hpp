@@ -74,10 +74,13 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::span<cons
       {"from_memory", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, std::as_bytes(shard),
       std::move(owner), [&](std::int64_t i) { return shard[static_cast<std::size_t>(i)] == D{}; }));
 }
-/// A compile error for a vector without a name, which is gone when the statement ends.
-template <dtype D, Spec S, Spec A>
-Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes, std::vector<D>&& shard,
-                         std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
+/// A compile error for a vector without a name, which is gone when the statement ends. `{first, last}` has no type of
+/// its own and stays a span.
+template <dtype D, Spec S, Spec A, class Vector>
+requires std::is_same_v<Vector, std::vector<D>> Tensor<D, S> from_memory(const Mesh<A>& mesh, const Sizes& sizes,
+                                                                         Vector&& shard,
+                                                                         std::shared_ptr<void> owner = nullptr,
+                                                                         Site site = Site::current()) {
   static_assert(std::is_void_v<D>,
                 "from_memory: the tensor uses the memory of a vector without a name, which is gone when the statement "
                 "ends; name the vector, and keep it while the tensor is in use");

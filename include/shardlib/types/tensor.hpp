@@ -204,6 +204,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   /// in host memory, or a copy of device memory, which the next call renews.
   [[nodiscard]] std::span<const D> span() const&;
   /// A compile error for a tensor without a name, as in `for (float v : relu(x).span())`: its elements go with it.
+  template <class = void>  // so that `template class Tensor<f32, "M">;` compiles
   std::span<const D> span() const&& {
     static_assert(detail::checked<rules::no_view, OpName("span"), S>::ok);
     return {};
@@ -307,7 +308,7 @@ class Mesh {
   explicit Mesh(DevicePtr device);
   /// A compile error for an argument that is not a device, such as sizes.
   template <class X, class... More>
-  requires(!std::is_base_of_v<Mesh, X> &&
+  requires(!std::is_convertible_v<const X&, const Mesh&> &&
            (sizeof...(More) > 0 || !std::is_convertible_v<X, DevicePtr>)) explicit Mesh(const X&, const More&...) {
     static_assert(std::is_void_v<X>,
                   "a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: "
