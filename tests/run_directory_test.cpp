@@ -280,6 +280,12 @@ TEST_CASE("run directory: records that are removed, moved or replaced while the 
   expect_error<Error>(
       [&] { RunDirectory(path, config, Resume::automatic, true); },
       "another process is writing to the run's folder '" + path + "': wait until it ends, or choose another one");
+  Record unusual = record(3);
+  unusual.events = {"step 3: a spike"};
+  run.write(unusual);
+  std::filesystem::remove(metrics);
+  CHECK(run.go_back(2) == unusual.events);
+  CHECK(run::read_records(metrics).size() == 2);
   std::filesystem::rename(path, path + "-away");
   expect_error<StorageError>([&] { run.sync(); },
                              "the file '" + metrics + "' was moved away while this run writes to it: move it back");

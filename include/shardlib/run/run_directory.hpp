@@ -52,8 +52,8 @@ class RunDirectory {
   /// and config.toml has the same name, and otherwise `name`.
   [[nodiscard]] std::string tokenizer_of(const std::string& name) const;
 
-  /// For a run that goes back to a checkpoint: removes the records of `step` and later.
-  void go_back(std::int64_t step);
+  /// For a run that goes back to a checkpoint: removes the records of `step` and later, and returns their events.
+  std::vector<std::string> go_back(std::int64_t step);
 
   /// Appends a record to `metrics`, or a sample to `samples`.
   void write(const Record& record) { metrics_.write(record); }

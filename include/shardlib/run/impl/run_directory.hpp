@@ -11,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -193,10 +194,15 @@ SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) 
   return std::ranges::find(entries, trained) == entries.end() ? name : tokenizer();
 }
 
-SHARDLIB_INLINE void RunDirectory::go_back(std::int64_t step) {
-  if (!writer_) return;
+SHARDLIB_INLINE std::vector<std::string> RunDirectory::go_back(std::int64_t step) {
+  std::vector<std::string> events;
+  if (!writer_) return events;
+  for (JsonLines* const file : {&metrics_, &samples_}) file->keep_place();  // a cut reads the file at the path
+  for (const Record& record : read_records(metrics()))
+    if (record.step >= step) std::ranges::copy(record.events, std::back_inserter(events));
   metrics_.cut(step);
   samples_.cut(step);
+  return events;
 }
 
 SHARDLIB_INLINE void RunDirectory::sync() {

@@ -279,9 +279,7 @@ class TrainingLoop {
     }
     io::together(*device_, "", [&] {
       if (!speaks_) return;
-      for (const Record& record : read_records(directory_.metrics()))  // keeps the events of the removed records
-        if (record.step >= found->step) std::ranges::copy(record.events, std::back_inserter(events_of_next_));
-      directory_.go_back(found->step);
+      std::ranges::copy(directory_.go_back(found->step), std::back_inserter(events_of_next_));
       cut_metrics(metrics_, training_.metrics, found->step);
       if (events_) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), found->step);
     });
