@@ -99,6 +99,7 @@ TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
        "bf16[2 A/t=2]" + on + "shard 2x1, min 1, max 1, mean 1");
     is(fmt::format("{}", zeros<u8, "A">(mesh, {{"A", 0}})), "u8[A=0]" + on + "shard 0, empty");
     is(fmt::format("{}", Tensor<f32, "A/t +d">()), "f32[A/t +d] (empty)");
+    expect(fmt::format("{:d<22}", Tensor<f32, "A/t +d">()) == "f32[A/t +d] (empty)ddd", "a width filled with letters");
   });
 }
 

@@ -176,9 +176,10 @@ struct fmt::formatter<shardlib::Tensor<D, S>> : fmt::formatter<std::string_view>
   }
   template <class Context>
   constexpr auto parse(Context& context) {
-    for (auto at = context.begin(); at != context.end() && *at != '}'; ++at)
-      if (*at == 'f' || *at == 'g' || *at == 'e' || *at == 'd')
-        a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number();
+    char type = 's';  // the last character of a format; others may be what fills the width
+    for (auto at = context.begin(); at != context.end() && *at != '}'; ++at) type = *at;
+    if (type == 'f' || type == 'g' || type == 'e' || type == 'd')
+      a_tensor_is_printed_as_a_text_so_write_item_of_a_scalar_for_its_number();
     return fmt::formatter<std::string_view>::parse(context);
   }
   auto format(const shardlib::Tensor<D, S>& x, fmt::format_context& context) const {
