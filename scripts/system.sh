@@ -21,20 +21,21 @@ new_system() {
   quietly "$log-update.log" "apt-get update in $suite" in_system "$system" apt-get -q update
 }
 
-# in_system FOLDER COMMAND... : runs it in the chroot, with /proc, /sys, /dev/shm, our sources (/shardlib, read-only) and,
-# where $scratch names one, a folder to exchange files over (/scratch) bound into a mount namespace that ends with the
-# command. Nothing stays mounted whatever happens.
+# in_system FOLDER COMMAND... : runs it in the chroot, with /proc, /sys, /dev/shm, our sources (/shardlib, read-only but for
+# build/, where scripts and tests keep data and logs) and, where $scratch names one, a folder to exchange files over
+# (/scratch) bound into a mount namespace that ends with the command. Nothing stays mounted whatever happens.
 in_system() {
   unshare --mount --propagation private bash -euc '
     system=$1 source=$2 scratch=$3
     shift 3
     mount -t proc proc "$system/proc"
     mount -t sysfs -o ro sysfs "$system/sys"
-    mkdir -p "$system/dev/shm" "$system/dev/pts" "$system/shardlib" "$system/scratch"
+    mkdir -p "$system/dev/shm" "$system/dev/pts" "$system/shardlib" "$system/scratch" "$source/build"
     mount -t tmpfs tmpfs "$system/dev/shm"
     mount -t devpts devpts "$system/dev/pts"
     mount --bind "$source" "$system/shardlib"
     mount -o remount,bind,ro "$system/shardlib"
+    mount --bind "$source/build" "$system/shardlib/build"
     if [ -n "$scratch" ]; then mount --bind "$scratch" "$system/scratch"; fi
     exec chroot "$system" env -i HOME=/root TERM=dumb LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin \
       DEBIAN_FRONTEND=noninteractive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
