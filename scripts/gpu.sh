@@ -17,6 +17,7 @@ copy_libraries() { # DIR
   local to=$1 triplet file real
   local packages=(libeigen3-dev libfmt-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev
     zlib1g-dev catch2)
+  if dpkg -L libcatch2-dev >/dev/null 2>&1; then packages+=(libcatch2-dev); fi # of Catch2 3, of which catch2 is a name alone
   dpkg -L "${packages[@]}" >/dev/null 2>&1 || die "--libraries: not all of these packages are installed: ${packages[*]}: run scripts/setup.sh --test"
   triplet=$(gcc -print-multiarch)
   mkdir -p "$to/lib/$triplet"
