@@ -78,11 +78,12 @@ find_hosts() {
   done
 }
 
-# The ranks that a process has started on this machine, directly or through another one.
+# The ranks that a process has started on this machine, directly or through another one. Open MPI 6 starts them from another
+# thread than its first.
 local_ranks() {
   local pid child
-  for pid in "$1" $(cat "/proc/$1/task/$1/children" 2>/dev/null); do
-    for child in $(cat "/proc/$pid/task/$pid/children" 2>/dev/null); do
+  for pid in "$1" $(cat "/proc/$1/task/"*/children 2>/dev/null); do
+    for child in $(cat "/proc/$pid/task/"*/children 2>/dev/null); do
       grep -qsz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" && echo "$child"
     done
   done

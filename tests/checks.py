@@ -1,5 +1,6 @@
 """What the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
 import argparse
+import glob
 import json
 import os
 import subprocess
@@ -92,6 +93,17 @@ def wait_until(ready, process, seconds=60):
     limit = time.monotonic() + seconds
     while not ready() and time.monotonic() < limit and process.poll() is None:
         time.sleep(0.001)
+
+
+def children(pid):
+    """The processes that a process has started, from any of its threads; none if it has ended."""
+    found = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        try:
+            found += map(int, text_of(path).split())
+        except OSError:
+            pass
+    return found
 
 
 def shown(command):

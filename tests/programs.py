@@ -20,7 +20,7 @@ import time
 
 import event_files
 import gpt2_oracle
-from checks import arguments, check, contents, failures, put, records, text_of, tree, wait_until
+from checks import arguments, check, children, contents, failures, put, records, text_of, tree, wait_until
 
 TIMEOUT = 60  # seconds for one program, against hangs
 DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
@@ -1407,7 +1407,7 @@ def full_disk(p):
                 said.append(line)
                 if checkpoints(folder):
                     break
-            os.kill(int(text_of(f"/proc/{process.pid}/task/{process.pid}/children").split()[0]) if ranks else process.pid, signal.SIGTERM)
+            os.kill(children(process.pid)[0] if ranks else process.pid, signal.SIGTERM)
             said.append(process.stdout.read())
             return process.wait(timeout=TIMEOUT), "".join(said)[-2000:]
 

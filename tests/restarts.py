@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from checks import arguments, check, contents, finish, put, ran, records, text_of
+from checks import arguments, check, children, contents, finish, put, ran, records, text_of
 
 
 class Trainer:
@@ -54,13 +54,7 @@ def ranks_of(script):
     """The processes that the script's mpirun has started."""
     found = [script]
     for _ in range(2):  # the script, mpirun, ranks
-        children = []
-        for pid in found:
-            try:
-                children += map(int, text_of(f"/proc/{pid}/task/{pid}/children").split())
-            except OSError:
-                pass
-        found = children
+        found = [child for pid in found for child in children(pid)]
     return [pid for pid in found if is_rank(pid)]
 
 
