@@ -113,17 +113,22 @@ auto gathered(const Tensor<C, S>& w) {
   if constexpr (is_sharded<S, "d">) return all_gather<over<"d">, backward_sum<f32>>(w);
   if constexpr (!is_sharded<S, "d">) return w;
 }
-// The gathers that prefetch starts, in a layer's order. Scales are left out because they are small, biases because no
-// derivative reads them.
+template <dtype C, bool Whole = false>
+auto gathered(const Norm<C, Whole>& w) {
+  return std::pair{all_gather<"M", backward_sum<f32>>(w.scale), all_gather<"M", backward_sum<f32>>(w.bias)};
+}
+// The gathers that prefetch starts: all of a layer, in its order. A small one that the layer started itself would wait
+// behind the large ones of the next layer.
 template <dtype C>
 auto gathered_layer(const Layer<C>& w) {
-  return std::tuple{gathered(w.w_q), gathered(w.w_k),  gathered(w.w_v),
-                    gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
+  return std::tuple{gathered(w.norm1), gathered(w.w_q),  gathered(w.b_q),    gathered(w.w_k),   gathered(w.b_k),
+                    gathered(w.w_v),   gathered(w.b_v),  gathered(w.w_o),    gathered(w.b_o),   gathered(w.norm2),
+                    gathered(w.w_up),  gathered(w.b_up), gathered(w.w_down), gathered(w.b_down)};
 }
 
 template <dtype C, bool Whole = false>
 auto norm(const Tensor<C, "B/d L M">& x, const Norm<C, Whole>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
-  const auto scale = all_gather<"M", backward_sum<f32>>(w.scale), bias = all_gather<"M", backward_sum<f32>>(w.bias);
+  const auto [scale, bias] = gathered(w);
   return layer_norm<"M">(x, scale, bias, config.epsilon);
 }
 
@@ -155,10 +160,41 @@ auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C, Whole>& adapt
   return einsum_unreduced<"B/d L M, M R -> B/d L R">(x, a) * config.adapter_scale;
 }
 
-// `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
-template <dtype C, bool Whole = false>
-auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
-               const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
+template <dtype C>
+using Heads = Tensor<C, "B/d L H/t D">;
+
+// Causal attention in einsums, of queries at the positions that `seen` has.
+template <dtype C>
+auto spelled_attention(const Heads<C>& q, const Tensor<C, "B/d Klen H/t D">& k, const Tensor<C, "B/d Klen H/t D">& v,
+                       const Tensor<bool_, "B/d Qlen Klen">& seen) -> Heads<C> {
+  const auto logits =
+      einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(rename<"L -> Qlen">(q), k);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size("D")));
+  const auto probabilities = cast<C>(softmax<"Klen">(where(seen, logits * scale, -1e30)));
+  return einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(probabilities), v);
+}
+
+// A training step's attention, of whole sequences: the library's (--attention fused), or the spelled one.
+template <dtype C>
+auto self_attention(const Heads<C>& q, const Heads<C>& k, const Heads<C>& v, const Mask& mask) -> Heads<C> {
+  if (mask.segments) return causal_attention<"L", "D">(q, k, v, mask.segments);
+  return spelled_attention<C>(q, rename<"L -> Klen">(k), rename<"L -> Klen">(v), mask.seen);
+}
+
+// Sampling's attention: new tokens see the cache, to which their keys and values are added at `places` (position of
+// each token in the sequence, one-hot).
+template <dtype C>
+auto cached_attention(const Heads<C>& q, const Heads<C>& k, const Heads<C>& v, const Mask& mask,
+                      const Tensor<C, "L Klen">& places, Cache<C>& cache) -> Heads<C> {
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, v);
+  return spelled_attention<C>(q, cache.k, cache.v, mask.seen);
+}
+
+// `attend` gives each head's output from the queries, keys and values.
+template <dtype C, bool Whole = false, class Attend>
+auto attention(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config, const Attend& attend)
+    -> Tensor<C, "B/d L M +t"> {
   // Heads are sharded over t: this is tensor parallelism.
   const Adapter<C, Whole> adapter = w.adapter.empty() ? Adapter<C, Whole>{} : w.adapter[0];
   const auto low = adapted_input(x, adapter, config);
@@ -169,25 +205,11 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, W
     return save_for_backward(low ? y + einsum_unreduced<"B/d L R, R H/t D -> B/d L H/t D">(low, gathered(adapter_b))
                                  : y);
   };
-  const auto q = project(w.w_q, w.b_q, adapter.b_q), new_k = project(w.w_k, w.b_k, adapter.b_k),
-             new_v = project(w.w_v, w.b_v, adapter.b_v);
-  const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
-    return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(y, gathered(w.w_o));
-  };
-  // --attention fused: the library's causal_attention in place of the one spelled below, which sampling needs.
-  if (mask.segments) return output(causal_attention<"L", "D">(q, new_k, new_v, mask.segments));
-  auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
-  if (cache != nullptr) {
-    k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_k);
-    v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_v);
-  }
-  const auto logits =
-      einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(rename<"L -> Qlen">(q), k);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
-  const auto probabilities = cast<C>(softmax<"Klen">(where(mask.seen, logits * scale, -1e30)));
-  const auto heads =
-      einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(probabilities), v);
-  return output(heads);
+  const auto q = project(w.w_q, w.b_q, adapter.b_q), k = project(w.w_k, w.b_k, adapter.b_k),
+             v = project(w.w_v, w.b_v, adapter.b_v);
+  const auto heads = attend(q, k, v);
+  const auto w_o = gathered(w.w_o);
+  return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, w_o);
 }
 
 template <dtype C, bool Whole = false>
@@ -200,10 +222,10 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
 
-template <dtype C, bool Whole = false>
-auto layer(const Residual& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
-           const Dropout& dropout, const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
-  const auto attended = attention<C>(branch_input<C>(x, w.norm1, config), mask, w, config, places, cache);
+template <dtype C, bool Whole = false, class Attend>
+auto layer(const Residual& x, const Layer<C, Whole>& w, const ModelConfig& config, const Dropout& dropout,
+           const Attend& attend) -> Residual {
+  const auto attended = attention<C>(branch_input<C>(x, w.norm1, config), w, config, attend);
   const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, config, dropout.at(0));
   const auto fed = feed_forward<C>(branch_input<C>(save_for_backward(y), w.norm2, config), w, config);
   return add_branch<C>(y, fed, w.b_down, w.norm2, config, dropout.at(1));
@@ -252,7 +274,10 @@ auto trunk(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tens
   Residual x = drop(embedding<C>(w, table, inputs, positions), config.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
     const auto body = [](const Residual& r, const Mask& m, const Layer<C, Whole>& weights, const ModelConfig& f,
-                         const Dropout& d) { return layer<C>(r, m, weights, f, d, {}, nullptr); };
+                         const Dropout& d) {
+      return layer<C>(r, weights, f, d,
+                      [&](const auto& q, const auto& k, const auto& v) { return self_attention<C>(q, k, v, m); });
+    };
     const auto d = dropout.at(i + 1);
     if constexpr (!Whole)
       if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
@@ -315,7 +340,10 @@ auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i
             const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
-  for (std::size_t i = 0; i < w.layers.size(); ++i) x = layer<C>(x, mask, w.layers[i], config, {}, places, &caches[i]);
+  for (std::size_t i = 0; i < w.layers.size(); ++i)
+    x = layer<C>(x, w.layers[i], config, {}, [&](const auto& q, const auto& k, const auto& v) {
+      return cached_attention<C>(q, k, v, mask, places, caches[i]);
+    });
   return unembedding<C>(w, table, x, config);
 }
 

@@ -207,6 +207,28 @@ TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
     }
 }
 
+TEST_CASE("gpt2: prefetch gathers all that a layer gathers over d", "[model][prefetch]") {
+  on_mesh("d=2,t=1", [](const GptMesh& mesh) {
+    const auto w = random_model(mesh, false).layers[0];
+    const auto tokens = batch(mesh, Filling::none);
+    const auto x = zeros<f32, "B/d L M/t">(
+        mesh, {{"B", tokens.inputs.size("B")}, {"L", tokens.inputs.size("L")}, {"M", w.norm1.scale.size("M")}});
+    const auto gathered = [&](const auto& f) {
+      auto& counts = detail::program_state(mesh.device()).counts;
+      counts.clear();
+      static_cast<void>(f());
+      return counts["all_gather"].bytes;
+    };
+    const auto ahead = gathered([&] { return gpt2::gathered_layer(w); });
+    const auto of_layer = gathered([&] {
+      return gpt2::layer<f32>(x, w, {}, {}, [&](const auto& q, const auto& k, const auto& v) {
+        return gpt2::self_attention<f32>(q, k, v, {{}, tokens.segments});
+      });
+    });
+    expect(ahead == of_layer && ahead > 0, show(ahead) + " bytes ahead, " + show(of_layer) + " by the layer");
+  });
+}
+
 TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention gives", "[model]") {
   for (const bool minigpt : {false, true}) {
     const auto with = [&](bool fused, const char* recompute) {
