@@ -145,11 +145,37 @@ void check_moves(Device& device, std::size_t block) {
   comm.all_to_all(make_buffer(device, sent), recv).wait();
   expect_equal(values_of<i32>(recv), received);
 
+  const auto block_of = [&](const std::vector<i32>& all, int rank) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>((rank + n) % n) * block);
+    return std::vector(begin, begin + static_cast<std::ptrdiff_t>(block));
+  };
   const Buffer from_left = make_buffer<i32>(device, block);
   comm.send_recv(make_buffer(device, mine), (comm.rank() + 1) % n, from_left, (comm.rank() + n - 1) % n).wait();
-  const auto left = static_cast<std::ptrdiff_t>(static_cast<std::size_t>((comm.rank() + n - 1) % n) * block);
-  expect_equal(values_of<i32>(from_left),
-               std::vector(gathered.begin() + left, gathered.begin() + left + static_cast<std::ptrdiff_t>(block)));
+  expect_equal(values_of<i32>(from_left), block_of(gathered, comm.rank() - 1));
+
+  for (const int places : {1, -1, 2 * n}) {
+    const Buffer shifted = make_buffer<i32>(device, block);
+    comm.shift(make_buffer(device, mine), shifted, places).wait();
+    expect_equal(values_of<i32>(shifted), block_of(gathered, (comm.rank() - places) % n));
+  }
+  // Two messages to each member with a smaller number, and one back.
+  Communicator::Messages messages;
+  std::vector<std::pair<Buffer, std::vector<i32>>> arriving;
+  const auto receive_from = [&](int peer) {
+    arriving.emplace_back(make_buffer<i32>(device, block), block_of(received, peer));
+    messages.receives.push_back({arriving.back().first, peer});
+  };
+  for (int peer = 0; peer < n; ++peer) {
+    if (peer == comm.rank()) continue;
+    receive_from(peer);
+    messages.sends.push_back({make_buffer(device, block_of(sent, peer)), peer});
+    if (peer > comm.rank())
+      receive_from(peer);
+    else
+      messages.sends.push_back({make_buffer(device, block_of(sent, peer)), peer});
+  }
+  comm.exchange(messages).wait();
+  for (const auto& [buffer, values] : arriving) expect_equal(values_of<i32>(buffer), values);
 }
 
 /// Every ordered set of axes, the empty one included.

@@ -51,6 +51,8 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return size_; }
 
   [[nodiscard]] bool takes_rows() const override { return is_in_node(); }
+  /// Inside a node an exchange or a shift is messages, which start without a comparison of the calls.
+  [[nodiscard]] bool exchanges() const override { return !is_in_node(); }
 
   [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
   void check_failure() const override { progress_->check_others(*log_); }
@@ -87,6 +89,7 @@ class MpiCommunicator final : public Communicator {
     return Request(std::make_unique<detail::mpi::MpiOpRequest>(progress_, op));
   }
 
+  [[nodiscard]] bool shifts(const Buffer& /*send*/, const Buffer& /*recv*/) const override { return exchanges(); }
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                            const Operands& operands) override {
     using detail::Collective;
@@ -119,8 +122,13 @@ class MpiCommunicator final : public Communicator {
         else
           all_reduce_sliced(*work, operands.send, operands.recv, call.dtype, call.op);
         break;
-      case Collective::shift:  // collectives of NCCL only
       case Collective::exchange:
+        exchange(*work, *operands.messages);
+        break;
+      case Collective::shift:
+        exchange(*work, {.sends = {{operands.send, (rank_ + call.places) % size_}},
+                         .receives = {{operands.recv, (rank_ - call.places + size_) % size_}}});
+        break;
       case Collective::barrier:
         check(*work, MPI_Ibarrier(comm_, work->add()));
         break;
@@ -139,6 +147,18 @@ class MpiCommunicator final : public Communicator {
     return start(op);
   }
 
+  /// In pieces, which MPI sends at once, while the ranks compute. A message of a `send` waits for its receiver.
+  void exchange(MpiOp& op, const Messages& messages) {
+    const int tag = tag_of(op);
+    for (const auto& [buffer, peer] : messages.receives) {
+      op.buffers.push_back(buffer);
+      op.recv(comm_, buffer.data(), buffer.bytes(), peer, tag);
+    }
+    for (const auto& [buffer, peer] : messages.sends) {
+      op.buffers.push_back(buffer);
+      op.send(comm_, std::as_const(buffer).data(), buffer.bytes(), peer, tag);
+    }
+  }
   void all_gather(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
                   const Buffer& recv) {
     if (log_->shared) return all_gather_over_nodes(op, call, caller, send, recv);
