@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: where things are, how many jobs, and one clear message when a step fails.
 set -euo pipefail
-exec </dev/null # nothing here asks a question
+exec </dev/null # no command here may ask a question
 
 if [ "${1-}" = --help ]; then # the comment at the head of the script
   sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
@@ -19,7 +19,7 @@ die_with() {
   exit "$status"
 }
 die() { die_with 1 "$@"; }
-misuse() { die_with 2 "$@"; } # of the command line; the programs' status for that is 2 as well
+misuse() { die_with 2 "$@"; } # a wrong command line, for which the programs end with status 2 as well
 
 # Compiling the largest example takes 2 GB, so memory bounds the jobs as well as the processors do.
 jobs=$(nproc)
@@ -29,13 +29,13 @@ gigabytes=$(awk '/^MemAvailable:/ {least = $2 * 1024} /^[0-9]+$/ && $1 < least {
 if [ "$jobs" -gt $((gigabytes / 2)) ]; then jobs=$((gigabytes / 2)); fi
 if [ "$jobs" -lt 1 ]; then jobs=1; fi
 
-# Open MPI refuses to run as root unless told twice; since version 5 its launcher has names of its own for that.
+# Open MPI runs as root only if both variables are set. The launcher of version 5 and later has other names for them.
 if [ "$(id -u)" = 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
-# quietly LOG WHAT COMMAND... : the command's output goes to LOG; where it fails, the end of it is shown.
+# quietly LOG WHAT COMMAND... : writes the command's output to LOG, and shows its end if the command fails.
 quietly() {
   local log=$1 what=$2
   shift 2

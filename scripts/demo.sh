@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains examples/gpt_fsdp on the King James Bible with 2 MPI ranks, and ends with text sampled from the model.
-#   scripts/demo.sh [OPTION OF gpt_fsdp...]     for instance: scripts/demo.sh --steps 20 --mesh d=1,t=2
-# These options override the script's own; -- before them is allowed.
+# Trains examples/gpt_fsdp on the King James Bible with 2 MPI ranks, and samples a text from the model.
+#   scripts/demo.sh [OPTION OF gpt_fsdp...]     for example: scripts/demo.sh --steps 20 --mesh d=1,t=2
+# These options override those of the script. They may follow a --.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2
@@ -10,19 +10,19 @@ options=(--mesh "d=2,t=1" --data "$root/build/data/kjv.txt" --batch 32 --seq 128
   --run "$root/build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
 
 if [ "${1:-}" = -- ]; then shift; fi
-case " $*" in *" --epochs"*) ;; *) options+=(--steps 500) ;; esac # one of them says how long it trains
+case " $*" in *" --epochs"*) ;; *) options+=(--steps 500) ;; esac # the program takes only one of the two
 
 scripts/setup.sh
 
 scripts/text.sh
 
 if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (some minutes; build/log/demo-build.log shows how far)"; fi
-# A folder of its own, so that the demo needs none of the tests' packages.
+# The demo has its own build folder, so it needs none of the tests' packages.
 quietly build/log/demo-configure.log "configuring" cmake --preset release -B build/demo -DSHARDLIB_BUILD_TESTS=OFF \
   -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_WITH_MPI=ON
 quietly build/log/demo-build.log "building" cmake --build build/demo -j "$jobs" --target gpt_fsdp
 
-# One core a rank where they just fit: unbound ranks wander, which costs a few per cent. Elsewhere the system decides.
+# If there is exactly one core for each rank, bind the ranks: ranks that move between cores lose a few percent of speed.
 cores=$(lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l) || cores=unknown
 if [ "$cores" = $ranks ] && [ "$(nproc)" = $ranks ]; then
   binding=(--bind-to core)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fuzzes every reader of the library (tests/fuzz/targets.hpp) with libFuzzer, AddressSanitizer and
-# UndefinedBehaviorSanitizer, from the files of tests/fuzz/corpus.
-#   scripts/fuzz.sh [--seconds N] [TARGET...]   N seconds for each target (default 60); without TARGET all of them
-# What it finds stays in build/fuzz/found: an input that breaks a reader goes into the corpus with the mend.
+# UndefinedBehaviorSanitizer. It starts from the files of tests/fuzz/corpus.
+#   scripts/fuzz.sh [--seconds N] [TARGET...]   fuzzes each TARGET (default: all) for N seconds (default 60)
+# Inputs that break a reader stay in build/fuzz/found. Add such an input to the corpus together with the fix.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 seconds=60
@@ -46,7 +46,7 @@ fuzz() { # TARGET
     return 1
   fi
 }
-# As many at a time as there are processors.
+# Run as many targets at a time as there are processors.
 running=()
 for target in "${targets[@]}"; do
   fuzz "$target" &

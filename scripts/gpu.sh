@@ -1,27 +1,31 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
-# compute-sanitizer, and trains GPT-2: losses against the CPU's, and those on two GPUs against those on one where there are
-# two, tokens/s and MFU, with PyTorch's where it is installed; the largest preset that fits, and the time of each family of
-# kernels. A stage that fails does not keep the others from running; then the status is 1.
-# Needs g++, CMake, ninja, Python, nvcc, cuBLAS and libraries of scripts/setup.sh (not Kokkos, MPI, oneDNN), and says which are
-# missing; no network. CMAKE_PREFIX_PATH names the folders of libraries that are not the system's.
-#   scripts/gpu.sh                    all of it
-#   scripts/gpu.sh --no-tests         without the tests, which take most of the time to compile
-#   scripts/gpu.sh --libraries DIR    on a Debian that has them: copies the libraries into DIR, for a machine that has none and
-#                                     no network. There: CMAKE_PREFIX_PATH=DIR scripts/gpu.sh
-#   scripts/gpu.sh -- OPTIONS         options of benchmarks/gpt2_gpu.py, as in -- --preset gpt2-774m --batch 8
+# Builds, tests and measures shardlib on a machine with an NVIDIA GPU:
+#   - builds with the CUDA launcher;
+#   - runs tests of ops and models on the GPU, and some of them under compute-sanitizer;
+#   - trains GPT-2, and compares its losses with those of the CPU and, if there are two GPUs, those of two GPUs with those of
+#     one;
+#   - measures tokens/s and MFU, also those of PyTorch if it is installed, the largest preset that fits, and the time of each
+#     family of kernels.
+# If a stage fails, the others still run, and the status is 1.
+# The script needs g++, CMake, ninja, Python, nvcc, cuBLAS and the libraries of scripts/setup.sh except Kokkos, MPI and oneDNN.
+# It says which are missing. It needs no network. CMAKE_PREFIX_PATH names the folders of libraries outside of the system's.
+#   scripts/gpu.sh                    runs all stages
+#   scripts/gpu.sh --no-tests         leaves out the tests, which take most of the time to compile
+#   scripts/gpu.sh --libraries DIR    copies this Debian's libraries into DIR, for a machine without them and without a
+#                                     network. There, run CMAKE_PREFIX_PATH=DIR scripts/gpu.sh
+#   scripts/gpu.sh -- OPTIONS         passes OPTIONS to benchmarks/gpt2_gpu.py, as in -- --preset gpt2-774m --batch 8
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Headers, CMake's files and shared libraries, and what these load.
+# Copies headers, CMake's files and shared libraries, and the libraries that these load.
 copy_libraries() { # DIR
   local to=$1 triplet file real
   local packages=(libeigen3-dev libfmt-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev
     zlib1g-dev catch2)
-  if dpkg -L libcatch2-dev >/dev/null 2>&1; then packages+=(libcatch2-dev); fi # of Catch2 3, of which catch2 is a name alone
+  if dpkg -L libcatch2-dev >/dev/null 2>&1; then packages+=(libcatch2-dev); fi # Catch2 3: its package catch2 is empty
   dpkg -L "${packages[@]}" >/dev/null 2>&1 || die "--libraries: not all of these packages are installed: ${packages[*]}: run scripts/setup.sh --test"
   triplet=$(gcc -print-multiarch)
   mkdir -p "$to/lib/$triplet"
-  # A library's file is of another package than its header, so links are copied as what they lead to.
+  # The file of a library is in another package than its header, so copy the files to which links lead.
   dpkg -L "${packages[@]}" | grep -E '^/usr/(include|lib|share/(eigen3|cmake))/' | sort -u | while read -r file; do
     if [ -f "$file" ]; then
       mkdir -p "$to/$(dirname "${file#/usr/}")"
@@ -72,7 +76,8 @@ architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d
 [[ $architectures =~ ^[0-9]+(\;[0-9]+)*$ ]] || die "nvidia-smi names no compute capability ('$architectures'): update the driver"
 [ "${architectures%%;*}" -ge 80 ] || die "a GPU of compute capability ${architectures%%;*}, but the kernels need 80 (A100) or later"
 
-# The libraries: a project that only looks for them. What they load in turn is beside them.
+# A CMake project that only looks for the libraries says which are missing. The libraries that they load are in the same
+# folders.
 triplet=$(gcc -print-multiarch 2>/dev/null || true)
 IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
 for prefix in "${prefixes[@]}"; do
@@ -103,7 +108,7 @@ if [ $tests = yes ] && grep -q 'no Catch2' build/log/gpu-libraries.log; then
   die "not found: Catch2, which the tests need: install it (Debian's catch2), or give --no-tests"
 fi
 
-# Tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for it.
+# The tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for a GPU.
 files='kernel_.*|map_numbers|ops_(attention|dropout|einsum(_bias)?|index|linear_cross_entropy|norms|statistics)|model_gpt2'
 quietly build/log/gpu-configure.log "configuring" cmake --preset release -B build/gpu -DSHARDLIB_LAUNCHER=cuda \
   -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" -DSHARDLIB_BUILD_BENCHMARKS=OFF \
@@ -116,8 +121,8 @@ run_tests() {
     ctest --test-dir build/gpu -R '^threads_gpu$' --no-tests=error --output-on-failure || return 1
   tail -n 3 build/log/gpu-tests.log
 }
-# All tensors lie in one block of CUDA, so memcheck sees accesses outside of the pool alone. Races for the memory that a
-# block's threads share, and barriers that some of them miss, are those of any pool.
+# All tensors lie in one allocation of CUDA, so memcheck finds only accesses outside of the pool. racecheck and synccheck look
+# at the shared memory and the barriers of thread blocks, which do not depend on the pool.
 declare -A looks=([memcheck]="causal_attention*"
   [racecheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*"
   [synccheck]="causal_attention in segments,softmax and norms,max*,linear_cross_entropy of logits*")

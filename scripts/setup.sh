@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what shardlib needs from Debian's packages, and only what is missing.
-#   scripts/setup.sh          what building and running the demo takes
-#   scripts/setup.sh --test   the tests' needs too (Catch2, clang 19, ccache, Python 3 with zarr and markdown-it)
-#   scripts/setup.sh --list [--test]   prints the packages, one a line, and installs nothing
-# Says nothing where nothing is missing. Works as root, or with a sudo that asks no password.
+# Installs the missing ones of the Debian packages that shardlib needs.
+#   scripts/setup.sh          the packages to build the library and to run the demo
+#   scripts/setup.sh --test   also those of the tests (Catch2, clang 19, ccache, Python 3 with zarr and markdown-it)
+#   scripts/setup.sh --list [--test]   prints the packages, one on each line, and installs nothing
+# Prints nothing if no package is missing. Run it as root, or with a sudo that asks for no password.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# "a|b": either will do; the first that the system has is installed.
+# "a|b": one of the two is enough. If both are missing, the first that the system offers is installed.
 packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-dev libfmt-dev libopenmpi-dev openmpi-bin
   libdnnl-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev
   libblosc-dev zlib1g-dev libzstd-dev bible-kjv"
@@ -25,7 +25,8 @@ fi
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# Of alternatives, the first that the system's package lists have; the last where they have none.
+# Sets `names` to the missing packages. Of alternatives it takes the first in the system's package lists, or the last if
+# the lists have none of them.
 choose() {
   local package one chosen
   names=()
@@ -65,7 +66,7 @@ apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# An update may fail for a source that has nothing to do with us; what counts is whether the packages install.
+# An update may fail because of a source that has none of our packages. So only a failed installation is an error.
 updated=yes
 apt update >/dev/null 2>&1 || updated=no
 choose

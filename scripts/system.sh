@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Sourced after common.sh: another Debian in a folder of its own (a debootstrap and a chroot; root only).
+# Sourced after common.sh: functions that make another Debian in a folder, with debootstrap and chroot (root only).
 [ "$(id -u)" = 0 ] || die "must run as root (debootstrap, chroot)"
 
-# new_system SUITE FOLDER LOG : makes it, anew, from the mirror that the host's apt uses; LOG begins the names of the logs.
+# new_system SUITE FOLDER LOG : makes the system from the mirror that the host's apt uses, and first removes what FOLDER
+# holds. LOG is the beginning of the names of the logs.
 new_system() {
   local suite=$1 system=$2 log=$3 mirror
   command -v debootstrap >/dev/null ||
@@ -15,15 +16,15 @@ new_system() {
   mkdir -p "$system"
   echo "$(basename "$0"): debootstrap of $suite into $system"
   quietly "$log-debootstrap.log" "debootstrap" debootstrap --variant=minbase "$suite" "$system" "$mirror" || return 1
-  # A mirror that stands still (a snapshot) has an index past its date; its signature is checked all the same.
+  # The index of a snapshot mirror has expired. apt still checks its signature.
   echo 'Acquire::Check-Valid-Until "false";' >"$system/etc/apt/apt.conf.d/90shardlib"
   cp /etc/resolv.conf /etc/hosts "$system/etc/"
   quietly "$log-update.log" "apt-get update in $suite" in_system "$system" apt-get -q update
 }
 
-# in_system FOLDER COMMAND... : runs it in the chroot, with /proc, /sys, /dev/shm, our sources (/shardlib, read-only but for
-# build/, where scripts and tests keep data and logs) and, where $scratch names one, a folder to exchange files over
-# (/scratch) bound into a mount namespace that ends with the command. Nothing stays mounted whatever happens.
+# in_system FOLDER COMMAND... : runs the command in the chroot. It sees /proc, /sys, /dev/shm, our sources as /shardlib, and
+# the folder $scratch, if it is set, as /scratch. /shardlib is read-only except build/, where scripts and tests keep data and
+# logs. All mounts belong to a mount namespace that ends with the command, so none is left.
 in_system() {
   unshare --mount --propagation private bash -euc '
     system=$1 source=$2 scratch=$3

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compiles with nvcc: the headers, the kernels, tests of ops and the trainers, for sm_80 and sm_90, without warnings.
-# Trains with one of them on the CPU. Links three trainers with the launcher for GPUs, as a GPU build does: they train on the
-# CPU, and end with an error where they ask for a GPU that is not there. A GPU is not needed (scripts/gpu.sh is for machines
-# that have one). Where nvcc is missing, it says so and ends with status 0.
-#   scripts/test-cuda.sh           all of it
-#   scripts/test-cuda.sh --quick   headers, kernels, the two-layer FSDP example and a step of a GPT, to PTX; a part of
-#                                  scripts/test.sh
+# Compiles the headers, the kernels, tests of ops and the trainers with nvcc, for sm_80 and sm_90, without warnings. Trains
+# with one of them on the CPU. Then links three trainers with the launcher for GPUs, as a GPU build does. These have to train
+# on the CPU, and to end with an error if they ask for a GPU on a machine without one. The script needs no GPU (scripts/gpu.sh
+# is for machines that have one). If nvcc is missing, the script says so and ends with status 0.
+#   scripts/test-cuda.sh           runs all of this
+#   scripts/test-cuda.sh --quick   compiles headers, kernels, the two-layer FSDP example and a step of a GPT to PTX. It is a
+#                                  part of scripts/test.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 target=check_cuda
@@ -13,7 +13,7 @@ architectures="80-real;90-real"
 flags=(-DCMAKE_CUDA_FLAGS= "-DCMAKE_CUDA_FLAGS_RELEASE=-O3 -DNDEBUG")
 for option in "$@"; do
   case $option in
-    --quick) # what is wrong in the sources shows without optimization and machine code, in a sixth of the time
+    --quick) # errors of the sources show without optimization and machine code, too, in a sixth of the time
       target=check_cuda_quick architectures=90-virtual
       flags=("-DCMAKE_CUDA_FLAGS=-Xcicc -O0" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
       ;;
@@ -27,7 +27,7 @@ if [ ! -x "$nvcc" ]; then
   exit 0
 fi
 
-# The library as test.sh builds it, which the compiler cache then has.
+# The same options as in test.sh, so the compiler cache already has the library.
 quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset release -B build/cuda \
   -DSHARDLIB_CHECK_CUDA=ON -DSHARDLIB_INSTALL_COMPILED=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 -DCMAKE_CUDA_COMPILER="$nvcc" \
   "-DCMAKE_CUDA_ARCHITECTURES=$architectures" "${flags[@]}" \
@@ -35,7 +35,7 @@ quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset rele
 quietly build/log/cuda-build.log "compiling with nvcc" cmake --build build/cuda -j "$jobs" --target $target
 quietly build/log/cuda-run.log "mlp_fsdp compiled by nvcc" build/cuda/mlp_fsdp_cuda --mesh d=2
 
-# A build for GPUs. What only its linker finds, as a kernel that no source makes, would else show on a machine with a GPU.
+# A build for GPUs. Only its linker finds some mistakes, such as a kernel that no source instantiates.
 if [ $target = check_cuda ]; then
   quietly build/log/cuda-launcher-configure.log "configuring a GPU build" cmake --preset release -B build/cuda-launcher \
     -DSHARDLIB_LAUNCHER=cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=90 \

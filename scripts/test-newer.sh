@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Builds shardlib and runs its tests on a newer Debian, in a folder of its own (a debootstrap and a chroot; root only):
-# the newest g++, Kokkos 5 with OpenMP, Catch2 3, newer Open MPI, fmt and Eigen. What is there is used again; delete
-# the folder to begin afresh. Not part of CI.
+# Builds shardlib and runs its tests on a newer Debian: the newest g++, Kokkos 5 with OpenMP, Catch2 3, newer Open MPI, fmt
+# and Eigen. It installs that Debian into a folder with debootstrap, and uses it with chroot (root only). An existing system
+# and build are used again; delete the folder to start again. CI does not run this script.
 #   scripts/test-newer.sh [--suite sid|trixie] [--compiler g++|clang++] [--folder DIR] [--clean] [CTEST OPTION...]
+#     --suite, --compiler   the Debian release (default sid; trixie if only that exists, or sid does not install), and the
+#                           compiler (default g++)
+#     --folder DIR          where the systems are (default /var/tmp/shardlib-newer)
+#     --clean               installs the system again
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source scripts/system.sh
 
@@ -34,7 +38,7 @@ make_system() {
   touch "$system.ready"
 }
 
-# What setup.sh installs, with the suite's own clang; of alternatives the first that the suite has.
+# Installs the packages of setup.sh, with the suite's own clang. Of alternatives it takes the first that the suite has.
 install_packages() {
   local package one names=(clang libomp-dev)
   for package in $(scripts/setup.sh --list --test | grep -v '^clang-'); do
@@ -57,7 +61,7 @@ if [ ! -f "$system.ready" ]; then
     [ -f "$system.ready" ] || make_system || die "no newer system could be made; see $log-*.log"
   fi
 else
-  install_packages || die "packages that shardlib has come to need do not install in $system"
+  install_packages || die "packages that shardlib needs by now do not install in $system"
 fi
 
 echo "test-newer.sh: Debian $suite, $(in_system "$system" "$compiler" --version | head -n 1)"
@@ -68,6 +72,6 @@ build=/var/tmp/build-$compiler
 quietly $log-configure.log "configuring" in_system "$system" cmake -S /shardlib -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS_RELEASE="-O2 -DNDEBUG"
 grep 'shardlib:' $log-configure.log
-# Every error counts here, so the build goes on after the first.
+# The build continues after an error, to show all of them.
 quietly $log-build.log "building" in_system "$system" cmake --build "$build" -j "$jobs" -- -k 0
 in_system "$system" ctest --test-dir "$build" --output-on-failure --no-tests=error "$@"

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Sets up, builds and tests everything: release with g++ (threads, MPI, the gallery of compile errors, a consumer
-# project), a selection of the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, a
-# compile of every tenth header, of the examples and of the benchmarks with clang 19, and each fuzzer for 2 seconds.
-# Where nvcc is installed, it compiles headers and an example too.
-#   scripts/test.sh           all of it
-#   scripts/test.sh --quick   release only
+# Installs missing packages, builds shardlib and tests it:
+#   - the release build with g++: threads, MPI, the gallery of compile errors, a project that uses the installed library;
+#   - a selection of the tests under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer;
+#   - every tenth header, the examples and the benchmarks compiled with clang 19;
+#   - each fuzzer for 2 seconds;
+#   - if nvcc is installed, headers and an example compiled with it.
+#   scripts/test.sh           runs all of this
+#   scripts/test.sh --quick   runs the release build and its tests only
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 quick=no
@@ -22,15 +24,15 @@ failed=0
 summary=()
 started=$SECONDS
 
-# What runs in the background of this script ends with it, also by Ctrl-C, which a job in the background would not notice.
+# The script ends its background jobs when it ends, also after Ctrl-C, which does not reach them.
 declare -A background=()
-in_background() { # COMMAND...: in a process group of its own, $!
+in_background() { # COMMAND...: runs it in a process group of its own, whose number is $!
   set -m
   "$@" &
   set +m
   background[$!]=$!
 }
-await() { # GROUP: its status
+await() { # GROUP: waits for its end, and returns its status
   local status=0
   wait "$1" || status=$?
   unset "background[$1]"
@@ -44,7 +46,8 @@ trap end_background EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# stage NAME FUNCTION: runs on after a failure, so that one run shows all of them.
+# stage NAME FUNCTION: runs the function, and notes its time and result. A failure does not end the script, so one run shows
+# all failures.
 stage() {
   local name=$1 begin=$SECONDS
   echo "== $name"
@@ -56,7 +59,7 @@ stage() {
   echo "${summary[-1]}"
 }
 
-check() { # COMMAND...: one check without a test runner of its own
+check() { # COMMAND...: runs it, and counts it as one test
   if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
 }
 
@@ -72,12 +75,12 @@ build() { # PRESET TARGET [CMAKE OPTION...]
 }
 
 run_tests() { # PRESET [CTEST OPTION...]
-  # Two tests at a time have more threads than there are cores, so none of them may spin.
+  # Two tests run at a time and have more threads than there are cores, so threads that wait must not spin.
   OMP_WAIT_POLICY=passive ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
     >"build/log/$1-ctest.log" 2>&1
 }
 
-count_tests() { # PRESET STATUS: prints and counts what run_tests has found
+count_tests() { # PRESET STATUS: prints and counts the results of run_tests
   local log="build/log/$1-ctest.log" line
   if [ "$2" = 0 ]; then
     grep -E '^ *[0-9]+/[0-9]+ Test|tests passed' "$log"
@@ -94,18 +97,18 @@ count_tests() { # PRESET STATUS: prints and counts what run_tests has found
   return "$2"
 }
 
-built() { # a build that fails counts as one failure
+built() { # builds; a failure counts as one failed test
   if ! build "$@"; then failed=$((failed + 1)) && return 1; fi
 }
 
-# A build that takes what the other jobs leave of the processors: some mostly wait, others keep one core busy.
-build_at_leisure() { # PRESET [GROUP: another one, which goes first]
+# A build at low priority. It uses the cores while the other jobs wait, or keep only one core busy.
+build_at_leisure() { # PRESET [GROUP]: begins when GROUP has ended
   renice -n 19 $BASHPID >/dev/null
   if [ -n "${2:-}" ]; then tail --pid="$2" -f /dev/null; fi
   build "$1" shardlib_tests
 }
-declare -A building=() sanitized=() # by preset, the process group of its build and of its tests
-start_builds() { # unless they run
+declare -A building=() sanitized=() # for each preset, the process group of its build, and that of its tests
+start_builds() { # starts the builds of the sanitizers, unless they have been started
   if [ ${#building[@]} = 0 ]; then
     in_background build_at_leisure asan
     building[asan]=$!
@@ -113,7 +116,7 @@ start_builds() { # unless they run
     building[tsan]=$!
   fi
 }
-start_tests() { # PRESET REGEX: of the build, once it is there
+start_tests() { # PRESET REGEX: waits for the build of the preset, and starts its tests
   start_builds
   if ! await "${building[$1]}"; then failed=$((failed + 1)) && return 1; fi
   in_background run_tests "$1" -R "$2"
@@ -123,19 +126,20 @@ quick_fuzz() { scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1; }
 quick_cuda() { quietly build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick; }
 fuzz="" cuda="" # their process groups
 
-# The installed library is what the test of examples/template links. Programs take their kernels from it too, so they
-# need little optimization of their own.
+# The test of examples/template links the library that is installed here. The programs take their kernels from it, too, so
+# -O1 is enough for their own code.
 release() {
   local status=0
-  # The last compilations of this build leave a core idle. The others take it where memory allows twice the compilers.
+  # The last compilations of this build leave a core idle. If the memory is enough for twice as many compilers, the builds of
+  # the sanitizers use it.
   if [ $quick = no ] && [ "$gigabytes" -ge $((6 * jobs)) ]; then start_builds; fi
   built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_EXAMPLE_FLAGS=-O1 || return 1
   if [ $quick = no ]; then start_builds; fi
   run_tests release || status=$?
   count_tests release $status
 }
-# Tests of the two builds, the fuzzers and nvcc keep one core busy each, so they run while other stages compile.
-# AddressSanitizer's tests also run over MPI without shared memory, which takes other ways than threads do.
+# The tests of the two builds, the fuzzers and nvcc keep one core busy each, so they run while other stages compile.
+# AddressSanitizer's tests also run over MPI without shared memory, whose code threads do not run.
 sanitizers() {
   local status=0
   start_tests asan '^(threads|mpi_without_shm)$' || status=1
@@ -155,8 +159,8 @@ sanitized_tests() {
   done
   return $status
 }
-# The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
-# includes, tests/includes.py has looked at in all of them.
+# clang has compiled the gallery in the release stage, and the library's definitions in the stage of AddressSanitizer.
+# tests/includes.py has checked the includes of all headers.
 clang() {
   check quietly build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
     -DSHARDLIB_CHECK_HEADERS_EVERY=10 &&

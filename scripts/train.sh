@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs a trainer under mpirun and starts it again when a rank dies: the run goes on from its newest whole checkpoint.
+# Runs a trainer under mpirun, and starts it again when a rank dies. The run resumes from its newest whole checkpoint.
 #
 #   scripts/train.sh [--ranks N,M,...] [--hosts HOST:SLOTS,...] [--restarts N] [--mpirun "COMMAND"] -- PROGRAM OPTION...
 #
-#   --ranks N,M,...  how many ranks (default 1). Of several numbers it takes the first that --hosts has room for, and the
-#                    next one after two starts in a row without a new checkpoint. "{ranks}" in an option of the program
-#                    stands for the number: --mesh d={ranks},t=1. Any mesh goes on from any checkpoint.
-#   --hosts ...      where ranks run. Before each start, hosts that do not answer (TRAIN_PROBE, default "ssh -o
-#                    BatchMode=yes -o ConnectTimeout=5", then the host and "true") are left out.
-#   --restarts N     restarts in a row without a new checkpoint before it gives up (default 5). Between them it waits 1,
-#                    2, 4 ... seconds, at most 60.
+#   --ranks N,M,...  the number of ranks (default 1). With several numbers, the script takes the first for which --hosts has
+#                    room, and the next one after two starts in a row without a new checkpoint. "{ranks}" in an option of
+#                    the program stands for the number: --mesh d={ranks},t=1. Every mesh can resume from every checkpoint.
+#   --hosts ...      the hosts on which ranks run. Before each start the script leaves out hosts that do not answer. It asks
+#                    by TRAIN_PROBE (default "ssh -o BatchMode=yes -o ConnectTimeout=5"), followed by the host and "true".
+#   --restarts N     the number of restarts in a row without a new checkpoint after which the script gives up (default 5).
+#                    It waits 1, 2, 4 ... seconds between them, at most 60.
 #   --mpirun "..."   the launcher and its flags (default mpirun)
 #
-# The program has to have --run DIR. Status 0 and 2 (a wrong option) end the script with the same status. SIGTERM, SIGINT,
-# SIGHUP and SIGUSR1 ask the run to save and stop; the script then ends with 0, or with 143 if the run does not end well.
+# The program needs --run DIR. If it ends with status 0 or 2 (a wrong option), the script ends with the same status. SIGTERM,
+# SIGINT, SIGHUP and SIGUSR1 make the run save and stop. The script then ends with 0, or with 143 if the run has failed.
 set -uo pipefail
 
 misuse() {
@@ -48,7 +48,7 @@ done
 for host in "${hosts[@]}"; do
   [[ $host =~ ^[^:]+:[1-9][0-9]*$ ]] || misuse "--hosts: '$host' is not HOST:SLOTS"
 done
-[ $# -gt 0 ] || misuse "no program behind --"
+[ $# -gt 0 ] || misuse "no program follows --"
 command -v "${launcher[0]}" >/dev/null || misuse "there is no command '${launcher[0]}'"
 
 run=
@@ -58,9 +58,9 @@ for word in "$@"; do
   [[ $word == --run=* ]] && run=${word#--run=}
   previous=$word
 done
-[ -n "$run" ] || misuse "the program has no --run DIR, and without its checkpoints it would start anew"
+[ -n "$run" ] || misuse "the program has no --run DIR, so it would have no checkpoint to resume from"
 
-# The newest complete checkpoint, or nothing.
+# Prints the name of the newest complete checkpoint, or nothing.
 newest() { cat "$run/checkpoints/LATEST" 2>/dev/null; }
 
 # Sets `at` to the hosts that answer, and `slots` to their room.
@@ -78,8 +78,8 @@ find_hosts() {
   done
 }
 
-# The ranks that a process has started on this machine, directly or through another one. Open MPI 6 starts them from another
-# thread than its first.
+# Prints the ranks that a process has started on this machine, directly or through another process. It looks at all threads,
+# because Open MPI 6 starts ranks from a thread of its own.
 local_ranks() {
   local pid child
   for pid in "$1" $(cat "/proc/$1/task/"*/children 2>/dev/null); do
@@ -89,8 +89,8 @@ local_ranks() {
   done
 }
 
-# Open MPI 4's mpirun may wait forever after its ranks here have ended: for nodes that it cannot reach, or after a rank
-# that died while it connected. Ends it then, after 10 seconds. Elsewhere than here, ranks are not seen.
+# Ends an mpirun whose ranks on this machine have ended, after 10 seconds. Open MPI 4's mpirun may wait forever then, for nodes
+# that it cannot reach, or because a rank died while it connected. Ranks of other machines are not visible here.
 mind() {
   local had_ranks=no alone=0 most=30
   if [ ${#hosts[@]} = 0 ]; then had_ranks=yes; fi
@@ -98,7 +98,7 @@ mind() {
     if [ -n "$(local_ranks "$1")" ]; then
       had_ranks=yes alone=0 most=10
     elif [ $had_ranks = yes ] && [ $((alone += 2)) -ge $most ]; then
-      say "no rank is left here, but ${launcher[0]} still waits: it is killed"
+      say "no rank is left on this machine, but ${launcher[0]} still waits: killing it"
       kill -KILL "$1"
     fi
     sleep 2
@@ -107,8 +107,8 @@ mind() {
 
 stopped=no told=no
 child=
-# mpirun passes SIGUSR1 on to the ranks, which save and stop; other signals would make it kill them. It forgets a signal
-# that comes before it has started them.
+# mpirun passes SIGUSR1 on to the ranks, which save and stop. Other signals make mpirun kill the ranks. A signal that comes
+# before mpirun has started them is lost, so wait for them.
 pass_on() {
   local waited
   for waited in {1..50}; do
@@ -129,7 +129,7 @@ stop() {
 }
 trap stop TERM INT HUP USR1
 
-choice=0  # of ranks
+choice=0  # the number of ranks is ranks[choice]
 failed=0  # starts in a row without a new checkpoint
 while :; do
   where=()
@@ -146,7 +146,7 @@ while :; do
   count=${ranks[$choice]}
   before=$(newest)
   started=$SECONDS
-  # In a session of its own: the terminal's Ctrl-C is for this script.
+  # A session of its own, so the terminal's Ctrl-C reaches this script alone.
   setsid "${launcher[@]}" -n "$count" "${where[@]}" "${@//\{ranks\}/$count}" &
   child=$!
   tell
@@ -170,7 +170,7 @@ while :; do
   if [ "$after" != "$before" ]; then failed=0; fi
   failed=$((failed + 1))
   if [ $failed -gt "$restarts" ]; then
-    say "status $status after $((SECONDS - started)) s; $failed starts in a row came to no new checkpoint: it gives up"
+    say "status $status after $((SECONDS - started)) s; $failed starts in a row made no new checkpoint: giving up"
     exit 1
   fi
   if [ $failed -ge 2 ] && [ $((failed % 2)) = 0 ] && [ $((choice + 1)) -lt ${#ranks[@]} ]; then choice=$((choice + 1)); fi

