@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The cost of the safeguards that are always on, as a share of a training step: GPT-2 124M, FSDP on two ranks of this machine.
+"""Measures the cost of the safeguards that are always on, as a share of a training step of GPT-2 124M, FSDP on two ranks of
+this machine.
 
 Every communication writes a record (the flight recorder) and a fingerprint of its call. Over shared memory the fingerprint
-goes with the call; over MPI itself it is a message of its own, which may wait for the slowest rank while the communication
-itself is on its way. Their times are measured alone, in a loop, and multiplied by the communications of a step, as --plan
-counts them; so a cost that hides behind others counts too.
+goes with the call. Over MPI it is a message of its own, which may wait for the slowest rank while the communication itself
+runs. The program measures their times alone, in a loop, and multiplies them by the communications of a step, as --plan counts
+them. So a cost that overlaps with others counts, too.
 
   benchmarks/always_on.py --build build/benchmarks
 """

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The peak of a step in bf16 over that of the same step in f32, by --plan, for models of the size of GPT-2 124M: a line for each
-mesh and batch, a column for each --recompute policy. Of a pipeline it is the highest peak of its ranks.
+"""Prints the peak of a step in bf16 over that of the same step in f32, as --plan counts them, for models of the size of GPT-2
+124M. The table has a line for each mesh and batch, and a column for each --recompute policy. The peak of a pipeline is the
+highest of its ranks.
 
   benchmarks/bf16_plans.py --build build/benchmarks
 """

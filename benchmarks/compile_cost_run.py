@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What compiling costs: CPU seconds and peak memory of the compiler, medians of several runs with the least and the most.
+"""Measures the CPU seconds and the peak memory of the compiler. Prints medians of several runs, with the least and the most.
 
-First examples/gpt_fsdp.cpp, by ninja's command of the build folder, without ccache, into another folder. Then, with the same
-flags, README's program and the training program of examples/template: linked to shardlib::compiled, header-only, and the front
-end alone. Last g++'s front end alone, for a source that includes only shardlib/shapes.hpp.
+It compiles examples/gpt_fsdp.cpp with the command of the build folder, but without ccache and into another folder. With the
+same flags it compiles README's program and the training program of examples/template in three ways: linked to
+shardlib::compiled, header-only, and by the front end alone. Then g++'s front end compiles a source that includes only
+shardlib/shapes.hpp.
 
   benchmarks/compile_cost_run.py --build build/benchmarks
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What gathering weights once a step saves: gpt_fsdp on two ranks in network namespaces (root), over links of 1 and 8 Gbit/s,
-with one microbatch a step and with several.
+"""Measures what gathering the weights once a step saves: gpt_fsdp on two ranks in network namespaces (root), over links of 1
+and 8 Gbit/s, with one microbatch a step and with several.
 
 Prints the median milliseconds of a step, and of its communication, with --gather per-microbatch and per-step, and the first
-over the second. Each rate and number of microbatches is measured in each of several rounds, both forms in turn; a ratio is
-the median of its rounds, with the least and the most. Both forms have the same losses, but for rounding.
+over the second. Each of several rounds measures each rate and number of microbatches, with both forms in turn. A ratio is the
+median of its rounds, with the least and the most. Both forms have the same losses, except for rounding.
 
   benchmarks/gather.py --examples build/benchmarks/examples
 """

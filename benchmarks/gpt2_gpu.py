@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 on one GPU: its losses against the CPU's, tokens/s, MFU, and the same of PyTorch.
+"""Measures a training step of GPT-2 on one GPU: tokens/s and MFU, also of PyTorch. Compares its losses with those of the CPU.
 
-Builds nothing: scripts/gpu.sh does, and runs this. MFU counts the model FLOPs of gpt2_step.py against the GPU's dense
-bf16 peak, which is known for the GPUs in SHEETS, or given by --peak. A figure is the median of the steps after the first
---warmup ones. With --times, a run whose kernels wait for each other gives the time of each family of kernels and of each op,
-and its share of the GPU's memory bandwidth (of SHEETS, or --bandwidth) and peak. Where there are two GPUs, the losses on both,
-which communicate by NCCL, are compared with those on one.
+scripts/gpu.sh builds the programs and runs this one. MFU counts the model FLOPs of gpt2_step.py against the GPU's dense bf16
+peak, which is that of SHEETS or of --peak. A figure is the median of the steps after the first --warmup ones. With --times, a
+run whose kernels wait for each other gives the time of each family of kernels and of each op, and its share of the GPU's peak
+and memory bandwidth (that of SHEETS, or of --bandwidth). On a machine with two GPUs, it also compares the losses of both, which
+communicate by NCCL, with those of one.
 
   benchmarks/gpt2_gpu.py --build build/gpu
 """

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 124M in f32 and bf16 with AdamW: ours and its peers on this machine, taking turns.
+"""Measures a training step of GPT-2 124M with AdamW in f32 and bf16, of shardlib and of its peers on this machine, in turns.
 
-The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304; the tokens are random, the same batch in
-every step. All begin with the same weights; all but llm.c decay the same ones and clip the gradient norm to 1, and llm.c
-is compared with ours under its settings. Losses under the same settings must agree. A turn is a process of its own; its first
-steps do not count, and the figure is the median of the steps of all turns. As the machine's speed drifts, its peak is
-measured before each turn, and "of the peak" is the median of the turns' shares. Model FLOPs are those of Chowdhery et al.
-2022, appendix B, with half of the attention, as it is causal (the program's MFU has all of it): a token takes 6 for each
-parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
+The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304. The tokens are random, and every step has the
+same batch. All programs start with the same weights. All except llm.c decay the same weights and clip the gradient norm to 1;
+shardlib's step that is compared with llm.c has its settings. Losses under the same settings must agree.
 
-Peers: PyTorch in this system (python3-torch) and in each --torch-root, in one process with two threads, and in two
-processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. In bf16 it runs under
-autocast. If --llmc names a checkout of llm.c, its train_gpt2.c too, for B=4 T=64, its own batch; it needs no starter pack.
+A turn is a process of its own. Its first steps do not count, and a figure is the median of the steps of all turns. The speed of
+the machine drifts, so its peak is measured before each turn, and "of the peak" is the median of the turns' shares. Model FLOPs
+are those of Chowdhery et al. 2022, appendix B, with half of the attention, because it is causal (the MFU of the program has all
+of it): a token takes 6 for each parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
 
-  benchmarks/gpt2_step.py                                        ours, and the system's PyTorch
+The peers are PyTorch in this system (python3-torch) and in each --torch-root: in one process with two threads, and in two
+processes with one thread each over gloo, by DDP and by FSDP2. OpenBLAS is set to the fastest core type. In bf16, PyTorch runs
+under autocast. If --llmc names a checkout of llm.c, its train_gpt2.c is a peer for B=4 T=64, its own batch. It needs no starter
+pack.
+
+  benchmarks/gpt2_step.py                                        shardlib, and the system's PyTorch
   benchmarks/gpt2_step.py --torch-root DIR                       PyTorch of another Debian (scripts/torch-root.sh DIR makes it)
   benchmarks/gpt2_step.py --llmc DIR                             llm.c (git clone https://github.com/karpathy/llm.c DIR)
-  benchmarks/gpt2_step.py --ours --batches 4x64                  the quickest
+  benchmarks/gpt2_step.py --ours --batches 4x64                  the shortest run
 """
 import argparse
 import array

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lets TCP over IPv4 hand a network device packets of more than 64 KB (BIG TCP; Linux 6.3 and newer, root).
 
-What `ip link set dev DEVICE gso_ipv4_max_size BYTES gro_ipv4_max_size BYTES` does, where iproute2 is older than 6.3.
+It does what `ip link set dev DEVICE gso_ipv4_max_size BYTES gro_ipv4_max_size BYTES` of iproute2 6.3 and newer does.
 
   ip netns exec NAMESPACE benchmarks/long_packets.py DEVICE BYTES
 """

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The memory of a training step of GPT-2 124M by --recompute policy, and the time that each policy costs.
+"""Measures the memory of a training step of GPT-2 124M under each --recompute policy, and the time that the policy costs.
 
-Each policy runs on one device and on two ranks. MB and pages are those of all ranks together:
+Each policy runs on one device and on two ranks. MB and pages are the sums of all ranks:
 
-  planned MB      by --plan
-  pool/plan       the pool's high-water mark over it (rank 0's, once for each rank)
-  pages/plan      the pages that the pool's blocks have touched; what is above pool/plan is fragmentation
+  planned MB      the peak that --plan prints
+  pool/plan       the peak of the pool over it (that of rank 0, once for each rank)
+  pages/plan      the pages that the pool's blocks have touched, over it; the part above pool/plan is fragmentation
   start MB        the process without the pool's pages when the first weights are made: MPI, text, code
-  growth/plan     the growth since then; it is of the proportional set size, so that shared pages count once
+  growth/plan     the growth of the process since then, by its proportional set size, which counts shared pages once
   others MB       the part of the growth that is not the pool's, mostly memory of libraries, which the plan does not count
   faults a step   page faults, from the third step on
   over none       the median step over that of --recompute none, with fastest over slowest and slowest over fastest

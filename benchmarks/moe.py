@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""One layer of a mixture of experts, forward and backward, in f32: ours by index against the one-hot form (products that dispatch and
-combine, as in GShard and Switch) and against PyTorch, on this machine, taking turns.
+"""Measures one layer of a mixture of experts, forward and backward, in f32 on this machine, in turns: shardlib's layer, which
+chooses rows by index, the one-hot form (products that dispatch and combine, as in GShard and Switch), and PyTorch.
 
-Router, two experts a token, SwiGLU. All have the same tokens and weights, random ones; no expert lacks a gradient, and the
-tokens have one too. Dropless forms compute the same loss, and those with a capacity of 1.25 drop the same rows: the losses must
-agree. Ours computes in addition the router's two losses. A turn is a process of its own, and its first round does not count;
-the figure is the median of the rounds of all turns, with the middle 80 %. Each has all cores.
+The layer has a router, two experts for a token, and SwiGLU. All forms have the same random tokens and weights. Every expert has
+a gradient, and so have the tokens. Dropless forms compute the same loss, and those with a capacity of 1.25 drop the same rows,
+so the losses must agree. shardlib's layer also computes the router's two losses. A turn is a process of its own that has all
+cores. Its first round does not count. A figure is the median of the rounds of all turns, with the middle 80 %.
 
-Peers: PyTorch in this system (python3-torch) and in each --torch-root: expert by expert, by index, as transformers' Mixtral has
-it, and one-hot. benchmarks/moe_layer.cpp and benchmarks/torch_moe.py are the programs.
+The peers are PyTorch in this system (python3-torch) and in each --torch-root, in two forms: expert by expert, by index, as
+transformers' Mixtral has it, and one-hot. benchmarks/moe_layer.cpp and benchmarks/torch_moe.py are the programs.
 
-  benchmarks/moe.py                             ours, and the system's PyTorch
+  benchmarks/moe.py                             shardlib, and the system's PyTorch
   benchmarks/moe.py --torch-root DIR            PyTorch of another Debian (scripts/torch-root.sh DIR makes it)
   benchmarks/moe.py --build build/release --turns 2 --rounds 3
 """

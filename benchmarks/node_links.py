@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Bytes over the link between two nodes, and what the types say: gpt_fsdp on two network namespaces (root) with two ranks
-each, which share memory.
+"""Compares the bytes that cross the link between two nodes with those that the types say. gpt_fsdp runs in two network
+namespaces (root) with two ranks each, which share memory.
 
-  d=4       weights are sharded over all ranks. Of n ranks, k in a node, a rank would send (n-1)/k times what crosses the
-            link for it: a gather sends a shard to the other node once, and a scatter the sum of the node.
-  r=2,d=2   hybrid sharding: weights are sharded inside a node and replicated between. Only what moves over `r` crosses.
+  d=4       weights are sharded over all ranks. A gather sends a shard to the other node once, and a scatter sends the sum of
+            the node. So for n ranks, k in a node, a rank alone would send (n-1)/k times the bytes that cross the link for it.
+  r=2,d=2   hybrid sharding: weights are sharded inside a node and replicated between nodes. Only bytes over `r` cross the link.
   without shared memory, d=4: each rank sends its shards to every other one, two of three over the link.
 
-For each it prints the bytes that a node sends in a step: by --plan, by the counters of its link, less the headers of Ethernet,
-IP and TCP, and the second over the first. The steps after the first few count, as a run also sends when it starts and ends.
+For each mesh it prints the bytes that a node sends in a step: those of --plan, those of the counters of its link, without the
+headers of Ethernet, IP and TCP, and the second over the first. The first few steps do not count, because a run also sends when
+it starts and ends.
 
   benchmarks/node_links.py --examples build/benchmarks/examples
 """

@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""How much of FSDP's communication hides behind computation: gpt2 on two ranks in network namespaces (root).
+"""Measures how much of FSDP's communication overlaps with computation: gpt2 on two ranks in network namespaces (root).
 
-First over a link without a limit: what a step without --prefetch communicates there is T_copy, the copies that communicating
-takes on any link; the rest of a step, of the faster of the two, is T_compute. Then, for T_wire = 0.25, 0.5 and 1 times
-T_compute, over one so slow that what a rank sends in a step, by --plan, takes T_wire, with and without --prefetch. Prints the
-median seconds of a step over
+The first link has no limit. T_copy is the time of communication in a step without --prefetch over this link: the copies that
+communication takes on any link. T_compute is the rest of that step, or of the step with --prefetch if that is less. The other
+links are so slow that the bytes that a rank sends in a step, as --plan counts them, take T_wire = 0.25, 0.5 and 1 times
+T_compute. The program runs over them with and without --prefetch, and prints the median seconds of a step over
 
   the ideal, T_compute + T_copy + max(0, T_wire - T_compute);
   the shortest step that the order of gpt2 allows (shortest_step below);
-  what nothing overlapping would take, T_compute + T_copy + T_wire;
-  max(T_compute, T_wire), which no copies reach.
+  a step without any overlap, T_compute + T_copy + T_wire;
+  max(T_compute, T_wire), which a step with copies cannot reach.
 
-Packets are long, so that the work of a network card takes little of the cores (Hosts in common.py). Up to 3 % of a step's bytes
-pass at any speed after pauses; prefetching hides them.
+Packets are long, so that the work of a network card takes little time of the cores (Hosts in common.py). Up to 3 % of a step's
+bytes pass at any speed after pauses; prefetching hides them.
 
-The model has as many layers as GPT-2: the fewer there are, the more of a step are the first layer's weights and the last
-gradients, which nothing can hide.
+The model has as many layers as GPT-2. With fewer layers, the weights of the first layer and the last gradients, which cannot
+overlap, would be a larger part of a step.
 
-As machines' speeds drift, T_compute is measured anew before each slow link, in several rounds; what is printed of a ratio
-are the medians of its rounds, over the ideal with the least and the most.
+The speed of a machine drifts, so each of several rounds measures T_compute before each slow link. A printed ratio is the median
+of its rounds; that over the ideal has the least and the most, too.
 
-Before that, a few steps on four ranks must have the losses of four threads, to the bit.
+Before all this, a few steps on four ranks must have the losses of four threads, to the bit.
 
   benchmarks/overlap.py --examples build/benchmarks/examples
 """

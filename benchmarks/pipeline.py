@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Pipelines against microbatched FSDP on two ranks, in one run: the comparison of JaxPP's tutorial.
+"""Compares pipelines with microbatched FSDP on two ranks, in one run, as JaxPP's tutorial does.
 
-The same GPT, global batch and number of microbatches in five layouts that take turns: fully sharded over d=2 (all
-microbatches at once, and one after the other as a pipeline takes them), and p=2 under 1F1B, interleaved 1F1B and
-ZeroBubble. Prints the median step of each and, for the pipelines, the last step as it was simulated, with its own mean task
-times, and as it was measured.
+The same GPT, global batch and number of microbatches run in turns in five layouts: fully sharded over d=2 (all microbatches at
+once, and one after the other as a pipeline takes them), and p=2 under 1F1B, interleaved 1F1B and ZeroBubble. Prints the median
+step of each layout. For the pipelines it also prints the last step as measured, and as simulated with its own mean task times.
 
   benchmarks/pipeline.py             the ranks share memory
   benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What --plan predicts for a step, and what the step takes: FSDP on two ranks in network namespaces, over links of several
+"""Compares the time of a step with that which --plan predicts: FSDP on two ranks in network namespaces, over links of several
 rates.
 
-Two things are fitted, over a link without a limit: --plan-efficiency, so that the prediction without communication is
-what the step takes less its communication, and the most that the cores move, the bytes of a step over the seconds of its
-communication less the latencies. The links are not fitted: a link's bandwidth is its rate less the headers of Ethernet,
-IP and TCP, or what the cores move if that is less; they copy while the link sends. (So a row whose rate is above the
-copies tests the fit, and one below it the link.) Nothing in this program overlaps, so the measured step stands against
-the slower of the two sums.
-"of communication" is the same ratio for the part of a step that is not computing.
-As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
-printed of a rate are the medians of its rounds.
+Two numbers are fitted over a link without a limit. --plan-efficiency makes the prediction without communication equal to the
+step without its communication. The largest rate at which the cores copy is the bytes of a step over the seconds of its
+communication without the latencies. The links are not fitted: the bandwidth of a link is its rate without the headers of
+Ethernet, IP and TCP, or the rate of the copies if that is less, because the cores copy while the link sends. So a row whose rate
+is above that of the copies tests the fit, and a row below it tests the link. Nothing overlaps in this program, so the measured
+step is compared with the slower of the two sums.
+"of communication" is the same ratio for the part of a step that is not computation.
+The speed of a machine drifts, so each rate has its own time of computation, measured before and after it, in several rounds.
+Printed numbers are medians of the rounds.
 Needs root, iproute2, and an idle machine.
 
   benchmarks/prediction.py --build build/benchmarks

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The table of ratios: what was aimed at, and what the parts of one run of benchmarks/run.sh reached, with the spread.
+"""Prints the table of ratios: the aims, and the figures that one run of benchmarks/run.sh reached, with their spread.
 
-The figure that counts, "reached", is a median, or the worst of several with the row it is from. The spread is the one
-that its part prints. Otherwise: of two times of a step, fastest of the peer's middle 80 % over slowest of ours, and
-slowest over fastest, the widest that it can be; shares of the peak likewise, over the peak's spread; of memory, the
-least and the most of the policies. Where the aim lies within the spread, the last column says so. A part that was not
-run, or failed, gives rows "not measured". One whose output is not as expected ends this program with status 1; aims
-that are missed do not.
+The figure that counts, "reached", is a median, or the worst of several with the name of its row. The spread is that of the
+part of the run that prints the figure. If it prints none, the spread of a ratio of two times is the widest possible one: from
+the fastest of the peer's middle 80 % over the slowest of ours to the slowest over the fastest. The spread of a share of the peak
+is made in the same way with the spread of the peak. That of memory is the least and the most of the policies. If the aim lies
+within the spread, the last column says so. A part that was not run, or failed, gives rows "not measured". A part with unexpected
+output ends this program with status 1. A missed aim does not.
 
-  benchmarks/ratios.py                                  of benchmarks/results.md
-  benchmarks/ratios.py build/benchmarks/results.md      of a run in which a part failed
+  benchmarks/ratios.py                                  reads benchmarks/results.md
+  benchmarks/ratios.py build/benchmarks/results.md      reads the results of a run in which a part failed
 """
 import argparse
 import os

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How much of context parallelism's communication hides behind attention: layers of a transformer whose sequences are sharded
-over two ranks in network namespaces (root), over links of several rates. A rank has one core.
+"""Measures how much of context parallelism's communication overlaps with attention: layers of a transformer whose sequences are
+sharded over two ranks in network namespaces (root), over links of several rates. A rank has one core.
 
-`zigzag` and `contiguous`: keys and values go round the ring of causal_attention, in two orders of the tokens. `ulysses`: heads
-take over the axis between two all_to_all, which hide behind nothing.
+In `zigzag` and `contiguous`, keys and values go round the ring of causal_attention, in two orders of the tokens. In `ulysses`,
+the axis shards the heads between two all_to_all, which do not overlap.
 
 For each rate and form it prints the median milliseconds of a step, over max(T_compute, T_wire):
 
@@ -13,7 +13,7 @@ For each rate and form it prints the median milliseconds of a step, over max(T_c
 A step over a link without a limit shows what the copies of communication cost, which no link hides. In `contiguous` order the
 second rank computes three quarters of the scores, so that even this step is longer than T_compute.
 
-As machines' speeds drift, everything is measured in each of several rounds; a ratio is the median of its rounds, with the least
+The speed of a machine drifts, so each of several rounds measures everything. A ratio is the median of its rounds, with the least
 and the most. benchmarks/ring_attention.cpp is the program.
 
   benchmarks/ring_attention.py --build build/release

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
-# against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
-# GPT-2 124M and that of its peers, and its memory;
-# a mixture of experts against its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what
-# overlaps, what tensor parallelism hides in its products and context parallelism in attention, and what --plan predicts;
-# and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
-# For an idle machine: about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
+# Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, and a plot next to it:
+#   - ratios to the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives;
+#   - a training step of GPT-2 124M, those of its peers, and its memory;
+#   - a mixture of experts, its one-hot form and PyTorch;
+#   - pipelines and FSDP, also over a slow link;
+#   - over links: the overlap of FSDP, tensor and context parallelism, and the predictions of --plan;
+#   - the cost of compiling.
+# The file begins with a table of the aims and the figures reached (ratios.py).
+# Run it on an idle machine. It takes about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 #     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes
 #     --llmc DIR         a checkout of llm.c
 #     --help             print this text
-# What is missing is named in one line, and the rest is measured: a peer, python3-matplotlib for the plot, root and iproute2
-# for links (network namespaces). Where a benchmark fails, results.md stays as it was.
+# Peers need to be installed, the plot needs python3-matplotlib, and links (network namespaces) need root and iproute2. The script
+# names what is missing, and measures the rest. If a benchmark fails, results.md stays as it was.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 
 given=("$@")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Where the time of a training step goes: GPT-2 124M, one process on all cores, by the trace of its ops.
+"""Shows where the time of a training step goes, by the trace of its ops: GPT-2 124M, one process on all cores.
 
-Ops of the same name and spec are one line, of the forward and the backward pass together: milliseconds a step (the median of
-the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
-FLOPs of the trace. "Between the ops" the program reads data and writes reports.
+Ops of the same name and spec are one line, for the forward and the backward pass together: milliseconds a step (the median of
+the traced steps) and their share. For einsums, the line also has their share of the FMA peak, which is measured right before,
+by the FLOPs of the trace. "Between the ops" the program reads data and writes reports.
 
   benchmarks/step_profile.py                     B=4 T=64 and B=1 T=1024
   benchmarks/step_profile.py --batches 8x128     another batch
-  benchmarks/step_profile.py --least 0.3         smaller ops too
+  benchmarks/step_profile.py --least 0.3         also ops of 0.3 % of a step
   benchmarks/step_profile.py --dtype bf16        products of bf16; the peak is that of f32
 """
 import collections

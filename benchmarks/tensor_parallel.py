@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How much of tensor parallelism's communication hides inside the products: layers of a transformer on two ranks in network
-namespaces (root), over links of several rates. A rank has one core.
+"""Measures how much of tensor parallelism's communication overlaps with the products: layers of a transformer on two ranks in
+network namespaces (root), over links of several rates. A rank has one core.
 
-`separate`: gathers and scatters are ops of their own, before and after the products. `collective-matmul`: the products take
-shards as they arrive and send those of their sums (gathering, einsum_scatter). `interleaved`: the batch has two halves, and the
-collectives of one run during all ops of the other (all_gather_start, reduce_scatter_start). All compute the same loss.
+In `separate`, gathers and scatters are ops of their own, before and after the products. In `collective-matmul`, the products
+take shards as they arrive and send the shards of their sums (gathering, einsum_scatter). In `interleaved`, the batch has two
+halves, and the collectives of one run during all ops of the other (all_gather_start, reduce_scatter_start). All compute the same
+loss.
 
 For each rate and form it prints the median milliseconds of a step, over max(T_compute, T_wire):
 
@@ -15,7 +16,7 @@ For each rate and form it prints the median milliseconds of a step, over max(T_c
 
 A step over a link without a limit shows what the copies of communication cost, which no link hides.
 
-As machines' speeds drift, everything is measured in each of several rounds; a ratio is the median of its rounds, with the least
+The speed of a machine drifts, so each of several rounds measures everything. A ratio is the median of its rounds, with the least
 and the most. benchmarks/tensor_parallel.cpp is the program.
 
   benchmarks/tensor_parallel.py --build build/release

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """GPT-2 in PyTorch, from 1.13 on: the peer of benchmarks/gpt2_step.py and gpt2_gpu.py, which run it.
 
-Trains on one batch, a file of uint16 tokens, with what the version has: scaled_dot_product_attention, fused AdamW.
-Prints a JSON object a step, as examples/gpt2 --metrics does.
+Trains on one batch, a file of uint16 tokens, with scaled_dot_product_attention and fused AdamW if the version has them.
+Prints a JSON object for each step, as examples/gpt2 --metrics does.
 
   torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64                             one process
   torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64 --parallel ddp --ranks 2    over gloo; or fsdp2

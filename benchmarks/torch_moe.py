@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One layer of a mixture of experts in PyTorch, from 1.13 on: the peer of benchmarks/moe_layer.cpp, run by benchmarks/moe.py.
 
-Prints a JSON object: milliseconds of each round, forward alone and with the backward pass, and the loss.
+Prints a JSON object: the milliseconds of each round, of the forward pass alone and with the backward pass, and the loss.
 
   torch_moe.py --numbers FILE --form dropless --top-k 2 --rounds 5                   as transformers' Mixtral: by index, expert by expert
   torch_moe.py --numbers FILE --form one-hot --slots 320 --top-k 2 --rounds 5        as GShard and Switch

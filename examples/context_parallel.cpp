@@ -44,7 +44,7 @@ struct Seen {
   Tensor<f32, "B R/s C H D"> values;
 };
 
-// Attention to the keys that are here now. Nothing is communicated.
+// Attention to the keys that this device holds now, without communication.
 auto attend(const Seen& seen, const Tensor<f32, "B R/s C H D">& q, const Tensor<i32, "R/s C">& positions,
             const Tensor<i32, "B R/s C">& segments, const Keys& keys) -> Seen {
   const auto products = einsum_unreduced<"B R/s C H D, B R/s J H D -> B R/s C H J">(q, keys.k);

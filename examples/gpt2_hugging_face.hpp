@@ -59,11 +59,11 @@ inline void must_be_gpt2(const Options& o) {
                     o.load.empty() ? "--export" : "--load", wrong));
 }
 
-// --load of a folder: the options take what config.json says. What this model does not compute exactly is refused.
+// --load of a folder: gives the options the values of config.json, and refuses what this model does not compute exactly.
 inline void read_config(run::Options& options, Options& o) {
   if (o.load.empty()) return;
   run::require_other_folder(o.save, o.load);
-  options.imply("--sample-begin", "-1", "--load");  // nothing stood before the texts that those models have learned
+  options.imply("--sample-begin", "-1", "--load");  // these models were trained on texts without a first token
   std::error_code ignored;
   if (!std::filesystem::is_directory(o.load, ignored)) return;
   auto config = naming_option("--load", [&] { return run::HuggingFaceConfig(o.load); });
@@ -99,7 +99,7 @@ inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   io::together(*s.mesh.device(), "--load", [&] {
     if (s.mesh.rank() == 0) run::require_tied(files, "lm_head.weight", prefix + "wte.weight");
   });
-  // A tied output layer and the masks of older files.
+  // The file may also hold a tied output layer, and masks, which older versions of transformers stored.
   const auto may_be_left = [](const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   };
@@ -137,8 +137,8 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
       run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
 }
 
-// --export. The run's checkpoint has the weights. Averages, and weights with the adapters multiplied into them, are in
-// no checkpoint: they are saved in one below the exported folder, which goes again.
+// --export. The weights come from the run's checkpoint. Averages and merged adapters are in no checkpoint, so they are first
+// saved in a temporary one below the exported folder.
 inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters,
                          const std::string& config) {
   Device& device = *s.mesh.device();
@@ -159,7 +159,7 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
       if (error) throw Error(fmt::format("cannot remove '{}': {}", partial, error.message()));
     });
   };
-  remove();  // of an export that was interrupted
+  remove();  // an interrupted export may have left one
   io::save(s.mesh, partial + "/checkpoints", 0, weights);
   run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config, partial + "/checkpoints");
   remove();

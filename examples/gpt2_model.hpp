@@ -51,7 +51,7 @@ struct Layer {
   Array<"adapter", Adapter<C, Whole>> adapter;  // one with --lora, else none
 };
 
-/// The output layer, where it is not the embedding.
+/// The output layer of a model that does not use the embedding for it.
 template <dtype C, bool Whole = false>
 struct Unembed {
   Weight<C, "V/t/d M", Whole> w;
@@ -98,8 +98,8 @@ struct Cache {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-/// The keys that a query sees, of its own segment up to itself: as a mask for attention that is spelled, as segments
-/// for the library's. Only one of the two is there.
+/// The keys that a query sees, which are those of its own segment up to itself: a mask for the attention of this file, or
+/// segments for the library's. The other one is empty.
 struct Mask {
   Tensor<bool_, "B/d Qlen Klen"> seen;
   Tensor<i32, "B/d L"> segments;
@@ -294,20 +294,19 @@ auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const 
   return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, config, dropout), config);
 }
 
-// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
-// wants.
+// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum, as value_and_grad requires.
 template <dtype C, bool Whole = false>
 auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<i32, "L">& positions, const ModelConfig& config,
           const Dropout& dropout) -> Tensor<f32, "+d +t"> {
   const auto table = gathered(w.embed);
   const auto x =
       trunk<C>(w, table, batch.inputs, visible(batch.segments, positions, config), positions, config, dropout);
-  // Tied, many logits are not stored, but computed again.
+  // With a tied embedding, logits that are too many to store are computed again.
   const auto losses = w.unembed.empty() ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(
                                               output_input<C>(w, x, config), table, batch.targets)
                                         : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
   const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
-  // The backward pass begins here: the last layers' weights come while it unembeds.
+  // The backward pass begins here. The weights of the last layers arrive during that of the output layer.
   if constexpr (!Whole)
     if (config.prefetch) return prefetch(total, gathered_layer<C>, w.layers, w.layers.size());
   return total;

@@ -38,8 +38,8 @@ inline io::StoredTable stored_table(bool tied) {
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 
-// --load: the options, among them those of `o`, take what config.json says. What this model does not compute exactly is
-// refused.
+// --load: gives the options, among them those of `o`, the values of config.json, and refuses what this model does not
+// compute exactly.
 inline void read_config(run::Options& options, const ModelOptions& o, HuggingFace& files, run::Training& training) {
   if (!files.save.empty() && o.qkv_bias && o.qk_norm)
     throw UsageError(
@@ -65,7 +65,7 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
   return decoder_json(o, fmt::format("\"intermediate_size\": {}", o.d_ff), of_class, o.tied, kept);
 }
 
-// --export and --logits, behind the run. With --ema the average is exported.
+// --export and --logits, after the run. With --ema the average is exported.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const HuggingFace& files,
                           const run::OptimizerOptions& optimizer, const run::Training& training, const run::Data& data,
                           const run::Program& program) {

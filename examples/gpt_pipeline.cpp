@@ -8,8 +8,8 @@
 //   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
-// gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
-// layout goes on from them, for the GPT gpt_fsdp too.
+// gpt_stages.hpp and tutorial_stages.hpp have the stages. A run's checkpoints hold the whole model, so every other layout
+// can resume from them, and for the GPT also gpt_fsdp.
 #include <fmt/format.h>
 
 #include <shardlib/io/agree.hpp>
@@ -52,12 +52,12 @@ struct Options : gpt::ModelOptions, TrainerOptions {
 };
 constexpr std::int64_t most_shown_microbatches = 1024;
 
-// Where the layers lie: by --stage-layers, or else as evenly as they go.
+// The layers of each stage: those of --stage-layers, or as evenly as possible.
 pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& schedule) {
   if (o.stage_layers.empty())
     return naming_option(fmt::format("--layers {}", o.layers), [&] { return pipeline::LayerMap(schedule, o.layers); });
   std::vector<int> counts;
-  // getline passes over an empty word at the end.
+  // getline ignores an empty word at the end.
   std::istringstream list(o.stage_layers.ends_with(',') ? o.stage_layers + ',' : o.stage_layers);
   for (std::string word; std::getline(list, word, ',');) {
     if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != std::string::npos)
@@ -105,7 +105,7 @@ class Gpt : Layout<"p r d s t"> {
   using Activation = gpt::Residual;
   using Layout::Layout;
 
-  // The leaves of the whole model, whose layers are all like those of this rank, still with its tensors or none.
+  // A model with the leaves of the whole one. Its tensors are empty, or those of a layer of this rank.
   template <dtype D>
   [[nodiscard]] gpt::Model<D> leaves_of_whole(const gpt::StageModel<D>& w) const {
     gpt::Model<D> whole;
@@ -116,7 +116,7 @@ class Gpt : Layout<"p r d s t"> {
   [[nodiscard]] std::vector<std::string> leaf_names(const Weights& w) const {
     return shardlib::leaf_names(leaves_of_whole(w));
   }
-  // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
+  // The initial weights of gpt_fsdp that this rank holds. They depend on the layer's number in the whole model.
   [[nodiscard]] Weights initial_weights() const {
     const gpt::Initializer first{mesh.stage(), o, o.training.seed};
     Weights w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
@@ -143,7 +143,7 @@ class Gpt : Layout<"p r d s t"> {
     return sizes;
   }
   [[nodiscard]] std::vector<int> owners(std::string_view leaf) const { return gpt::owners(schedule, o.tied, leaf); }
-  // Of the ranks that hold a tied embedding, one counts its gradient.
+  // Two ranks hold a tied embedding, and only the first one counts its gradient.
   [[nodiscard]] bool counts(std::string_view name) const {
     return mesh.rank() == schedule.rank_of(0) || !name.starts_with("embed");
   }
@@ -160,8 +160,8 @@ class Gpt : Layout<"p r d s t"> {
   }
 };
 
-// The whole GPT, fully sharded over all devices: samples are drawn as gpt_fsdp draws them. The weights move there in
-// memory, before the first token after a step, and go with the next step.
+// The whole GPT, fully sharded over all devices, from which samples are drawn as gpt_fsdp draws them. The weights are moved
+// there in memory before the first token after a step, and freed at the next step.
 template <dtype C>
 class WholeGpt {
  public:
@@ -171,7 +171,7 @@ class WholeGpt {
   WholeGpt(const WholeGpt&) = delete;
   WholeGpt& operator=(const WholeGpt&) = delete;
 
-  // Gives the program its samples. `trained` and this must outlive it.
+  // Makes the program draw samples. `trained` and this must outlive it.
   void add_to(run::Program& program, run::Trained<typename Stages::Weights, typename Stages::Copies>& trained) {
     program.begin_step = [this, before = program.begin_step] {
       before();
@@ -230,7 +230,7 @@ class Tutorial : Layout<"p d t"> {
     w.layers.resize(static_cast<std::size_t>(o.layers));
     return shardlib::leaf_names(w);
   }
-  // Flax's first values: kernels by LeCun's rule, truncated and brought back to that variance; biases 0, scales 1.
+  // Flax's initial weights: kernels by LeCun's rule, truncated and scaled to its variance; biases 0, scales 1.
   [[nodiscard]] Weights initial_weights() const {
     const Mesh<"d t">& stage = mesh.stage();
     const Sizes sizes = model_sizes();
@@ -326,7 +326,7 @@ class Trainer {
                                         model.activation_sizes(batches[0].inputs.size("B"))));
   }
 
-  // Draws the last step: as measured, and below it as the simulator arranges its task times.
+  // Draws the last step as measured, and above it the simulation with its task times.
   void draw() const {
     const std::string& run = o_.training.directory;
     const std::string file = !o_.timeline.empty() ? o_.timeline : run.empty() ? "" : run + "/timeline.svg";
@@ -377,7 +377,7 @@ void declare_without_effect(run::Options& options, const Options& o) {
       [&o](const run::Options&) {
         return o.model == "gpt" ? "" : "with --model jaxpp-tutorial, which has no text: leave it out";
       });
-  options.without_effect({"--max-tokens"}, [&o](const run::Options&) {  // 0 is what it does
+  options.without_effect({"--max-tokens"}, [&o](const run::Options&) {  // 0 is allowed: it draws no samples
     return o.model == "gpt" || o.training.sample.max_tokens == 0
                ? ""
                : "with --model jaxpp-tutorial, which has no text: leave it out";
@@ -386,7 +386,7 @@ void declare_without_effect(run::Options& options, const Options& o) {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  // Where and when the layers run and what is computed again, not what they compute.
+  // These say where and when the layers run, and what is computed again. They do not change what the layers compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // what checkpoints without --init have
   declare_without_effect(options, o);
@@ -438,7 +438,7 @@ void declare(run::Options& options, Options& o) {
   // clang-format on
 }
 
-// Refuses what the tutorial's model does not have. What it makes up need not be given.
+// Refuses options that the tutorial's model does not have. It makes its own data, so none need be given.
 void check_tutorial(const Options& o) {
   const run::Training& t = o.training;
   const gpt::ModelOptions plain;
@@ -492,7 +492,7 @@ template <class Model>
 void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& schedule, const run::Data& data,
            const std::string& toml) {
   if (!device->is_dry())
-    io::together(*device, "", [&] {  // one rank draws, and the others' machines may not have the folder
+    io::together(*device, "", [&] {  // only one rank draws: the machines of the others may not have the folder
       if (device->rank() == 0 && !o.timeline.empty()) run::require_output(o.training, o.timeline, "--timeline");
     });
   const typename Model::Staged mesh(device);
@@ -576,15 +576,15 @@ int program(int argc, char** argv) {
   const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const bool shows = o.show_schedule || o.show_placement;
   const bool plans = o.training.plan, stops = shows && !plans && o.training.graph.empty();
-  if (shows) o.training.plan = true;         // so that no data is needed
-  run::batch_must_divide(mesh, o.training);  // before the tasks are made, each of which takes memory
+  if (shows) o.training.plan = true;         // a plan needs no data
+  run::batch_must_divide(mesh, o.training);  // before the tasks are made, because each takes memory
   if (o.show_schedule && o.training.microbatches > most_shown_microbatches)
     throw UsageError(
         fmt::format("--show-schedule prints the tasks of at most {} microbatches, but --microbatches is "
                     "{}: give fewer, as the tasks in the middle repeat",
                     most_shown_microbatches, o.training.microbatches));
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
-  static_cast<void>(chosen_layers(o, schedule));  // first: a million stages would take gigabytes of tasks
+  static_cast<void>(chosen_layers(o, schedule));  // first, because the tasks of a million stages take gigabytes
   static_cast<void>(schedule.tasks(static_cast<int>(o.training.microbatches)));
   run::Data data;
   if (is_tutorial) {

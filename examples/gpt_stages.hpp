@@ -14,7 +14,7 @@ namespace gpt {
 // The weights of one pipeline rank: its layers; the first rank has the embedding, the last one the output layer.
 template <dtype C, bool Whole = false>
 struct StageModel {
-  Array<"embed", Weight<C, "V/t M/d/s", Whole>> embed;      // of the first stage; of the last one too where it is tied
+  Array<"embed", Weight<C, "V/t M/d/s", Whole>> embed;      // of the first stage, and if it is tied of the last one
   Array<"unembed", Weight<C, "V/t M/d/s", Whole>> unembed;  // of the last stage, if not tied
   Array<"layers/p", Layer<C, Whole>> layers;
   Array<"final_norm", Weight<C, "M/t/d/s", Whole>> final_norm;  // of the last stage
@@ -81,8 +81,8 @@ inline std::string name_in_model(const std::string& name, const std::vector<int>
   return name.find("unembed") != std::string::npos ? name : name.substr(0, name.size() - 2);  // "embed/0" is "embed"
 }
 
-// The ranks that hold a leaf outside of the layers. A tied embedding is on that of the first stage and on that of the
-// last one: both get the sum of its gradients, and update alike.
+// The ranks that hold a leaf outside of the layers. A tied embedding is on the ranks of the first and the last stage. Both
+// get the sum of its gradients, and make the same update.
 inline std::vector<int> owners(const pipeline::Schedule& schedule, bool tied, std::string_view leaf) {
   const int last = schedule.num_stages() - 1;
   if (!leaf.starts_with("embed")) return pipeline::ranks_of(schedule, {last});

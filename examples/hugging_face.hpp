@@ -37,7 +37,7 @@ struct HuggingFace {
   std::int64_t positions = 0;  // max_position_embeddings of the loaded one
 };
 
-// `kinds`: "Llama or Mistral".
+// Declares the options. `kinds` names the models in --help, as in "Llama or Mistral".
 inline void declare(run::Options& options, HuggingFace& o, const std::string& kinds) {
   options.add("--load", o.load, "initial weights and sizes: a folder of a " + kinds + " model by Hugging Face",
               run::value_name("DIR") | run::command_line_only());
@@ -55,14 +55,14 @@ struct Architecture {
   bool qkv_bias, qk_norm;
   const char *rope_base = "10000", *norm_epsilon = "1e-6";
 
-  // Qwen's tokenizers put no token before a text, and its windows stay shut unless `use_sliding_window` opens them.
+  // Qwen's tokenizers put no token before a text, and its attention has a window only if `use_sliding_window` is true.
   [[nodiscard]] bool is_qwen() const { return qkv_bias || qk_norm; }
 };
 inline std::string quoted_json(const std::string& text) {
   return '"' + text + '"';
 }
 
-// The one that config.json names twice.
+// The architecture that both `model_type` and `architectures` of config.json name.
 inline const Architecture& architecture_of(run::HuggingFaceConfig& config,
                                            std::span<const Architecture> architectures) {
   std::string all;
@@ -109,7 +109,7 @@ inline std::optional<run::HuggingFaceConfig> loaded_config(const HuggingFace& fi
   return naming_option("--load", [&] { return run::HuggingFaceConfig(files.load); });
 }
 
-// Heads and their width.
+// Sets the options of the heads and their width.
 inline void imply_heads(run::Options& options, run::HuggingFaceConfig& config, const Architecture& of) {
   const std::int64_t heads = config.integer("num_attention_heads"), width = config.integer("hidden_size");
   if (heads == 0) config.refuse("num_attention_heads", "at least 1");
@@ -130,7 +130,7 @@ inline void imply_heads(run::Options& options, run::HuggingFaceConfig& config, c
     options.imply(option, has ? "true" : "false", fmt::format("'{}': model_type", config.path()));
 }
 
-// How far attention looks back: whole rows.
+// Refuses a window of attention that is shorter than a row.
 inline void check_window(run::HuggingFaceConfig& config, const Architecture& of, std::int64_t seq,
                          std::int64_t layers) {
   const bool given = config.has("sliding_window");
@@ -153,7 +153,7 @@ inline void check_window(run::HuggingFaceConfig& config, const Architecture& of,
     config.refuse("sliding_window", fmt::format("null or at least --seq {}", seq));
 }
 
-// The tokens before a text and after it.
+// Sets the options of the token before a text.
 inline void imply_tokens(run::Options& options, run::HuggingFaceConfig& config, const Architecture& of) {
   const bool none = config.json("bos_token_id", of.begin) == "null";
   if (none || of.is_qwen()) options.imply("--sample-begin", "-1", fmt::format("'{}': bos_token_id", config.path()));
@@ -202,7 +202,7 @@ inline void finish_config(run::Options& options, const run::HuggingFaceConfig& c
     training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(files.load).describe(); });
 }
 
-// Before the devices start: what --load and --logits ask for.
+// Checks --load and --logits before the devices start.
 inline void check_files(const HuggingFace& files, const run::Training& training, const run::Data& data) {
   run::note_loaded(training, data, files.load);
   if (!files.logits.empty() && !training.plan && training.graph.empty())
@@ -270,7 +270,7 @@ std::string decoder_json(const ModelOptions& o, const std::string& feed_forward,
                      run::json_float(o.config.norm_epsilon), run::json_float(o.config.rope.base), tied, kept);
 }
 
-// --export and --logits, behind the run. `config` makes the text of config.json.
+// --export and --logits, after the run. `config` makes the text of config.json.
 template <class Config>
 void write_outputs(const DevicePtr& device, const HuggingFace& files, const run::Training& training,
                    const run::Data& data, const run::Program& program, const io::StoredTable& table,

@@ -3,7 +3,7 @@
 //   mlp_fsdp                    eight devices as threads of this process
 //   mlp_fsdp --mesh d=2         two
 //   mpirun -n 4 mlp_fsdp        four devices as MPI ranks
-//   mlp_fsdp --run runs/mlp --steps 100     leaves a checkpoint there, and goes on from the newest, on any mesh
+//   mlp_fsdp --run runs/mlp --steps 100     writes a checkpoint there, and resumes from the newest, on any mesh
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -73,7 +73,7 @@ void train(const DevicePtr& device, const Settings& settings) {
                   random_normal<f32, "hidden2/d">(mesh, sizes, {0, 3}) * 0.3};
   const auto x = random_normal<f32, "batch/d in">(mesh, sizes, {0, 4});
 
-  // With --run the state outlives the program: the newest whole checkpoint, whichever mesh has written it.
+  // With --run the program resumes from the newest whole checkpoint, which any mesh may have written.
   std::int64_t step = 0;
   if (!settings.run.empty())
     if (const auto newest = io::newest_whole(mesh, checkpoints_of(settings))) {

@@ -8,7 +8,7 @@
 //   mpirun -n 4 moe --data text.txt --mesh e=4     four devices as MPI ranks
 //   moe --load models/qwen1.5-moe --mesh e=4 ...   weights of Mixtral or Qwen-MoE
 //
-// moe_model.hpp is the model, moe_setup.hpp has its options and first values, moe_sampling.hpp its decoding.
+// moe_model.hpp is the model, moe_setup.hpp has its options and initial weights, moe_sampling.hpp its decoding.
 // docs/mixture-of-experts.md says what moves.
 #include <fmt/format.h>
 

@@ -25,7 +25,7 @@ inline constexpr gpt::Architecture architectures[] = {
     {"qwen2_moe", "Qwen2MoeForCausalLM", 16, 0, 4096, 32768, "null", "null", true, false},
     {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, 4096, 32768, "null", "null", false, true},
 };
-enum class Kind { mixtral, qwen2_moe, qwen3_moe };  // their order there
+enum class Kind { mixtral, qwen2_moe, qwen3_moe };  // in the order of the architectures above
 
 // The architecture that has these attention layers.
 inline Kind kind_of(const ModelOptions& o) {
@@ -62,8 +62,8 @@ inline void check_export(const ModelOptions& o) {
     fail("Mixtral, without --qkv-bias and --qk-norm, has --norm-topk-prob");
 }
 
-// --load: the options, among them those of `o`, take what config.json says. What this model does not compute exactly is
-// refused. --balance says how training balances the experts; the folder does not.
+// --load: gives the options, among them those of `o`, the values of config.json, and refuses what this model does not
+// compute exactly. Training balances the experts as --balance says, not as the folder does.
 inline void read_config(run::Options& options, const ModelOptions& o, gpt::HuggingFace& files,
                         run::Training& training) {
   auto config = gpt::loaded_config(files, training);
@@ -119,7 +119,7 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
   return gpt::decoder_json(o, experts, attention, false, kept);
 }
 
-// --export and --logits, behind the run. With --ema the average is exported.
+// --export and --logits, after the run. With --ema the average is exported.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const gpt::HuggingFace& files,
                           const run::OptimizerOptions& optimizer, const run::Training& training, const run::Data& data,
                           const run::Program& program) {

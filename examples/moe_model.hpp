@@ -83,7 +83,7 @@ using Residual = Tensor<f32, "B/d/e L/s M/t">;
 template <dtype C>
 using Hidden = Tensor<C, "B/d/e L/s M">;
 using Loss = Tensor<f32, "+d +e +s +t">;
-using gpt::gathered;  // a weight as it is used
+using gpt::gathered;  // a weight as a layer reads it
 using gpt::head_norm;
 
 // ---- routing -------------------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ auto dropless(const Tokens<C>& x, const Routing& r, const Experts<C>& w) -> Sum 
       cast<f32>(split<"A/s/d/e -> P/s/d/e R">(back, {{"P", places}})) * r.weight, r.token, {{"T", x.size("T")}});
 }
 
-// An expert has C slots for each place. Rows that find none are dropped: of those tokens only the residual stream goes
-// on. Slots without a row travel too.
+// An expert has C slots for each place. Rows that find no slot are dropped: their tokens continue without this expert. Empty
+// slots are sent, too.
 template <dtype C>
 auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, const Config& config) -> Sum {
   const MoeMesh mesh(x.device());

@@ -1,4 +1,4 @@
-// Around the model of moe_model.hpp: its options, presets, sizes and first values.
+// The setup of moe.cpp for the model of moe_model.hpp: options, presets, sizes and initial weights.
 #pragma once
 
 #include <shardlib/run/training.hpp>
@@ -38,7 +38,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--router-z", o.config.router_z, "weight of the router's z-loss", run::at_least(0));
 }
 
-// The shapes of public models. --load of their folders sets the same options.
+// The presets of public models. --load of their folders sets the same options.
 // clang-format off
 inline void declare_presets(run::Options& options) {
   options.preset("mixtral-8x7b", {{"layers", "32"}, {"d_model", "4096"}, {"n_q_per_kv", "4"}, {"n_kv", "8"},
@@ -62,7 +62,7 @@ inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) 
   const std::int64_t t = axis_size(mesh, "t");
   const std::int64_t shards = std::int64_t{axis_size(mesh, "d")} * axis_size(mesh, "e") * axis_size(mesh, "s");
   const std::int64_t devices = shards * t;
-  // Biases lie over t as whole heads, and over d, e and s.
+  // t shards biases by whole heads, then d, e and s shard each part.
   const std::int64_t heads = round_up(o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   const std::int64_t head_norm = o.qk_norm ? o.d_head : 0;
@@ -83,7 +83,7 @@ inline Sizes sizes_of(const ModelOptions& o, const MoeMesh& mesh) {
   return sizes_of(o, mesh.device()->axes());
 }
 
-// First values as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
+// Initial weights as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
 inline Model initial_weights(const MoeMesh& mesh, const ModelOptions& o, std::uint64_t seed) {
   const Sizes sizes = sizes_of(o, mesh);
   std::uint64_t stream = 0;

@@ -83,8 +83,8 @@ inline std::string schedule_text(const pipeline::Schedule& schedule, const pipel
   return text;
 }
 
-// The arrays of a rank: those of its layers, which are alike, in one row. `held` has the model's numbers of the layers,
-// `name_in_model` renames the other leaves.
+// A table of the arrays of a rank. An array that all layers have is one row. `held` has the layers' numbers in the model,
+// and `name_in_model` renames the other leaves.
 template <class Weights>
 std::string weights_text(const Weights& weights, const std::vector<int>& held, const io::Rename& name_in_model) {
   struct Row {
@@ -120,7 +120,7 @@ std::string weights_text(const Weights& weights, const std::vector<int>& held, c
   return text;
 }
 
-// Who holds what at rest: the weights in full, and the bytes of what lies as they do.
+// What the rank holds at rest: a table of the weights, and the bytes of other arrays, most of which have their sharding.
 template <class W, class C>
 std::string placement_text(const pipeline::Schedule& schedule, int rank, const std::vector<int>& held,
                            const io::Rename& name_in_model, const run::Trained<W, C>& trained) {
@@ -133,13 +133,13 @@ std::string placement_text(const pipeline::Schedule& schedule, int rank, const s
     text += fmt::format("  {:<40}{:>12}\n", what, run::detail::short_bytes(bytes));
   };
   total("all weights", run::shard_bytes(state.weights));
-  if constexpr (!std::is_same_v<W, C>) total("copies for computation, sharded alike", run::shard_bytes(trained.copies));
-  total("gradients, sharded alike", run::shard_bytes(trained.copies));
-  for (const W& mu : state.mu) total("the optimizer's mu, sharded alike", run::shard_bytes(mu));
-  for (const W& nu : state.nu) total("the optimizer's nu, sharded alike", run::shard_bytes(nu));
+  if constexpr (!std::is_same_v<W, C>) total("copies for computation, same sharding", run::shard_bytes(trained.copies));
+  total("gradients, same sharding", run::shard_bytes(trained.copies));
+  for (const W& mu : state.mu) total("the optimizer's mu, same sharding", run::shard_bytes(mu));
+  for (const W& nu : state.nu) total("the optimizer's nu, same sharding", run::shard_bytes(nu));
   for (const auto& rows : state.rows) total("the optimizer's rows", run::shard_bytes(rows));
   for (const auto& cols : state.cols) total("the optimizer's cols", run::shard_bytes(cols));
-  for (const W& ema : state.ema) total("the average, sharded alike", run::shard_bytes(ema));
+  for (const W& ema : state.ema) total("the average, same sharding", run::shard_bytes(ema));
   return text;
 }
 

@@ -54,7 +54,7 @@ template auto gpt::cached_logits(const gpt::Model<f32>&, Array<"layers", gpt::Ca
 template struct gpt::Stages<f32>;
 template struct tutorial::Stages<bf16>;
 
-// The library's cross_entropy fits where the spelled one stands.
+// The library's cross_entropy has the types of gpt_model.hpp's own.
 static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/r/d L/s V/t">>(), std::declval<Ids>())),
                    result<gpt::token_losses, Tensor<f32, "B/r/d L/s V/t">, Ids>>);
 

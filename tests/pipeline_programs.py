@@ -189,7 +189,7 @@ def checkpoints(p):
     ]
     for steps, program, options, ranks in legs:
         done = run(p, f"--run={folder}", f"--steps={steps}", *options, ranks=ranks if p.mpiexec else 0, program=program).succeeded()
-        done.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in done.out, "goes on from the checkpoint")
+        done.check(steps == 4 or f"resuming from step {steps - 4} of {steps}" in done.out, "goes on from the checkpoint")
     steps = records(f"{folder}/metrics.jsonl")
     if check(len(steps) == len(whole) == 20, "moving between layouts: a record for each step"):
         check(apart(steps, whole) < CLOSE, f"moving between layouts changes nothing ({apart(steps, whole):.1e})")
@@ -257,7 +257,7 @@ def optimizers(p):
         p.run("shardlib-sample", [folder, "--max-tokens=4"]).succeeds()
         exports = [f"--export={folder}-model", "--prompt=And", "--max-tokens=0", f"--logits={folder}-a"]
         done, rest = run(p, "--mesh=d=2,t=1", *options, f"--run={folder}", "--steps=5", *exports, program="gpt_fsdp"), records(f"{folder}/metrics.jsonl")
-        done.check("going on from step 4 of 5" in done.out and len(rest) == 5, "gpt_fsdp goes on")
+        done.check("resuming from step 4 of 5" in done.out and len(rest) == 5, "gpt_fsdp goes on")
         loaded = p.run("gpt_fsdp", [f"--load={folder}-model", "--steps=0", "--prompt=And", "--max-tokens=0", f"--logits={folder}-b"]).succeeded()
         a, b = (floats(f"{folder}-{end}") for end in "ab")
         done.check(len(a) == len(b) > 0 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, "the export has what the run samples from")
@@ -433,7 +433,7 @@ def tutorial(p):
     run = f"--run={p.folder}/tutorial"
     losses("--mesh=p=4", run)[0].succeeds()
     done, steps = losses("--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=8", "--steps=8", run)
-    done.check("going on from step 6 of 8" in done.out and len(steps) == 8, "another layout goes on")
+    done.check("resuming from step 6 of 8" in done.out and len(steps) == 8, "another layout goes on")
     whole = losses("--mesh=p=1", "--steps=8")[1]
     done.check(apart(steps, whole) < 1e-3, f"as one that never stopped ({apart(steps, whole):.1e})")
     done, steps = losses("--mesh=p=2,d=2,t=1", "--batch=16")

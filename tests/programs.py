@@ -304,7 +304,7 @@ def resuming(p):
           f"{common_step}: the same files")
 
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole").succeeded()
-    run.check("going on from step 60 of 70" in run.out, "another mesh takes the checkpoint")
+    run.check("resuming from step 60 of 70" in run.out, "another mesh takes the checkpoint")
     run.check(len(kept_by("whole")) == 70, "one record a step")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--max-tokens=5")
     run.check("all 70 steps are done" in run.out and "And God said" in run.out, "a finished run samples")
@@ -325,7 +325,7 @@ def resuming(p):
               "a change that decides the leaves fits nothing")
     kept = text_of(f"{p.folder}/whole/config.toml")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-every=3").succeeded()
-    run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "going on" not in run.out,
+    run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "resuming" not in run.out,
               "a run of more steps is not cut")
     run.check(text_of(f"{p.folder}/whole/config.toml") == kept, "config.toml stays that of the steps that were trained")
 
@@ -414,7 +414,7 @@ def second_interrupt(p):
     saved = f"{folder}/checkpoints/step-{newest:08d}"
     check(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, f"the second Ctrl-C ends the run ({status})", shown[-800:])
     check("stopping after this step; a second Ctrl-C ends at once" in shown, "the first Ctrl-C is answered", shown[-800:])
-    check(f"ended at once by a second signal; the newest checkpoint is {saved}: the same command goes on from there" in shown,
+    check(f"ended at once by a second signal; the newest checkpoint is {saved}: the same command resumes from there" in shown,
           "the end names the checkpoint", shown[-800:])  # fmt: skip
     check(kept.items() <= tree(f"{folder}/checkpoints").items(), "the checkpoints before are whole")
     check(saving() and max(checkpoints(folder)) == newest, "it was saving")
@@ -428,7 +428,7 @@ def second_interrupt(p):
     newest = max(checkpoints(folder))
     run = p.gpt(*options, f"--steps={newest + 1}")
     run.succeeds()
-    run.check(f"going on from step {newest} of {newest + 1}" in run.out and not saving(), "the run goes on from its checkpoint")
+    run.check(f"resuming from step {newest} of {newest + 1}" in run.out and not saving(), "the run goes on from its checkpoint")
 
 
 def sample_of_the_stop(p):
@@ -1038,7 +1038,7 @@ def sharded_lengths(p):
     for steps, mesh, ranks in [(4, "d=2,t=2", 0), (8, "s=4", 0), (12, "r=2,s=2", 4), (16, "d=1", 0), (20, "s=2,t=2", 0)]:
         run = p.gpt(*train, f"--steps={steps}", f"--mesh={mesh}", f"--run={folder}", f"--validation-data={p.text}",
                     "--validate-every=4", ranks=ranks if p.mpiexec else 0).succeeded()
-        run.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in run.out, "goes on from another mesh's checkpoint")
+        run.check(steps == 4 or f"resuming from step {steps - 4} of {steps}" in run.out, "goes on from another mesh's checkpoint")
     moved = records(f"{folder}/metrics.jsonl")
     if check(len(moved) == len(whole) == 20, "a record for each step"):
         check(apart(moved, whole) < 1e-5, f"moving between meshes changes nothing ({apart(moved, whole):.1e})")
@@ -1593,7 +1593,7 @@ def mistakes(p):
     p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "not a regular file")
-    late.check("going on from" not in late.out, "--trace fails before the run goes on")
+    late.check("resuming from" not in late.out, "--trace fails before the run goes on")
     huge = ["--d-model=65536", "--d-ff=16777216"]  # weights of terabytes, one each
     p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")
     p.gpt(*huge, "--device=simulated").fails(1, "out of memory: ", "the plan of a step has ", " at most")

@@ -2,7 +2,7 @@
 //
 //   node report_script.js ONE.html COMPARED.html LIVE.html
 //
-// ONE is a report of one run, COMPARED of two, LIVE of a run that goes on. run_report.py calls it where node is installed.
+// ONE is a report of one run, COMPARED of two, LIVE of a run in progress. run_report.py calls it where node is installed.
 "use strict";
 const fs = require("fs");
 const vm = require("vm");
@@ -229,7 +229,7 @@ function compared(file) {
 
 function live(file) {
   const p = load(file), tick = seconds => { p.page.clock = 1000 * seconds; for (const f of p.page.timers) f(); };
-  check(p.page.timers.length === 1 && p.bar.textContent.includes("the run goes on"), "the page says that the run goes on");
+  check(p.page.timers.length === 1 && p.bar.textContent.includes("the run is in progress"), "the page says that the run is in progress");
   key(p, "loss", "+");
   p.plot("loss").focus();
   p.figure("loss").find("details")[0].open = true;

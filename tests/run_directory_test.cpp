@@ -329,7 +329,7 @@ TEST_CASE("run directory: going on from a checkpoint", "[run]") {
   CHECK(run.begin(4) ==
         std::vector<std::string>{"the last line of metrics.jsonl was torn, as the run ended while it wrote it: it is "
                                  "dropped",
-                                 "3 records after the checkpoint removed from metrics.jsonl: going on from step 4"});
+                                 "3 records after the checkpoint removed from metrics.jsonl: resuming from step 4"});
   CHECK(run::read_records(run.metrics()).size() == 4);
   CHECK(run::read_samples(run.samples()).size() == 1);
   for (int i = 4; i < 10; ++i) run.write(record(i));

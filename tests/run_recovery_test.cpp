@@ -238,7 +238,7 @@ TEST_CASE("training: a run that cannot get past a spike ends", "[run][recovery]"
   Experiment e;
   e.loss_of = [](std::int64_t number, auto) { return number >= 20 ? 50.0 : 1.0; };
   const std::string leaps = "step 20: the loss 50 is 4.9e+03 standard deviations above 1, the mean of the last 5 steps";
-  const std::string remedy = "lower --learning-rate, look at the data of this step, or go on with --on-spike ";
+  const std::string remedy = "lower --learning-rate, look at the data of this step, or continue with --on-spike ";
   e.training.on_spike = "stop";
   if (const auto done = e.run(mesh)) {
     CHECK(done->error == leaps + "; " + remedy + "skip or rewind. The last checkpoint is untouched");
@@ -303,7 +303,7 @@ TEST_CASE("training: a checkpoint whose first steps are not finite is set aside,
       if (always) {
         CHECK(done->error.starts_with(
             "step 21: loss inf and gradient norm 1 are not finite; lower --learning-rate, look at the data of this "
-            "step, find the first op with a NaN, if one has it, by --find-nan, or go on with --on-spike "));
+            "step, find the first op with a NaN, if one has it, by --find-nan, or continue with --on-spike "));
         continue;
       }
       CHECK(done->error.empty());
@@ -313,7 +313,7 @@ TEST_CASE("training: a checkpoint whose first steps are not finite is set aside,
       REQUIRE(records[16].events.size() == 2);
       CHECK(records[16].events[1] ==
             "step 24: loss inf and gradient norm 1 are not finite; the checkpoint of step 24 is set aside as diverged, "
-            "and the run goes on from the one of step 16");
+            "and the run continues from the one of step 16");
     }
 }
 
@@ -343,7 +343,7 @@ TEST_CASE("training: a save that fails is tried again at the next one", "[run][r
     CHECK(stopped->error.starts_with("3 checkpoints in a row could not be saved; the last error: checkpoint '"));
     CHECK(stopped->error.find("was not saved: cannot write 'x': No space left on device") != std::string::npos);
     CHECK(stopped->error.ends_with(
-        "; make room, and give the same command to go on from the last checkpoint that is complete"));
+        "; make room, and give the same command to resume from the last checkpoint that is complete"));
     CHECK(ends.checkpoints() == std::vector<std::string>{"step-00000008"});
 
     // The last one has no next: it is tried again at once.

@@ -316,7 +316,7 @@ TEST_CASE("report: of a run that goes on", "[run]") {
   {
     RunDirectory directory(path, "", Resume::never, true);
     directory.begin(0);
-    CHECK(run::goes_on(path));
+    CHECK(run::in_progress(path));
     run::detail::LiveReport live(
         directory, [&](const std::string& text) { messages.push_back(text); }, 0);
     live.step();  // there are no records yet
@@ -340,8 +340,8 @@ TEST_CASE("report: of a run that goes on", "[run]") {
     later.step();
     CHECK_FALSE(std::filesystem::exists(directory.report()));
   }
-  CHECK_FALSE(run::goes_on(path));
-  CHECK_FALSE(run::goes_on("/nowhere"));
+  CHECK_FALSE(run::in_progress(path));
+  CHECK_FALSE(run::in_progress("/nowhere"));
   CHECK(run::report({path}).find("\"every\":0,") != std::string::npos);
   CHECK(run::report({path}, 30).find("\"every\":30,") != std::string::npos);
 }

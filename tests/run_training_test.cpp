@@ -591,7 +591,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   training.steps = 4;
   const std::string before = contents(training.directory + "/metrics.jsonl");
   const auto hash = [](const run::Data& d) { return fmt::format("{:016x}", d.train->source().identity()); };
-  const std::string begin = "the run in '" + training.directory + "' would go on from step 2 with another curve: ";
+  const std::string begin = "the run in '" + training.directory + "' would resume from step 2 with another curve: ";
   const std::string end =
       "; give the checkpoint's values, choose another --run, or allow the change with --allow-change ";
   CHECK(train("d=2", settings(0.25, 8), other) ==
@@ -621,7 +621,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   // A checkpoint that does not name these has been made by AdamW, without an average and groups.
   CHECK(train("d=1", trained_by("lion", 0.5, "[\"embed\"]"), other) ==
         "the run in '" + training.directory +
-            "' would go on from step 4 with another curve: ema is 0.0 in the checkpoint, but 0.5 now; freeze is [] in "
+            "' would resume from step 4 with another curve: ema is 0.0 in the checkpoint, but 0.5 now; freeze is [] in "
             "the checkpoint, but [\"embed\"] now; optimizer is \"adamw\" in the checkpoint, but \"lion\" now" +
             end + "ema,freeze,optimizer");
   CHECK(done == 0);

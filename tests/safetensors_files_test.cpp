@@ -344,7 +344,7 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
   put(scratch / "step-00000001/manifest.json", "{}");
   expect_error<UsageError>([&] { static_cast<void>(run::HuggingFaceConfig(scratch / "step-00000001")); },
                            "'" + scratch.path() +
-                               "/step-00000001' is a checkpoint of a run, not a model of Hugging Face: a run goes on "
+                               "/step-00000001' is a checkpoint of a run, not a model of Hugging Face: a run resumes "
                                "from its checkpoints with --run; only --export writes such a model");
 }
 

@@ -300,7 +300,7 @@ def interrupted(folder):
         with subprocess.Popen([tool, text, *options, "--commit-seconds", "0"], stdout=subprocess.PIPE) as process:
             wait_until(lambda: note() != before, process)
             process.send_signal(signal.SIGKILL)
-            resumed += b"going on after" in process.stdout.read()
+            resumed += b"resuming after" in process.stdout.read()
         killed += process.returncode == -signal.SIGKILL
         if not check(not os.path.exists(out), "a killed run leaves no data set by its name"):
             return
@@ -312,7 +312,7 @@ def interrupted(folder):
     fails("was begun with other files or options", text, *options, "--no-end-of-text")
     fails("was begun with other files or options", text, "--out", out, "--validation-fraction", 0.2)
     printed = succeeds(text, *options)
-    check("going on after" in printed, "the last run went on", printed)
+    check("resuming after" in printed, "the last run went on", printed)
     check(tree(out) == tree(folder + "/whole"), "the same bytes as without interruptions")
     check(not os.path.exists(out + ".partial"), "nothing unfinished is left")
 
@@ -324,7 +324,7 @@ def interrupted(folder):
         wait_until(lambda: note(out + "gz"), process)
         process.send_signal(signal.SIGKILL)
     printed = succeeds(folder + "/long.gz", *options)
-    check("going on after" in printed, "a compressed input goes on", printed)
+    check("resuming after" in printed, "a compressed input goes on", printed)
     check(tree(out + "gz") == tree(folder + "/whole"), "the same bytes from a compressed input")
 
     bins = ["--out", out + "b", "--to", "llmc", "--validation-fraction", "0.1"]

@@ -29,9 +29,9 @@
 
 namespace seqax {
 
-/// A leaf of seqax's model: what of gpt_fsdp's lies in it, one after the other, and the dims of each.
+/// A leaf of seqax's model, and the leaves of gpt_fsdp's model that it joins, in order, with their dims.
 struct Leaf {
-  const char* name;                   ///< after the tree's; the two stand without anything between them (jax's keystr)
+  const char* name;                   ///< follows the name of the tree, with nothing between them (jax's keystr)
   std::vector<const char*> ours;      ///< after the tree's; * is the number of the layer
   std::vector<std::string> our_dims;  ///< as in gpt_model.hpp
 };

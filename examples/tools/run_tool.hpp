@@ -11,8 +11,8 @@
 #include <exception>
 #include <string>
 
-/// The status of `tool(argc, argv)`: what it returns, or after an error, which is printed, 2 where the call was wrong
-/// and else 1. `return run_tool(argc, argv, program)`
+/// The status that `tool(argc, argv)` returns. If it throws, prints the error and returns 2 for a wrong call, else 1.
+/// `return run_tool(argc, argv, program)`
 inline int run_tool(int argc, char** argv, int (*tool)(int, char**)) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error, not a silent end
   try {

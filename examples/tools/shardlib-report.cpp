@@ -2,7 +2,7 @@
 //
 //   shardlib-report runs/first                        writes runs/first/report.html
 //   shardlib-report runs/first runs/second -o cmp.html
-//   shardlib-report runs/first runs/second -o cmp.html --follow 30    again each 30 seconds, while a run goes on
+//   shardlib-report runs/first runs/second -o cmp.html --follow 30    again every 30 seconds, while a run is in progress
 //   shardlib-report runs/first --csv first.csv        writes the numbers as a table instead
 #include <shardlib/io/file.hpp>
 #include <shardlib/run/options.hpp>
@@ -61,11 +61,11 @@ int program(int argc, char** argv) {
   std::string output, csv, jsonl;
   std::int64_t follow = 0;
   run::Options options("shardlib-report", "Writes one page with the curves, texts and settings of training runs.");
-  options.arguments("RUN", runs, "folder of a run, or a metrics file; the first run is blue");
+  options.arguments("RUN", runs, "folder of a run, or a metrics file; the curves of the first run are blue");
   options.add("-o,--output", output,
               "the page (default: report.html in the run's folder, for several runs in the current folder)",
               run::value_name("FILE") | run::command_line_only());
-  options.add("--follow", follow, "write the page again each SECONDS, until no run goes on; 0: write it once",
+  options.add("--follow", follow, "write the page again every SECONDS until all runs have ended; 0: write it once",
               run::at_least(0) | run::value_name("SECONDS") | run::command_line_only());
   options.add("--csv", csv, "write the numbers of all steps as a table instead; -: to the standard output",
               run::value_name("FILE") | run::command_line_only());
@@ -86,9 +86,9 @@ int program(int argc, char** argv) {
   if (output.empty()) output = own_page ? runs[0] + "/report.html" : "report.html";
   require_free(output, runs, "--output", "<!DOCTYPE html>");
   for (bool more = true; more;) {
-    const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::goes_on(run); });
+    const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::in_progress(run); });
     more = live && follow > 0;
-    // A training run goes on to write the page in its own folder.
+    // A training run keeps writing the page in its own folder.
     const double every = more ? static_cast<double>(follow) : live && own_page ? run::report_interval : 0;
     try {
       run::write_report(runs, output, every);

@@ -26,7 +26,7 @@
 using namespace shardlib;
 namespace fs = std::filesystem;
 
-// Options of the trainers that only training reads.
+// Options that the trainers read in training only.
 constexpr std::string_view of_training =
     " --data --validation-data --stream --shuffle --steps --epochs --learning-rate --lr-schedule --warmup "
     "--warmup-from --decay-steps --decay-fraction --final-learning-rate --weight-decay --beta1 --beta2 "
@@ -34,7 +34,7 @@ constexpr std::string_view of_training =
     "--validation-batches --metrics --on-spike --check-replicas --trace --tensorboard --histogram-every "
     "--sample-every ";
 
-// The last command that has trained the run, and the folder in which it was given: it is in run.json.
+// The last command that has trained the run, and the folder in which it was given. Both are in run.json.
 struct Command {
   std::vector<std::string> words;
   fs::path directory;
@@ -62,7 +62,7 @@ Command command_of(const std::string& run) {
                   path, why, run, run));
 }
 
-// The weights of --load in the command, for a run of adapters, which has no copy of them. Empty for other runs.
+// The path of --load in the command of a run of adapters, whose checkpoints do not hold these weights. Empty for other runs.
 std::string base_weights(const Command& command, const std::string& config) {
   const auto entries = run::config_entries_of_file(config);
   if (std::ranges::none_of(entries, [](const auto& e) { return e.key.ends_with("lora") && e.value != "0"; })) return {};
@@ -80,7 +80,7 @@ std::string base_weights(const Command& command, const std::string& config) {
                   whole.string()));
 }
 
-// The one beside this tool, which is of the same version, or else the one that has trained.
+// The trainer in the folder of this tool, which has the same version. If there is none, the one that has trained.
 std::string found(const fs::path& program) {
   const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / program.filename();
   for (const fs::path& path : {beside, program})
@@ -91,8 +91,8 @@ std::string found(const fs::path& program) {
                   program.string()));
 }
 
-// gpt_fsdp samples the GPT of gpt_pipeline, on one device too: a file with the settings that gpt_fsdp knows. gpt_fsdp
-// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends.
+// The path of a file with those settings of a run of gpt_pipeline that gpt_fsdp knows, because gpt_fsdp samples its GPT, also
+// on one device. gpt_fsdp replaces this process and reads the file, which has no name and is gone when gpt_fsdp ends.
 std::string without_pipeline(const std::string& config) {
   constexpr std::array<std::string_view, 5> others{"preset", "schedule", "stages", "stage_layers", "model"};
   std::string text;

@@ -182,7 +182,7 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
   const auto progress = [&](io::Split split) -> const io::FlatTokensProgress& { return writer.progress(split); };
   const std::int64_t written = progress(io::Split::train).documents + progress(io::Split::validation).documents;
   const TextPlace begin = resume_place(written, writer.note(), same, o.out);
-  if (!writer.note().empty()) fmt::print("going on after {}\n", counted(written, "document"));
+  if (!writer.note().empty()) fmt::print("resuming after {}\n", counted(written, "document"));
   Totals totals;
   double committed = steady_seconds();
   for_each_batch(files, tokenizer, o, begin, [&](const std::vector<Document>& documents, const Batch& batch) {
@@ -206,7 +206,7 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
   return totals;
 }
 
-/// A folder with train.bin and val.bin. An interrupted one is written anew.
+/// A folder with train.bin and val.bin. An interrupted one is written again from the start.
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
   if (io::file_exists(o.out)) throw UsageError("'" + o.out + "' already exists: remove it first, or write elsewhere");

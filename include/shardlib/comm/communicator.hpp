@@ -19,7 +19,7 @@
 namespace shardlib {
 
 /// A communication under way. `wait` completes it. For a collective of GPUs by NCCL, `wait` makes the device's stream
-/// wait, and the host goes on. The destructor of a Request waits for it, unless an exception is in flight: a failing
+/// wait, and the host continues. The destructor of a Request waits for it, unless an exception is in flight: a failing
 /// device must not wait for the others.
 class Request {
  public:

@@ -67,7 +67,7 @@ class FlightRecorder {
   std::uint64_t start(std::uint32_t group, CommunicationKind kind, int peer, const CollectiveCall& call,
                       const OpInfo& op);
   void wait(std::uint64_t number);
-  /// The wait is over, as all members have called it, and the device's thread goes on.
+  /// The wait is over: all members have called it, and the device's thread continues.
   void run(std::uint64_t number);
   void end(std::uint64_t number);
   /// A copy with at most this many of the last communications.

@@ -32,7 +32,7 @@ struct BoundedText {
 /// One communication of a device, as the ring holds it.
 struct FlightEntry {
   using Kind = CommunicationKind;
-  /// `running`: all members have called it, and the device's thread goes on. Only NCCL's groups know that.
+  /// `running`: all members have called it, and the device's thread continues. Only NCCL's groups know that.
   enum class State : std::uint8_t { started, waiting, running, ended };
   std::uint64_t number = 0;  ///< among the device's communications
   Kind kind = Kind::collective;

@@ -116,7 +116,7 @@ void load_on_cuda() {
 
 #if defined(SHARDLIB_LAUNCHER_CUDA)
 
-/// How many blocks run a kernel of so many items. Without scratch memory each item has a block, which a multiprocessor
+/// How many blocks run a kernel of `items` items. Without scratch memory each item has a block, which a multiprocessor
 /// takes when it is free.
 inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items, std::size_t scratch_bytes) {
   constexpr std::int64_t blocks_per_multiprocessor = 16;  // of 128 threads: all that a multiprocessor can hold

@@ -46,7 +46,7 @@ NamedValues values_to_reshard(const Tree& tree, const Rename& rename) {
 /// memory. Besides both trees a device takes memory for one leaf, or for several that have at most 64 MiB together:
 /// their new shards, and what it sends and receives. A GPU takes host memory for the shards that it reads, too.
 ///
-/// Throws on all devices alike, with `to` unchanged: UsageError, which lists each leaf that is missing, extra, or of
+/// Throws the same on all devices, with `to` unchanged: UsageError, which lists each leaf that is missing, extra, or of
 /// another shape, dtype or order of dims; Error if a leaf is empty, is on another mesh or is differentiated, if two
 /// have one name, and in a dry run. If memory runs out on the way, all throw too, and `to` has old and new leaves.
 /// `reshard(mesh, model, stage, {.rename_to = names_in_model})`

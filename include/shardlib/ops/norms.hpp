@@ -214,7 +214,7 @@ auto layer_norm(const Tensor<D, S>& x, double /*epsilon*/ = 1e-5) {
 /// by the pair's number, and rotated pairs are longer by scale(). `RopeAngles{.base = 500000}`
 struct RopeAngles {
   double base = 10000;
-  double factor = 1;                                 ///< texts become so many times as long; 1: no change
+  double factor = 1;                                 ///< by which texts become longer; 1: no change
   double low_freq_factor = 1, high_freq_factor = 4;  ///< wavelengths that fit so often into `context`
   std::int64_t context = 0;                          ///< the texts' length before they were made longer; 0: linear
   bool yarn = false;                                 ///< with `context`: as YaRN does

@@ -35,7 +35,7 @@ struct LrSchedule {
   /// There is no default: a call throws UsageError if it is 0 and the kind needs it.
   std::int64_t decay_steps = 0;
   double final_fraction = 0.1;  ///< the final rate is this times the peak
-  double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, if the warmup leaves so many
+  double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, at most what the warmup leaves
 
   [[nodiscard]] double operator()(std::int64_t step) const {
     const auto f = [](std::int64_t x) { return static_cast<double>(x); };

@@ -305,7 +305,7 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
 }
 
 /// A call whose arguments fit none of an op's forms. Their number lets the call depend on its template arguments. The
-/// form is code; behind a backquote it may go on with words, "iota<\"L\">(mesh, 128)`, whose dtype is i32".
+/// form is code; after a backquote it may continue with words, "iota<\"L\">(mesh, 128)`, whose dtype is i32".
 constexpr Verdict wrong_call(std::string_view op, std::string_view form, std::size_t arguments) {
   bool in_code = true;
   for (const char c : form) in_code ^= c == '`';

@@ -26,10 +26,10 @@ struct TurnTemplate {
 };
 
 /// A conversation. The model is given each token once, as long as the turns fit its context; otherwise the oldest whole
-/// turns are dropped, and the model is given the others anew. Every device makes the same calls.
+/// turns are dropped, and the model is given the others again. Every device makes the same calls.
 ///
 /// Without special tokens in the template, the model is given the ids of the conversation as one text. Where these
-/// differ from those that it has drawn, it is given them anew too.
+/// differ from those that it has drawn, it is given them again, too.
 ///
 /// Special tokens of the tokenizer count in the template, as in "<|user|>{}<|end|><|model|>", and are text in a
 /// message. The first one behind the message ends an answer too, and with the white space behind it stands before the
@@ -166,7 +166,7 @@ inline void Chat::drop_oldest() {
 }
 
 inline std::vector<float> Chat::next_logits() {
-  // The cache only grows: if it holds anything else, the model begins anew.
+  // The cache only grows: if it holds anything else, the model starts again.
   if (given_.size() >= ids_.size() || !std::equal(given_.begin(), given_.end(), ids_.begin())) given_.clear();
   const std::size_t begin = given_.size();
   given_.clear();  // a decode that throws leaves the cache unknown

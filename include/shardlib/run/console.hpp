@@ -18,7 +18,7 @@ SHARDLIB_INLINE void log_console(std::string_view text);
 /// process has printed before. There is one at a time: a second one closes the first.
 class ConsoleLog {
  public:
-  /// Appends to the file. If it cannot be written, now or later, there is a warning, and the program goes on.
+  /// Appends to the file. If it cannot be written, now or later, there is a warning, and the program continues.
   ConsoleLog(const std::string& path, std::string_view mark);
   ConsoleLog(const ConsoleLog&) = delete;
   ConsoleLog& operator=(const ConsoleLog&) = delete;

@@ -10,7 +10,7 @@
 namespace shardlib::run {
 
 /// The report of these runs as an HTML page. A run is the folder of a RunDirectory or a metrics file. While a
-/// run goes on, its page loads itself again each `every` seconds, which should be how often it is written; 0: never.
+/// run is in progress, its page loads itself again each `every` seconds, which should be how often it is written; 0: never.
 /// Throws UsageError for a path that is not a run, Error for a damaged record. `report({"runs/first"})`
 [[nodiscard]] SHARDLIB_INLINE std::string report(const std::vector<std::string>& runs, double every = 0);
 
@@ -21,8 +21,8 @@ SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const st
 /// The seconds after which a training run writes its report again.
 inline constexpr double report_interval = 30;
 
-/// Whether a process writes to the run in this folder: false for a metrics file. `goes_on("runs/first")`
-[[nodiscard]] SHARDLIB_INLINE bool goes_on(const std::string& run);
+/// Whether a process writes to the run in this folder: false for a metrics file. `in_progress("runs/first")`
+[[nodiscard]] SHARDLIB_INLINE bool in_progress(const std::string& run);
 
 /// The records of runs as CSV (RFC 4180), one line a step: run, step, time and the numbers of `numbers_of`, each name
 /// a column. Cells without a number are empty; numbers that are not finite are nan and inf. Runs are given, and errors

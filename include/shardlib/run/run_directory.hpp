@@ -44,7 +44,7 @@ class RunDirectory {
   std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes, const std::string& dtype);
 
   /// Keeps a copy of the tokenizer that `name` stands for in the folder `tokenizer`, so that samples need the run's
-  /// folder alone. A copy that is whole and encodes alike stays as it is; "bytes" needs none.
+  /// folder alone. A whole copy that encodes the same ids stays as it is; "bytes" needs none.
   void keep_tokenizer(const io::Tokenizer& used, const std::string& name);
   /// Keeps the picture of a step as step.svg; nothing if it is empty.
   void keep_step_graph(const std::string& svg);

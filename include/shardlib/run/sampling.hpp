@@ -37,7 +37,7 @@ struct SampleOptions {
 using Decode = std::function<std::vector<float>(std::span<const std::int32_t> ids, std::int64_t position)>;
 
 /// Continues the prompt until max_tokens, an end-of-text token or one of options.stops. Where prompt and text outgrow
-/// `context` tokens, the model is given the last half of them anew and goes on from there. `show` is given each piece
+/// `context` tokens, the model is given the last half of them again, and continues from there. `show` is given each piece
 /// of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the model's
 /// vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must say the
 /// same on every device, was true. Every device calls it. `generate(*tokenizer, "Once", 1024, decode, {.top_k = 40})`

@@ -113,13 +113,13 @@ inline TensorBoard::TensorBoard(const std::string& folder, std::int64_t first_st
   for (int n = 0; path_.empty() || std::filesystem::exists(path_); ++n)
     path_ = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", folder, seconds, shardlib::detail::host_name(),
                         ::getpid(), n);
-  const bool goes_on = std::filesystem::directory_iterator(folder, error) != std::filesystem::directory_iterator();
+  const bool resumed = std::filesystem::directory_iterator(folder, error) != std::filesystem::directory_iterator();
   file_.open(path_, std::ios::binary);
   if (!file_) throw Error("cannot write the event file '" + path_ + "': does its folder allow that?");
   // Event: file_version = 3.
   event(detail::tensorboard_event(0) + detail::protobuf_bytes(3, "brain.Event:2"));
   // Event: session_log = 7 with status = 1, START = 1: TensorBoard then drops what was recorded from this step on.
-  if (first_step > 0 || goes_on)
+  if (first_step > 0 || resumed)
     event(detail::tensorboard_event(first_step) +
           detail::protobuf_bytes(7, detail::protobuf_key(1, 0) + detail::protobuf_varint(1)));
   flush();

@@ -56,8 +56,8 @@ struct Training {
 
   // ---- run ----
   std::string directory;           ///< --run: the path of the run's folder; empty: none
-  bool resume = true;              ///< go on from the newest checkpoint
-  std::string allow_change;        ///< what may differ from the checkpoint that a run goes on from
+  bool resume = true;              ///< resume from the newest checkpoint
+  std::string allow_change;        ///< settings that may differ from those of the checkpoint from which a run resumes
   std::int64_t save_every = 1000;  ///< steps between checkpoints; 0: one at the end alone
   std::int64_t keep = 2, keep_every = 0, keep_best = 1;  ///< the checkpoints that stay, as in io::Retention
   std::int64_t validate_every = 0;                       ///< steps between validations; 0 for none
@@ -238,7 +238,7 @@ struct Checkpoints {
   /// Takes a snapshot; a thread writes it during training.
   std::function<void(const Saved&)> save;
   /// Loads the newest whole checkpoint of a step below `before`. Returns nothing if there is none. Calls `check`, if it
-  /// is not empty, before any leaf is read or compared: it throws, on all devices alike, if the run must not load it.
+  /// is not empty, before any leaf is read or compared: it throws, the same on all devices, if the run must not load it.
   std::function<std::optional<Saved>(std::int64_t before, const std::function<void(const Saved&)>& check)> load;
   /// Renames the checkpoint of a step because it belongs to a diverged run, so that no run resumes from it.
   std::function<void(std::int64_t step)> set_aside;

@@ -32,7 +32,7 @@ struct Tuning {
   /// Rows of a gathered dim at least so long are gathered in place. Copying them one by one would take longer than to
   /// put all in rank order.
   std::size_t row_piece = 64;
-  /// While a shard is on its way, an einsum goes in parts of at least so many floating-point operations, because MPI
+  /// While a shard is on its way, an einsum goes in parts of at least this many floating-point operations, because MPI
   /// makes progress only between them. Parts that are added have four times as many.
   double product_part = 1 << 27;
   /// The longest message of such a shard: an einsum begins with the first one while the others are on their way.

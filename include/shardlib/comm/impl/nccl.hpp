@@ -118,7 +118,7 @@ class NcclCommunicator final : public Communicator {
   /// Waits for the other members to come to the same place of the same call. Throws Error if one is in another.
   // An operation of NCCL occupies its GPU until all members have started it. Meanwhile a call of CUDA on another thread
   // of the process can wait for that GPU: a memory allocation, or the first start of a kernel, which loads it. So no
-  // member may go on from a call of NCCL before all that share its process have made it.
+  // member may continue after a call of NCCL before all that share its process have made it.
   void meet(const Doing& doing) {
     CollectiveCall compared = doing.call;
     compared.elsewhere = true;

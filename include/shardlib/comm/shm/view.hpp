@@ -107,7 +107,7 @@ class Maps {
     madvise(pages.get(), all, MADV_DONTDUMP);  // a core dump has only its own rank's memory
     return pages;
   }
-  /// Unmaps the least recently used mappings that are in no view, until there is room for so many places. Returns false
+  /// Unmaps the least recently used mappings that are in no view, until there is room for these places. Returns false
   /// if views leave too little room.
   bool make_room(std::size_t places, std::size_t most) {
     while (mapped_ + places > most) {

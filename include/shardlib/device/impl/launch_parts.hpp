@@ -30,9 +30,9 @@ struct Ending {
 /// This process's number among those that mpirun or srun started, also before MPI starts. Empty if there are none.
 [[nodiscard]] SHARDLIB_INLINE std::string_view launcher_rank();
 
-/// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have failed alike. If only some
+/// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have the same error. If only some
 /// have failed, ends the whole job with their message, as the others may wait for them forever. Where MPI has not
-/// started, ranks cannot meet: all have failed alike if the error is one of usage.
+/// started, ranks cannot meet: an error of usage is taken to be the same on all.
 [[nodiscard]] SHARDLIB_INLINE std::string settle(const Ending& ending);
 
 /// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.

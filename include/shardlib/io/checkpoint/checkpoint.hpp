@@ -31,9 +31,9 @@ using Rename = std::function<std::string(const std::string&)>;
 
 /// The options of `save`: the checkpoints of the folder that it keeps, and the names that `rename` gives to leaves.
 struct SaveOptions {
-  int keep = 0;                 ///< the newest so many, this one included; 0: all
+  int keep = 0;                 ///< how many of the newest stay, this one included; 0: all
   std::int64_t keep_every = 0;  ///< also those of steps that this divides; 0: none
-  int keep_best = 0;            ///< also those so many of the lowest CheckpointMeta::validation_loss
+  int keep_best = 0;            ///< how many with the lowest CheckpointMeta::validation_loss stay, too
   /// Refuses a leaf with a value that is not finite, before the checkpoint is complete and older ones are removed.
   bool finite = false;
   Rename rename = {};
@@ -105,7 +105,7 @@ void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, 
 SHARDLIB_FORM_OF_CALL(save, "save(mesh, directory, step, tree)")
 
 /// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the checkpoint at `path`.
-/// Collective; throws on all devices alike: UsageError, which lists every leaf that is missing, extra or of another
+/// Collective; throws the same on all devices: UsageError, which lists every leaf that is missing, extra or of another
 /// shape or order of dims, or Error for a damaged checkpoint. Then the tree is unchanged. `load(mesh,
 /// "runs/first/checkpoints/step-00000100", state)`
 template <Spec A, class Tree>
@@ -148,7 +148,7 @@ template <Spec A>
 
 /// Saves during training: `save` returns once it holds the values of this moment, and a thread writes them.
 /// At most one checkpoint is under way, so the memory it keeps alive is at most the tree's. Every call is collective,
-/// and what went wrong is thrown, on all devices alike, by the next one.
+/// and the next one throws what went wrong, the same on all devices.
 class AsyncSaver {
  public:
   template <Spec A>

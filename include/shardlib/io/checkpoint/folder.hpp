@@ -50,9 +50,9 @@ struct ManifestFile {
 
 /// The checkpoints that stay in a directory when one is saved. Other earlier ones are removed.
 struct Retention {
-  int newest = 0;          ///< the newest so many, the saved one included; 0: all
+  int newest = 0;          ///< how many of the newest stay, the saved one included; 0: all
   std::int64_t every = 0;  ///< those of steps that this divides; 0: none
-  int best = 0;            ///< those so many of the lowest CheckpointMeta::validation_loss
+  int best = 0;            ///< how many with the lowest CheckpointMeta::validation_loss stay
 };
 
 /// A checkpoint open for reading: `path` is its folder, `meta` what it says about the run, `files` its manifest.

@@ -72,7 +72,7 @@ class FlatTokensWriter {
   /// Adds a document; one without tokens is left out. Throws UsageError for an id of 2^31 or more.
   void add(Split split, std::span<const std::uint32_t> ids);
   [[nodiscard]] const FlatTokensProgress& progress(Split split) const;  ///< what has been added so far
-  /// Everything added so far is on the disk, durably, together with `note`: whatever the caller needs to go on from
+  /// Everything added so far is on the disk, durably, together with `note`: whatever the caller needs to continue from
   /// here, such as the place in its input.
   void commit(const std::string& note = "");
   /// The note of the last commit; empty at the start.

@@ -79,7 +79,7 @@ class Loader {
 
   /// Steps after which every token (or document) has been seen once, rounded up.
   [[nodiscard]] std::int64_t steps_per_epoch() const { return steps_for(1); }
-  /// Steps that go through the data so many times, rounded up once: a batch may reach into the next epoch.
+  /// The steps of this many passes over the data, rounded up once: a batch may reach into the next epoch.
   [[nodiscard]] std::int64_t steps_for(std::int64_t epochs) const;
   /// The number of passes over the data when a step begins.
   [[nodiscard]] double epochs(std::int64_t step) const;

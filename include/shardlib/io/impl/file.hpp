@@ -129,7 +129,7 @@ SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& 
 SHARDLIB_INLINE std::shared_ptr<const void> lock_folder(const std::string& folder) {
   constexpr int flags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
   const auto file = std::make_shared<const detail::Descriptor>(folder + "/.lock", flags, "write");
-  // Some file systems have no locks. There two processes cannot be told apart, and the writer goes on.
+  // Some file systems have no locks. There two processes cannot be told apart, and the writer continues.
   if (::flock(file->number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     throw UsageError("another process is writing '" + folder + "': wait for it, or write elsewhere");
   return file;

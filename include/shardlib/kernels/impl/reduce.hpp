@@ -115,7 +115,7 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
   using Acc = accumulator_t<T>;
   using Kernel = body::SquaresOfPiece<T>;
   const std::int64_t pieces = (n + Kernel::piece - 1) / Kernel::piece;
-  constexpr std::int64_t few = 4096;  // so many take one kernel
+  constexpr std::int64_t few = 4096;  // up to this number one kernel is enough
   if (n > 0 && n <= few) return exec.for_items(1, 0, Kernel{in, n, out});
   const auto add_pieces = [&](const Acc* sums) {
     detail::reduce<detail::SumOp>(exec, sums, std::array{pieces}, std::array{true}, {}, out);

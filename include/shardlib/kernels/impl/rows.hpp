@@ -17,7 +17,7 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// Calls hold(groups) if the parts of a device's teams hold whole rows, in so many groups of 64 numbers. Returns
+/// Calls hold(groups) if the parts of a device's teams hold whole rows, in this number of groups of 64 numbers. Returns
 /// whether.
 template <class T, class Hold>
 bool hold_rows(const Exec& exec, const Along& a, const Hold& hold) {
@@ -39,7 +39,7 @@ template <class T, std::size_t In, class Row, class HeldRow, class Out>
 void for_rows(const Exec& exec, const std::array<const T*, In>& in, Out* out, const Along& a, const Row& row,
               const HeldRow& held_row) {
   using A = accumulator_t<T>;
-  // Treats both layouts alike: slabs of `columns` rows, which are contiguous or strided.
+  // Treats both layouts in one way: slabs of `columns` rows, which are contiguous or strided.
   const bool flat = a.inner == 1;
   const std::int64_t n = a.n, columns = flat ? a.outer : a.inner, slabs = flat ? 1 : a.outer;
   if (slabs * columns == 0 || n == 0) return;

@@ -49,7 +49,7 @@ struct Console {
     if (file >= 0) ::close(std::exchange(file, -1));
   }
   void give_up() {
-    fmt::print(stderr, "warning: cannot write '{}': {}; the run goes on without it\n", path, std::strerror(errno));
+    fmt::print(stderr, "warning: cannot write '{}': {}; the run continues without it\n", path, std::strerror(errno));
     close();
   }
 };

@@ -59,7 +59,7 @@ inline std::int64_t highest(const std::vector<Plan>& plans, std::int64_t Plan::*
   return std::ranges::max(plans | std::views::transform(peak));
 }
 
-/// Whether the plans of all stages fit devices of so many bytes, as a line.
+/// A line that says whether the plans of all stages fit devices of `bytes` bytes.
 inline std::string fits(const std::vector<Plan>& plans, const Training& t, double bytes) {
   const std::int64_t most = highest(plans, peak_of(t));
   return fmt::format(

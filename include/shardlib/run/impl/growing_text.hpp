@@ -46,7 +46,7 @@ class GrowingText {
       : tokenizer_(tokenizer), stops_(stops), show_(show), text_(std::move(prompt)), shown_(shown) {
     flush(0);
   }
-  /// Whether the text goes on: false once a stop has ended it, which the text does not include.
+  /// Whether the text may grow: false once a stop, which the text does not include, has ended it.
   [[nodiscard]] bool add(std::uint32_t token) {
     if (text_.empty())
       text_ = tokenizer_.decode(std::span(&token, 1));

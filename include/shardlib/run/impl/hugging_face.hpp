@@ -28,7 +28,7 @@ SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) 
   using nlohmann::json;
   if (!io::file_exists(path_) && io::file_exists(folder + "/manifest.json"))
     throw UsageError("'" + folder +
-                     "' is a checkpoint of a run, not a model of Hugging Face: a run goes on from its checkpoints with "
+                     "' is a checkpoint of a run, not a model of Hugging Face: a run resumes from its checkpoints with "
                      "--run; only --export writes such a model");
   const json config = io::detail::read_foreign_json(path_, 10, "a model's config.json");
   if (!config.is_object()) throw Error("'" + path_ + "': it must be a JSON object");

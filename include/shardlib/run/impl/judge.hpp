@@ -62,8 +62,8 @@ class SpikeWindow {
   std::deque<double> losses_, norms_;
 };
 
-/// Decides whether a step may update. The loss and the gradient norm are the same on all devices, so all devices decide
-/// alike without communication.
+/// Decides whether a step may update. The loss and the gradient norm are the same on all devices, so all devices make
+/// the same decision without communication.
 class Judge {
  public:
   /// The loop's next action after a step.
@@ -108,7 +108,7 @@ class Judge {
   }
   [[noreturn]] void fail(std::int64_t step, bool finite) const {
     throw Error(fmt::format(
-        "step {}: {}{}; lower --learning-rate, look at the data of this step, {}or go on with "
+        "step {}: {}{}; lower --learning-rate, look at the data of this step, {}or continue with "
         "--on-spike {}rewind. The last checkpoint is untouched",
         step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
         finite ? "" : "find the first op with a NaN, if one has it, by --find-nan, ", skips_ > 0 ? "" : "skip or "));
@@ -126,7 +126,7 @@ class Judge {
   [[nodiscard]] std::string event_of_return(std::int64_t step, std::int64_t to, std::int64_t resumed_at) const {
     return verdict_ == StepVerdict::distrust_checkpoint
                ? fmt::format(
-                     "step {}: {}; the checkpoint of step {} is set aside as diverged, and the run goes on "
+                     "step {}: {}; the checkpoint of step {} is set aside as diverged, and the run continues "
                      "from the one of step {}",
                      step, why_, resumed_at, to)
                : fmt::format(

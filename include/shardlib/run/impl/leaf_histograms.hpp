@@ -43,7 +43,7 @@ SHARDLIB_INLINE std::map<std::string, Histogram> leaf_histograms(Device& device,
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [name, value, scale] : leaves) {
     if (!value) throw Error("leaf_histograms: the leaf '" + name + "' is empty");
-    static_cast<void>(value->data());  // on all devices alike: a deferred value may need them to communicate
+    static_cast<void>(value->data());  // on all devices: a deferred value may need them to communicate
     const io::detail::ShardPlace shard = io::detail::shard_place(name, *value);
     list.push_back({shard.leaf, shard.place});
   }

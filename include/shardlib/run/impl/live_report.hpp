@@ -1,4 +1,4 @@
-// The report of a run while it goes on.
+// The report of a run that is in progress.
 #pragma once
 
 #include <fmt/format.h>

@@ -202,8 +202,8 @@ SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
 }
 
 SHARDLIB_INLINE bool JsonLines::lock() {
-  // Some file systems have no locks. There two processes cannot be told apart, and the run goes on.
-  // A reader that asks whether the run goes on has the lock for a moment: hence more than one try.
+  // Some file systems have no locks. There two processes cannot be told apart, and the run continues.
+  // A reader that asks whether the run is in progress has the lock for a moment, so try more than once.
   for (int tries = 0;; ++tries) {
     if (::flock(file_->number(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
     if (tries == 5) return false;

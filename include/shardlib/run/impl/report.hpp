@@ -210,7 +210,7 @@ SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const st
   io::replace_file(file, io::as_bytes(page));
 }
 
-SHARDLIB_INLINE bool goes_on(const std::string& run) {
+SHARDLIB_INLINE bool in_progress(const std::string& run) {
   const int file = ::open((run + "/metrics.jsonl").c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return false;
   const bool locked = ::flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;

@@ -1,4 +1,4 @@
-// The last part of the report's script: zoom, axes, runs, keyboard, and reloading while a run goes on.
+// The last part of the report's script: zoom, axes, runs, keyboard, and reloading while a run is in progress.
 #pragma once
 
 namespace shardlib::run::detail {
@@ -196,7 +196,7 @@ for (const c of charts) {
   c.plot.addEventListener("blur", () => { c.readout.hidden = true; });
 }
 
-// ---- a run that goes on ----
+// ---- a run in progress ----
 function watch() {
   const status = add("span", bar), words = add("span", status);
   const silent = Date.now() / 1000 - page.written > Math.max(600, 10 * page.every);  // when the page was loaded
@@ -204,7 +204,7 @@ function watch() {
   const tell = () => {
     const when = new Date(1000 * page.written).toLocaleTimeString();
     words.textContent = silent ? `no news since ${when}: has the run ended?`
-      : `the run goes on; as of ${when}` + (state.paused ? "" : `, again every ${Math.round(page.every)} s`);
+      : `the run is in progress; as of ${when}` + (state.paused ? "" : `, again every ${Math.round(page.every)} s`);
   };
   button.addEventListener("click", () => {
     state.paused = !state.paused;

@@ -123,7 +123,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
   };
   if (torn) note_torn("metrics.jsonl");
   if (removed > 0 && !from_start)
-    notes.push_back(fmt::format("{} after the checkpoint removed from metrics.jsonl: going on from step {}",
+    notes.push_back(fmt::format("{} after the checkpoint removed from metrics.jsonl: resuming from step {}",
                                 shardlib::detail::counted(removed, "record"), step));
   if (from_start && fs::exists(samples())) keep_aside(samples());
   samples_ = JsonLines(samples(), JsonLines::Mode::append);

@@ -156,10 +156,10 @@ inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
 
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
 /// --allow-change names the differences. Returns a sentence for each allowed change. A setting that only one side has
-/// is not compared, unless `value_if_absent` knows its value and the checkpoint has a record of settings. `goes_on`:
+/// is not compared, unless `value_if_absent` knows its value and the checkpoint has a record of settings. `trains`:
 /// the run has steps left.
 inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
-                                                 const Training& training, bool goes_on) {
+                                                 const Training& training, bool trains) {
   std::vector<std::string> notes, differing, names, fixed;
   const auto& before = found.identity.settings;
   const auto value_of = [](const std::map<std::string, std::string>& settings, const std::string& key) {
@@ -194,20 +194,20 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     differs("tokenizer", before.at(tokenizer), "bytes");
   if (!differing.empty()) {
     std::string remedy = "give the checkpoint's values";
-    if (goes_on) remedy += names.empty() ? ", or choose another --run" : ", choose another --run";
+    if (trains) remedy += names.empty() ? ", or choose another --run" : ", choose another --run";
     if (!names.empty()) remedy += fmt::format(", or allow the change with --allow-change {}", fmt::join(names, ","));
     if (!names.empty() && !fixed.empty())
       remedy +=
           fmt::format(", but not that of {}, which decides the leaves of the checkpoint", fmt::join(fixed, " and "));
     throw UsageError(fmt::format("the run in '{}' {}: {}; {}", training.directory,
-                                 goes_on ? fmt::format("would go on from step {} with another curve", found.step)
+                                 trains ? fmt::format("would resume from step {} with another curve", found.step)
                                          : "has another model or tokenizer",
                                  fmt::join(differing, "; "), remedy));
   }
   return notes;
 }
 
-/// The checkpoint from which a run goes on, if there is one, and the notes of require_same_run.
+/// The checkpoint from which a run resumes, if there is one, and the notes of require_same_run.
 struct Resumed {
   std::optional<Checkpoints::Saved> saved = {};
   std::vector<std::string> notes = {};

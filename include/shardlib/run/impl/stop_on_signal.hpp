@@ -62,7 +62,7 @@ inline void end_by_signal(int signal) {
     else
       say_in_handler({"the newest checkpoint is ", latest.substr(0, latest.rfind('/') + 1),
                       std::string_view(name.data(), static_cast<std::size_t>(length - 1)),
-                      ": the same command goes on from there\n"});
+                      ": the same command resumes from there\n"});
   }
   ::raise(signal);
 }
@@ -146,7 +146,7 @@ class StopOnSignal {
 
 /// The message of a run that stops; `saved` says whether a checkpoint holds its last step.
 inline std::string stopped_by_signal(bool saved) {
-  return saved ? "stopped by a signal; the same command goes on from here"
+  return saved ? "stopped by a signal; the same command resumes from here"
                : "stopped by a signal; no checkpoint was kept, so the same command starts again";
 }
 

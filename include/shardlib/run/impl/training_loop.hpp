@@ -109,9 +109,9 @@ class TrainingLoop {
     if (saves_) identity_ = run_identity(training_, data_, configuration_);
     // Compare before anything in the folder changes. If no step is left, samples and exports depend on the model alone.
     const auto same = [this](const Checkpoints::Saved& saved) {
-      const bool goes_on = saved.step < training_.steps;
-      return require_same_run(saved, goes_on ? identity_ : model_identity(training_, data_, configuration_), training_,
-                              goes_on);
+      const bool trains = saved.step < training_.steps;
+      return require_same_run(saved, trains ? identity_ : model_identity(training_, data_, configuration_), training_,
+                              trains);
     };
     Resumed resumed;
     if (directory_.exists() && training_.resume) resumed = load_same_run(program_.checkpoints, training_, same);
@@ -127,7 +127,7 @@ class TrainingLoop {
         directory_.keep_step_graph(training_.step_svg);
       });
     }
-    if (found && changes_run) say(fmt::format("going on from step {} of {}", first, training_.steps));
+    if (found && changes_run) say(fmt::format("resuming from step {} of {}", first, training_.steps));
     for (const std::string& note : resumed.notes) say(note);
     io::together(*device_, "", [&] {
       if (!speaks_ || training_.metrics.empty()) return;
@@ -212,7 +212,7 @@ class TrainingLoop {
     if ((due(step, training_.sample_every) && !stopped) || last) {
       progress_->pause();
       if (!answers_.sample(step) && !last && !stopped) {
-        stopped = true;  // the run goes on from here, with the samples that are missing
+        stopped = true;  // the run resumes here, with the samples that are missing
         if (!saved) saved = {step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})};
         if (saves_) saving_.save(*saved, true);  // again, as the one under way may fail
       }
@@ -241,7 +241,7 @@ class TrainingLoop {
   void check_replicas(const Record& record) const {
     const std::int64_t before = record.step + 1 - training_.check_replicas;
     const std::string when = fmt::format("after step {}{}", record.step,
-                                         before > 0 ? fmt::format(" (after step {} all was alike)", before - 1) : "");
+                                         before > 0 ? fmt::format(" (after step {} no device differed)", before - 1) : "");
     detail::check_replicas(*device_, program_.checkpoints.leaves(),
                            {{"step", static_cast<std::uint64_t>(record.step)},
                             {"seed", training_.seed},

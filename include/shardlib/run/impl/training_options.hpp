@@ -114,7 +114,7 @@ inline void declare_run(Options& o, Training& t) {
 inline void declare_traces_and_plans(Options& o, Training& t) {
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of --trace-steps steps");
   o.add("--trace-steps", t.trace_steps, "number of traced steps", size());
-  o.add("--trace-from", t.trace_from, "number of steps of this start before the trace begins", size(0));
+  o.add("--trace-from", t.trace_from, "number of steps after this start before the trace begins", size(0));
   o.flag("--plan", t.plan,
          "no training: print memory, communication and FLOPs of a step on a mesh of hypothetical devices",
          command_line_only());

@@ -296,7 +296,7 @@ SHARDLIB_INLINE void FlatTokensWriter::commit(const std::string& note) {
 SHARDLIB_INLINE void FlatTokensWriter::finish() {
   if (progress(Split::train).tokens == 0)
     throw UsageError("nothing to write to '" + path_ + "': no document for training has tokens");
-  sync();  // no commit: a writer that goes on from here adds what follows the last note
+  sync();  // no commit: a writer that continues from here adds what follows the last note
   for (const char* name : {"/.zgroup", "/train/.zgroup", "/validation/.zgroup"}) sync_path(partial() + name);
   sync_path(partial());
   if (file_exists(path_)) throw UsageError("'" + path_ + "' has appeared meanwhile: move it away and start again");

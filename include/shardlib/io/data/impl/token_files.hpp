@@ -299,7 +299,7 @@ inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, S
                                         split == Split::train ? other_data : other_validation);
   }
   if (path.ends_with(".partial"))
-    throw UsageError("'" + path + "' is unfinished: let the program that writes it go on");
+    throw UsageError("'" + path + "' is unfinished: let the program that writes it continue");
   const std::vector<std::string> paths = bins_of(path, split);
   if (paths.empty())
     throw UsageError("the folder '" + path + "' holds neither flat-tokens (a .zgroup) nor " +
