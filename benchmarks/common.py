@@ -1,4 +1,4 @@
-"""What the benchmarks share: running programs, arguments, and links between network namespaces."""
+"""Functions that the benchmarks share: running programs, arguments, and links between network namespaces."""
 import argparse
 import fcntl
 import json
@@ -13,15 +13,15 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAYLOAD = 8948 / 9014  # of a frame of a link's 9000 bytes and its header: what TCP with time stamps carries
-PACKET = 65536  # bytes that TCP hands a link at once, unless told otherwise
+PAYLOAD = 8948 / 9014  # the share of TCP's data, with time stamps, in a frame of 9000 bytes and its header
+PACKET = 65536  # the default number of bytes that TCP hands to a link at once
 
-if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
+if os.geteuid() == 0:  # Open MPI runs as root only if both variables are set
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
 def ran(command):
-    """Its standard output; ends this program if it fails."""
+    """Returns the command's standard output. Ends this program if the command fails."""
     program = os.path.basename(sys.argv[0])
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -33,7 +33,7 @@ def ran(command):
 
 
 def built(folder, program):
-    """Its path; ends this program if it has not been built."""
+    """Returns the program's path. Ends this program if it has not been built."""
     path = os.path.join(folder, program)
     if not os.access(path, os.X_OK):
         sys.exit(f"{os.path.basename(sys.argv[0])}: there is no {path}: build it, or name the folder (see --help)")
@@ -55,7 +55,7 @@ def percent(text):
 
 
 def count(least=1):
-    """A whole number of at least so much, for argparse."""
+    """A whole number of at least `least`, for argparse."""
     def parsed(text):
         if not re.fullmatch(r"\d+", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
@@ -106,7 +106,7 @@ def no_links(reason):
 
 
 def sh(command):
-    """Whether the shell's command succeeded, and what it says of its errors."""
+    """Returns whether the shell's command succeeded, and its standard error."""
     ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     return ran.returncode == 0, ran.stderr.strip()
 
@@ -150,7 +150,7 @@ class Hosts:
             raise
 
     def make(self):
-        """The namespaces; returns the mpirun that starts a rank in each."""
+        """Makes the namespaces, and returns the mpirun that starts a rank in each."""
         made, error = sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
         if not made:
             no_links(error)
@@ -159,7 +159,7 @@ class Hosts:
         for i in range(self.count):
             hosts.append(f"10.77.0.{i + 1}")
             must(f"ip netns add shardlib{i}")
-            # Long frames: of the rate, headers take 1 % instead of 5.
+            # With long frames, headers take 1 % of the rate instead of 5 %.
             must(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
             must(f"ip -n shardlib-switch link set port{i} master sw up")
             if self.packet != PACKET:
@@ -168,15 +168,15 @@ class Hosts:
                          f"{self.packet}")
             must(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
             must(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
-            # Nobody else uses the link, so that any control of congestion will do but bbr, which paces what is sent by what
-            # it has measured, between ops that send nothing: on the same links a step took 5 to 8 % longer.
+            # Nothing else uses the link, so any congestion control is good enough, except bbr. It paces the data by its own
+            # measurements, which include the ops that send nothing: on the same links a step took 5 to 8 % longer.
             must(f"ip netns exec shardlib{i} sysctl -qw net.ipv4.tcp_congestion_control=reno")
             if self.rate:
-                # What it lets through at any speed after a pause; longer packets tbf cuts up, which takes the cores' time.
+                # tbf lets a burst pass at any speed after a pause. It cuts up packets longer than that, which takes time.
                 burst = max(1.05 * self.packet, self.rate * 1e9 / 8 * 0.2e-3)
                 must(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {1e6 * self.rate:.0f}kbit burst {burst:.0f} latency 50ms")
-        # What mpirun calls instead of ssh. Each host has a name of its own, so that only its ranks share memory, and a folder
-        # of its own for temporary files, or Open MPI's daemons get into each other's way while they make theirs.
+        # mpirun calls this script instead of ssh. Each host has a name of its own, so that only its ranks share memory, and a
+        # folder of its own for temporary files, because Open MPI's daemons disturb each other while they make theirs.
         self.folder = tempfile.mkdtemp(prefix="shardlib-hosts-")
         agent = os.path.join(self.folder, "agent.sh")
         with open(agent, "w") as file:
@@ -187,9 +187,9 @@ class Hosts:
         return (f"{named(hosts[0])} ip netns exec shardlib0 mpirun -n {everyone} "
                 f"--host {','.join(f'{host}:{self.ranks}' for host in hosts)} --mca plm_rsh_agent {agent} --bind-to none "
                 f"--mca pml ob1 --mca btl self,tcp {'-x SHARDLIB_SHM=0 ' if self.ranks == 1 else ''}"
-                # More ranks than cores: who waits lets others run.
+                # If there are more ranks than cores, a rank that waits yields its core.
                 f"--mca mpi_yield_when_idle {int(everyone > os.cpu_count())} "
-                # Each takes itself for alone on its host: left to MPI all are bound to core 0.
+                # Each rank seems to be alone on its host, so MPI would bind all of them to core 0.
                 f"""sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"' rank""")
 
     @staticmethod
@@ -206,12 +206,12 @@ class Hosts:
 
 
 def named(host):
-    """What starts a command on a host of this name, for the shell."""
+    """The beginning of a shell command that runs on a host of this name."""
     return f"""unshare --uts sh -c 'hostname "$0" && exec "$@"' {host}"""
 
 
 def delete_namespaces():
-    """Those of this run, or of one that was killed."""
+    """Deletes the namespaces of this run, or of one that was killed."""
     for line in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout.splitlines():
         name = line.split()[0]
         if re.fullmatch(r"shardlib(\d+|-switch)", name):

@@ -22,7 +22,7 @@ OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
 
 
 def cost(command, source=""):
-    """CPU seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
+    """Returns the CPU seconds of a command, and the GB of its largest process. It runs in a folder with that of the object."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as text:
         os.makedirs(os.path.join(folder, os.path.dirname(OBJECT)))
         text.write(source)

@@ -27,7 +27,7 @@ from memory import planned
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHEETS = {"H100 80GB HBM3": (989e12, 3.35e12), "H100 PCIe": (756e12, 2.0e12), "H100 NVL": (835e12, 3.9e12), "H200": (989e12, 4.8e12),
           "A100-SXM4-80GB": (312e12, 2.04e12), "A100-SXM4-40GB": (312e12, 1.56e12), "B200": (2250e12, 7.7e12)}  # fmt: skip
-# Of the data sheets: dense bf16 FLOP/s, and bytes/s of memory.
+# Figures of data sheets: dense bf16 FLOP/s, and bytes/s of memory.
 SIZES = {"gpt2-124m": (12, 768, 12), "gpt2-350m": (24, 1024, 16), "gpt2-774m": (36, 1280, 20), "gpt2-1558m": (48, 1600, 25)}
 VOCABULARY, CONTEXT = 50304, 1024
 
@@ -107,13 +107,13 @@ def compare(what, names, steps, limit):
 
 
 def visible(gpus):
-    """How many of them programs see."""
+    """The number of GPUs that programs see."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return len(gpus) if chosen is None else len([name for name in chosen.split(",") if name])
 
 
 def ways_to_start(build):
-    """Of two devices: as threads, and as ranks if the program is built with MPI."""
+    """Commands for two devices: as threads, and as ranks if the program is built with MPI."""
     version = run([os.path.join(build, "examples/gpt2"), "--version"], "scripts/gpu.sh builds it")
     return {"threads": ()} | ({"ranks": ("mpirun", "-n", "2")} if "MPI" in version and shutil.which("mpirun") else {})
 
@@ -140,7 +140,7 @@ def torch_steps(options, preset, batch, length, steps, scratch, *more):
 
 
 def rows(options, preset, batch, scratch, peak, *more):
-    """The rows of a preset: ours, and PyTorch's where it is there."""
+    """Prints the rows of a preset: shardlib's, and PyTorch's if it is installed."""
     work, left_out = (preset, batch, options.length), []
     write_tokens(scratch, batch, options.length)
     row(f"shardlib, {preset}", ours(options, *work, options.steps, scratch, "--dtype=bf16", *more), options, *work, peak)

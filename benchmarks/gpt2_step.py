@@ -55,7 +55,7 @@ class Failed(Exception):
 
 
 def run(command, **more):
-    """Its standard output."""
+    """Returns the command's standard output."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, **more)
     except OSError as error:
@@ -103,7 +103,7 @@ class Ours:
 
 
 def cpu_has(*words):
-    """Whether /proc/cpuinfo has them; kernels::has_bf16_gemm is true with AuthenticAMD and avx512_bf16."""
+    """Whether /proc/cpuinfo has AuthenticAMD and avx512_bf16, for which kernels::has_bf16_gemm is true."""
     with open("/proc/cpuinfo") as info:
         text = info.read()
     return all(word in text for word in words)
@@ -116,10 +116,10 @@ class Torch:
         self.root = root
 
     def run(self, threads, scratch, arguments, script="torch_gpt2.py"):
-        """`arguments` speak of the scratch folder as {}."""
+        """In `arguments`, {} stands for the scratch folder."""
         environment = [f"OMP_NUM_THREADS={threads}"]
         if cpu_has("avx512f"):
-            environment.append("OPENBLAS_CORETYPE=SKYLAKEX")  # of newer CPUs it may know none, and be five times slower
+            environment.append("OPENBLAS_CORETYPE=SKYLAKEX")  # it may not know a newer CPU, and then be five times slower
         inside, sources, enter = scratch, ROOT, []
         if self.root:
             inside, sources, enter = "/scratch", "/shardlib", [os.path.join(ROOT, "scripts/torch-root.sh"), self.root, scratch]
@@ -151,7 +151,7 @@ class Llmc:
         self.steps = options.warmup + min(options.steps, 3)  # a step takes seconds
 
     def files(self, scratch):
-        """What it reads in its working directory."""
+        """Writes the files that it reads in its working directory."""
         tensors = gpt2_oracle.read(os.path.join(scratch, "weights/model.safetensors"))
 
         def rows_of_outputs(name):
@@ -201,7 +201,7 @@ class Llmc:
 
 
 def pytorches(options):
-    """The installations by version; says which are missing."""
+    """Returns the installations by version, and prints which are missing."""
     found = {}
     for root in [""] + options.torch_root:
         torch = Torch(root)

@@ -1,5 +1,5 @@
-"""What the benchmarks of layers over links share: their arguments, steps over a link, and the table of steps over max(T_compute,
-T_wire)."""
+"""Functions that the benchmarks of layers over links share: their arguments, steps over a link, and the table of steps over
+max(T_compute, T_wire)."""
 import json
 import shlex
 import statistics
@@ -22,7 +22,7 @@ def program_of(name, options):
 
 
 def over_link(rate, commands):
-    """The median seconds of a step, and the loss, of each command on two ranks over a link of so many Gbit/s."""
+    """The median seconds of a step, and the loss, of each command on two ranks over a link of `rate` Gbit/s."""
     with Hosts(rate, packet=long_packet()) as mpirun:
         found = [json.loads(ran(shlex.split(mpirun) + command)) for command in commands]
     return [(statistics.median(one["seconds"]), one["loss"]) for one in found]

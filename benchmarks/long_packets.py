@@ -20,7 +20,7 @@ IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE = 63, 64
 
 
 def longest_packet(device, size):
-    """Sets it, in bytes; OSError if the kernel does not take it."""
+    """Sets the size of packets in bytes. Raises OSError if the kernel refuses it."""
     header = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(device), 0, 0)
     settings = b"".join(struct.pack("=HHI", 8, name, size) for name in (IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:

@@ -30,7 +30,7 @@ MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)\n((?:\w+: 
 
 
 def pages(program):
-    """Of all processes that run the program: proportional bytes, those of them that are the pool's, and page faults."""
+    """Returns the proportional bytes of all processes that run the program, those of their pools, and their page faults."""
     total = pool = faults = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -45,7 +45,8 @@ def pages(program):
         for begin, end, name, fields in mappings:
             size = 1024 * int(re.search(r"^Pss: +(\d+) kB", fields, re.M).group(1))
             total += size
-            # Ranks share a file in memory; a process's own pool alone asks for huge pages, but for its beginning.
+            # The pools of ranks are files in memory. Of a process's own memory, only the pool asks for huge pages, except for
+            # its beginning.
             if name.startswith("/memfd:shardlib"):
                 pool += size
             elif not name and re.search(r"^VmFlags:.* hg\b", fields, re.M):
@@ -55,7 +56,7 @@ def pages(program):
 
 
 def planned(command, ranks):
-    """The most bytes at once by --plan, of all ranks."""
+    """The sum of the peaks of all ranks, as --plan prints them."""
     figure = "most at once, with buffers" if ranks == 1 else "  the same under MPI, in one node"
     return ranks * int(re.search(rf"^  {figure} .* (\d+) bytes", ran(command + ["--plan"]), re.M).group(1))
 
@@ -69,15 +70,15 @@ def main():
     gpt2 = os.path.realpath(built(options.build, "examples/gpt2"))
 
     def run(ranks, policy):
-        """Seconds of each step; bytes of all ranks: the plan's, the pool's, its pages', the process's at the start, its
-        growth, and what of that is not the pool's; page faults a step."""
+        """Returns the seconds of each step, the bytes of all ranks (of the plan, the pool, its pages, the process at the start,
+        its growth, and the growth outside of the pool), and the page faults of a step."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
         plan = planned(command, ranks)
         with tempfile.TemporaryDirectory() as folder:
             metrics = os.path.join(folder, "metrics.jsonl")
             mpirun = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks > 1 else []
-            samples, done = [], threading.Event()  # steps done, then what pages() says
+            samples, done = [], threading.Event()  # a sample is the number of steps done, and the result of pages()
 
             def steps_done():
                 try:
@@ -87,7 +88,7 @@ def main():
                     return 0
 
             def watch():
-                # Once the weights are there, seldom: reading all pages takes a core's time from the steps.
+                # Sample less often once the weights exist, because reading all pages takes time of a core from the steps.
                 while not done.wait(0.25 if samples and samples[-1][2] >= plan / 5 else 0.02):
                     steps, sample = steps_done(), pages(gpt2)
                     if sample[0] > 0:

@@ -46,7 +46,7 @@ def sent(program):
 
 
 def steps(command):
-    """What a run says of each step."""
+    """The records of a run's steps."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics.jsonl")
         ran(command + [f"--metrics={metrics}"])
@@ -60,22 +60,22 @@ def median(rows, part=None):
 
 
 def long_packet():
-    """Bytes. Linux before 6.3 takes what makes packets longer than 64 KB, and does nothing."""
+    """The bytes of a long packet. Linux before 6.3 accepts the setting for packets above 64 KB, and ignores it."""
     release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
     return 190_000 if release >= (6, 3) else PACKET
 
 
 def over_link(program, rate, flags=FLAGS, packet=PACKET):
-    """A run over a link of so many Gbit/s for each flag; None is no flag."""
+    """The steps of a run with each flag over a link of `rate` Gbit/s; None is no flag."""
     with Hosts(rate, packet=packet) as mpirun:
         return [steps(shlex.split(mpirun) + program + [flag] * (flag is not None)) for flag in flags]
 
 
 def shortest_step(layers, forward, backward, rest, wire):
-    """The seconds of a step in which nothing waits but for these: a layer for its weights, of which two layers' at most
-    are gathered; the sums of a layer's gradients for half of its backward pass; the optimizer, and the next step, for all.
+    """The seconds of a step with only these waits: a layer waits for its weights, and at most two layers have gathered weights;
+    the sums of a layer's gradients wait for half of its backward pass; the optimizer and the next step wait for all sums.
     """
-    block = wire / (3 * layers)  # a layer's weights come in both passes, and its gradients go
+    block = wire / (3 * layers)  # a layer receives its weights in both passes, and sends its gradients
     now = link = 0.0
     for compute, sums in ((forward / layers, False), (backward / layers, True)):
         there = [now + block, now + 2 * block][:layers]
@@ -118,7 +118,7 @@ def main():
     for _ in range(options.rounds):
         for ratio in RATIOS:
             apart, prefetching = over_link(program, UNLIMITED, packet=long_packet())
-            # The faster of the two: what prefetching itself costs counts against it.
+            # The ideal is made of the faster of the two, so the cost of prefetching itself counts against it.
             fastest = min(apart, prefetching, key=median)
             copy = median(apart, "communication")
             compute, optimizer = median(fastest) - copy, median(fastest, "optimizer")

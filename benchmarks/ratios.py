@@ -22,7 +22,7 @@ NARROW = f"{ONE}, bf16"
 
 
 class Part:
-    """What a command printed."""
+    """The output of a command."""
 
     def __init__(self, path, command, text):
         self.path, self.command, self.text = path, command, text
@@ -34,7 +34,8 @@ class Part:
         sys.exit(f"ratios.py: {self.path}, the section by `{self.command}`: expected {what}")
 
     def table(self, header, row):
-        """What the header's groups match, and the row's in each line up to an empty one; numbers as such."""
+        """The matches of the header's groups, and those of the row's groups in each line up to an empty one. Texts of numbers
+        become numbers."""
         found = re.search(rf"^{header}.*\n((?:.+\n)+)", self.text, re.M) or self.expected(f"a table under '{header}'")
         lines = found[found.re.groups].splitlines()
         matches = [found] + [re.match(row, line) or self.expected(f"a row '{row}', not '{line}'") for line in lines]
@@ -54,10 +55,11 @@ def parts(file):
         yield part if fence else part.expected("a line ``` at its end")
 
 
-# Each function below reads a part. For each of its goals it returns a value, the least and the most, and what it is of; None if
-# the part has none.
+# Each function below reads a part. For each of its goals it returns a value, the least and the most, and a name for the value, or
+# None if the part does not have it.
 def systems(part, batch):
-    """Of the peak what one process has; of each system's step median, fastest and slowest milliseconds, and share."""
+    """Returns one process's share of the peak, and for each system the median, the fastest and the slowest milliseconds of a
+    step, and its share."""
     header = rf"{batch}: {NUMBER} GFLOP a step; .*FMA peak {NUMBER}(?: {SPREAD})? GFLOP/s.*\n +ms a step .* of the peak"
     row = rf"(?:losses of|.* did not run:|(\S.*?) +(\d+)  {SPREAD} +\d+ +{NUMBER} %)"
     (flop, peak, least, most, _), *rows = part.table(header, row)
@@ -67,7 +69,7 @@ def systems(part, batch):
 
 
 def over(found, peer, ours=ONE):
-    """How many times as fast as a peer: of several the newest PyTorch, or else the fastest."""
+    """Returns how many times as fast as the peer ours is. Of several peers it takes the newest PyTorch, or else the fastest."""
     names = [name for name in found if re.fullmatch(peer, name)]
     if not names or ours not in found:
         return None
@@ -78,7 +80,7 @@ def over(found, peer, ours=ONE):
 
 
 def step(part):
-    """Products in bf16 are faster on CPUs whose line says so."""
+    """The ratios of gpt2_step.py. That of bf16 over f32 applies only if the line says that the CPU has fast bf16."""
     fast = re.search(r"^B=4 T=64: .*, fast bf16$", part.text, re.M)
     (share, short), (long_share, long) = (systems(part, batch) for batch in ("B=4 T=64", "B=1 T=1024"))
     narrow = over(short, ONE, NARROW)
@@ -90,7 +92,7 @@ def step(part):
 
 
 def collectives(part, chosen):
-    """The least ratios of the collectives with such names and at least so many bytes."""
+    """The least ratios of the collectives whose names match and that have at least the given bytes."""
     _, *rows = part.table(" +bytes +collective", rf" *(\d+)  (\S.*?) {3 * ' +[0-9.]+'}  {NUMBER} {SPREAD} +{NUMBER} {SPREAD}$")
     for pattern, size, peer in chosen:
         found = [row[:2] + row[2 + 3 * peer:][:3] for row in rows if re.fullmatch(pattern, row[1]) and row[0] >= size]

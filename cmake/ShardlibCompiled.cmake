@@ -8,7 +8,7 @@ file(GLOB_RECURSE shardlib_definitions CONFIGURE_DEPENDS RELATIVE "${SHARDLIB_IN
      "${SHARDLIB_INCLUDE_ROOT}/shardlib/*.hpp")
 list(FILTER shardlib_definitions INCLUDE REGEX "/impl/")
 set(shardlib_sources "")
-set(shardlib_kernel_sources "") # of what starts kernels: those of these rooms, and all that calls templates of elementwise loops
+set(shardlib_kernel_sources "") # sources that start kernels: those of these rooms, and those that call elementwise loops
 set(shardlib_joined_definitions "") # the same as one text, without the largest
 foreach(header IN LISTS shardlib_definitions)
   string(MAKE_C_IDENTIFIER "${header}" name)
@@ -41,8 +41,8 @@ if(SHARDLIB_GPU_LANGUAGE)
   set_source_files_properties(${shardlib_gpu_sources} PROPERTIES LANGUAGE ${SHARDLIB_GPU_LANGUAGE})
 endif()
 add_library(shardlib_compiled STATIC EXCLUDE_FROM_ALL ${shardlib_sources})
-# Their headers cost more than they do: several definitions share one reading of them. CMake's default is 8;
-# CMAKE_UNITY_BUILD_BATCH_SIZE sets another number.
+# Most of a definition's compile time is spent in its headers, so several definitions are compiled together. CMake's default is
+# 8; CMAKE_UNITY_BUILD_BATCH_SIZE sets another number.
 set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON)
 target_compile_definitions(shardlib_compiled PUBLIC SHARDLIB_COMPILED)
 target_link_libraries(shardlib_compiled PUBLIC shardlib::shardlib)

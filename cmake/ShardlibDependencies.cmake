@@ -1,7 +1,7 @@
-# Finds what shardlib::shardlib stands on. Both this project and the installed package configuration include it, so
-# that a build tree and an installation see the same targets. SHARDLIB_WITH_MPI, _DNNL and _OPENMP are ON (must be
-# there), OFF or AUTO (used where found); the outcome is in SHARDLIB_USE_MPI, _DNNL and _OPENMP. SHARDLIB_WITH_KOKKOS and
-# SHARDLIB_USE_KOKKOS are the same for Kokkos.
+# Finds the dependencies of shardlib::shardlib. Both this project and the installed package configuration include it, so that
+# a build tree and an installation see the same targets. SHARDLIB_WITH_MPI, _DNNL and _OPENMP are ON (required), OFF or AUTO
+# (used if found). The outcome is in SHARDLIB_USE_MPI, _DNNL and _OPENMP. SHARDLIB_WITH_KOKKOS and SHARDLIB_USE_KOKKOS are the
+# same for Kokkos.
 include_guard(DIRECTORY)
 
 if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
@@ -49,7 +49,7 @@ _shardlib_find_part(OPENMP OpenMP "for clang 19 libomp-19-dev")
 
 set(SHARDLIB_USE_DNNL OFF)
 if(SHARDLIB_WITH_DNNL)
-  # Debian's dnnl-config.cmake drags in OpenCL; the header and the library are all that is needed.
+  # Debian's dnnl-config.cmake requires OpenCL, so look for the header and the library alone.
   find_path(SHARDLIB_DNNL_INCLUDE_DIR dnnl.h)
   find_library(SHARDLIB_DNNL_LIBRARY dnnl)
   mark_as_advanced(SHARDLIB_DNNL_INCLUDE_DIR SHARDLIB_DNNL_LIBRARY)
@@ -65,8 +65,8 @@ if(SHARDLIB_WITH_DNNL)
   endif()
 endif()
 
-# What single parts stand on: io/ (tokenizer, zarr chunks, checkpoints) and run/ (options, metrics). A program that
-# includes none of these does without; SHARDLIB_MISSING names what was not found.
+# The dependencies of io/ (tokenizer, zarr chunks, checkpoints) and run/ (options, metrics). A program that includes neither
+# does not need them. SHARDLIB_MISSING names those that were not found.
 set(SHARDLIB_MISSING "")
 if(NOT TARGET shardlib::io_libraries)
   add_library(shardlib::io_libraries INTERFACE IMPORTED GLOBAL)

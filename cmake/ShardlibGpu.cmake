@@ -34,8 +34,8 @@ else()
     shardlib INTERFACE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20;--extended-lambda;-Xcompiler=-fno-math-errno>")
 endif()
 
-# Makes nvcc or HIP's clang compile the sources of a target, as all that start kernels must be: each op does. A kernel
-# that calls a function without SHARDLIB_FUNCTION is an error, of which nvcc would only warn.
+# Makes nvcc or HIP's clang compile the sources of a target. All sources that start kernels need it, and each op starts some. A
+# kernel that calls a function without SHARDLIB_FUNCTION is an error; by default nvcc only warns.
 function(shardlib_compile_for_gpu target)
   string(TOUPPER "${SHARDLIB_LAUNCHER}" language) # a cache variable: the caller may be another project
   get_target_property(sources ${target} SOURCES)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The documentation as a site of plain HTML, and what the reference needs of the headers.
+"""Makes the documentation as a site of plain HTML, and checks the headers' comments that the reference needs.
 
 docs.py --check         fails, with file, line and name, on a public name without its sentence, a comment that is a fragment, a
                         function that users call without its example, and an op that the tables of docs/ops.md or
@@ -7,10 +7,10 @@ docs.py --check         fails, with file, line and name, on a public name withou
 docs.py --site FOLDER   writes the site: README.md, docs/*.md and a page for each public name, with a search that needs no
                         server. Fails on a link to a file or heading that is not there. Needs Debian's python3-markdown-it.
 
-A public name's page comes from its `///` comment in the headers, read by scripts/docs/headers.py. Doxygen (1.9.4) was tried: it
-reads the trailing return types, but loses the comments of ops that a macro declares (exp, relu, ...) and of variable templates
-(over, make_op), so a third of the table of ops would have no text; and a result such as `detail::after_t<..., detail::result_of<
-rules::all_gather, O, S>>` has to be made readable by a script of ours anyway.
+A public name's page comes from its `///` comment in the headers, which scripts/docs/headers.py reads. Doxygen (1.9.4) was tried.
+It reads the trailing return types, but loses the comments of ops that a macro declares (exp, relu, ...) and of variable templates
+(over, make_op), so a third of the table of ops would have no text. A result such as `detail::after_t<..., detail::result_of<
+rules::all_gather, O, S>>` would need a script of ours in any case, to be readable.
 """
 import argparse
 import html
@@ -210,7 +210,7 @@ def main():
     parser.add_argument("--site", type=pathlib.Path, metavar="FOLDER")
     options = parser.parse_args()
     if not (options.check or options.site):
-        parser.error("say --check, --site FOLDER, or both")
+        parser.error("give --check, --site FOLDER, or both")
     if options.site:
         need_markdown()
     root, names = options.root.resolve(), headers.public_names(options.root.resolve())

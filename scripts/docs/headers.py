@@ -1,9 +1,9 @@
-"""Reads the public names of the headers: declarations, their `///` comments and where they stand.
+"""Reads the public names of the headers: declarations, their `///` comments, files and lines.
 
-`public_names(root)` walks include/shardlib. Public is what stands in the namespace shardlib or one of its parts (io, run,
-pipeline), but not in detail, impl, rules or kernels; a class has its public members. Folders named impl hold
-nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is the comment of
-`exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
+`public_names(root)` walks include/shardlib. A name is public if it is in the namespace shardlib or one of its parts (io, run,
+pipeline), but not in detail, impl, rules or kernels. A class has its public members. Folders named impl hold no public names. A
+function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is the comment of `exp`. The reader
+is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
 """
 import collections
 import dataclasses
@@ -61,7 +61,7 @@ class Name:
 
     @property
     def documented(self):
-        """The declaration that a reader should be led to: the first of `forms`."""
+        """The declaration to which a reader should be led: the first of `forms`."""
         return self.forms(self.declarations)[0]
 
     @staticmethod
@@ -118,7 +118,7 @@ class Reader:
         return self.tokens[at].text if at < len(self.tokens) else ""
 
     def match(self):
-        """Steps over a bracket and what it closes; of `<`, over nothing where it is not a bracket."""
+        """Steps over a bracket, its content and the closing bracket. Does not step over a `<` that is not a bracket."""
         opening = self.peek()
         if opening == "<":
             at = self.i

@@ -1,4 +1,4 @@
-"""Markdown and source text as HTML: what the pages of the site are made of.
+"""Turns Markdown and source text into HTML, for the pages of the site.
 
 Links are checked as they are rendered: one whose file or heading is not there is a mistake, with file and line.
 """

@@ -1,4 +1,4 @@
-"""What the reference says of each public name, and what a name's comment must have.
+"""Makes the page of each public name in the reference, and checks what its comment must have.
 
 A comment is sentences, with examples in backticks: `all_gather<"A/t -> A">(x)`. A sentence that begins with an example goes to
 the page's examples; "Backward: ..." and what tells of errors get lines of their own.
@@ -11,7 +11,7 @@ from headers import headers
 
 ERRORS = re.compile(r"\b(throws?|thrown|is an error|an Error)\b", re.I)
 BACKWARD = re.compile(r"^(Backward:|No derivative|It has no derivative)")
-# Said in the words of every program: their calls have nothing that the declaration does not show.
+# Names whose calls are the same in every program. They need no example.
 PLAIN = {"to_string", "name"}
 SIGNS = {"+": "plus", "-": "minus", "*": "times", "/": "divide", "|": "or", "==": "equal", "<": "less"}
 
@@ -20,7 +20,7 @@ SIGNS = {"+": "plus", "-": "minus", "*": "times", "/": "divide", "|": "or", "=="
 
 
 def sentences(doc):
-    """The sentences of a comment; what stands in backticks is never cut. Indented code is one of them."""
+    """The sentences of a comment. Text in backticks is never cut. Indented code counts as one sentence."""
     if "\n\n" in doc:
         return [sentence for block in doc.split("\n\n") for sentence in sentences(block)]
     if doc.startswith("   "):
@@ -65,7 +65,7 @@ def has_example(name, doc):
 
 
 def called_by_users(function):
-    """Whether the function's page needs an example: its call says more than the declaration does, since it names specs or
+    """Whether the function's page needs an example. It does if its call says more than the declaration: if it names specs or
     takes more than one operand. Operators, to_string and name are called as everywhere."""
     if function.name.startswith("operator") or function.name in PLAIN:
         return False
@@ -76,7 +76,7 @@ def called_by_users(function):
 
 
 def missing(names):
-    """What the comments lack: (path, line, name, what)."""
+    """Yields (path, line, name, what) for each thing that a comment lacks."""
     for name in names:
         docs = [d.doc for d in name.declarations if d.doc]
         first = name.declarations[0]
@@ -92,7 +92,8 @@ def missing(names):
 
 
 def not_in_table(root, names, page):
-    """The ops, functions of include/shardlib/ops, that no table of a page names in backticks: (path, line, name, what)."""
+    """Yields (path, line, name, what) for each op, a function of include/shardlib/ops, that no table of a page names in
+    backticks."""
     lines = (root / page).read_text().splitlines()
     rows = [number for number, line in enumerate(lines, 1) if line.startswith("|")]
     said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", "\n".join(lines[number - 1] for number in rows)))))
@@ -105,7 +106,7 @@ def not_in_table(root, names, page):
 
 
 def fragments(owner, declaration):
-    """The comments of a declaration and its members that are no sentences."""
+    """The comments of a declaration and its members that are not sentences."""
     if declaration.doc and (why := fragment(declaration.doc, declaration.note)):
         yield declaration.path, declaration.line, owner, why
     for member in declaration.members:
@@ -113,7 +114,8 @@ def fragments(owner, declaration):
 
 
 def missing_members(owner, declaration, above):
-    """A member has a comment, or one of its class or of another member names it: a function in backticks."""
+    """Yields the members without a comment that no comment of the class or of another member names. A comment names a function
+    in backticks."""
     said = " ".join([above, *(member.doc for member in declaration.members)])
     documented = {member.name for member in declaration.members if member.doc}  # of overloads one has the comment
     for member in declaration.members:
@@ -149,7 +151,7 @@ def split(text, separator=","):
 
 
 def unwrap(text):
-    """A result type without what only decides whether there is one, and the rules that its specs follow."""
+    """A result type without the checks in it, and the rules that its specs follow."""
     rules = []
 
     def inner(match_at, opening):
@@ -203,13 +205,13 @@ class Call:
 
 
 def tidy(text):
-    """A declaration without what says nothing to its reader."""
+    """A declaration without attributes, qualifiers and parameters that a reader does not need."""
     text = re.sub(r"\[\[.*?\]\]\s*|\bSHARDLIB_INLINE\s+|\binline\s+|\bexplicit\s+(?=\w+\()", "", text)
     return re.sub(r",? *Site site( = Site::current\(\))?", "", text).strip()
 
 
 def same(declaration):
-    """What two declarations of one thing have in common: all but default arguments."""
+    """A key that two declarations of one thing have in common: everything except default arguments."""
     lists = declaration.template, declaration.parameters
     parts = "|".join(",".join(split(p, "=")[0] for p in split(text)) for text in lists)
     return declaration.kind, re.sub(r"\s", "", parts)
@@ -219,7 +221,7 @@ def same(declaration):
 
 
 class Reference:
-    """The pages of the reference, by the names that they are of."""
+    """The pages of the reference, by their names."""
 
     def __init__(self, root, names, source_of):
         self.root, self.names, self.source_of = root, names, source_of
@@ -273,7 +275,7 @@ class Reference:
         return f"{name.namespace}::{name.name}" if name.namespace else name.name
 
     def fill(self, page, name, mentions):
-        """The page of one name. `mentions`: the pages of docs/ that speak of it."""
+        """Fills the page of one name. `mentions`: the pages of docs/ that mention it."""
         out = [f"<h1>{html.escape(self.title(name), quote=False)}</h1>"]
         kind = {"class": "type"}.get(name.kind, name.kind)
         out.append(f'<p class="where">{kind} · {self.where(page, name.documented)}</p>')
