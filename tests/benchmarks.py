@@ -1,4 +1,5 @@
-"""The benchmarks' scripts start, and read what the programs print now: a run of all of them takes too long to find out there."""
+"""Checks that the benchmarks' scripts start, and that they can read the programs' present output. A run of all benchmarks takes
+too long for a test."""
 import argparse
 import contextlib
 import glob

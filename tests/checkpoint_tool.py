@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""shardlib-checkpoint average and prune, on checkpoints that are made here: the means of numbers, what stays and what
-goes, and what mistakes say.
+"""Runs shardlib-checkpoint average and prune on checkpoints that it makes: the means of numbers, the checkpoints that stay, and
+the messages of mistakes.
 
 checkpoint_tool.py --tool SHARDLIB_CHECKPOINT
 """

@@ -1,4 +1,4 @@
-"""What the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
+"""Functions that the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
 import argparse
 import glob
 import json

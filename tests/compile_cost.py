@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What clang's front end makes of our headers: counts that are the same on every run, unlike its time.
+"""Counts what clang's front end makes of our headers. The counts are the same on every run, unlike its time.
 
 compile_cost.py -- FLAG...            compares with tests/compile_cost.json; more than 3 % above it fails
-compile_cost.py --update -- FLAG...   writes that file anew: look at its diff before it is committed
+compile_cost.py --update -- FLAG...   writes that file; look at its diff before you commit it
 
-Counted are types, declarations, class template specializations, functions, and statements with expressions, as
-`clang -Xclang -print-stats` reports them: what templates are instantiated to, which is what compiling costs. Other
-versions of clang and of the standard library count otherwise: then the exit status is 77, skipped.
+It counts types, declarations, class template specializations, functions, and statements with expressions, as
+`clang -Xclang -print-stats` reports them. The cost of compiling comes from these instances of templates. Other versions of
+clang and of the standard library give other counts: then the exit status is 77, skipped.
 """
 import argparse
 import json

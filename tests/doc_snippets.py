@@ -11,9 +11,9 @@ A comment right before a block, invisible to the reader, says how it is compiled
     <!-- test: part of FILE          its lines stand so in FILE, a path from the root, which the build compiles
     <!-- test: skip: REASON          not compiled
 
-The lines that follow, up to `-->`, are code around the block, which stands where they say `...` (else after them); an
-#include among them, or in the block, replaces shapes.hpp. A block without such a comment is a complete program with a
-main. The first one in the README is built and run by the test readme_example, and skipped here.
+The lines that follow, up to `-->`, are code around the block. The block replaces a line `...` of them, or follows them. An
+#include in them, or in the block, replaces shapes.hpp. A block without such a comment is a complete program with a main. The
+test readme_example builds and runs the first one of the README, so it is skipped here.
 
 Needs nothing but Python's standard library.
 """

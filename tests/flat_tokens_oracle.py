@@ -3,8 +3,8 @@
 
 flat_tokens_oracle.py --tests BINARY [--dataset DIR]
 
-BINARY is shardlib_tests, of which it runs the hidden test; DIR is seqax's sample data set, used where it exists. Needs
-Debian's python3-zarr.
+BINARY is shardlib_tests, whose hidden test it runs. DIR is seqax's sample data set, which is optional. Needs Debian's
+python3-zarr.
 """
 import os
 import tempfile

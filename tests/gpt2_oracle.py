@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""GPT-2 weights in Hugging Face's layout: examples/gpt2 gives the logits of an independent GPT-2, its loss and gradients, and
-the weights back.
+"""Loads GPT-2 weights in Hugging Face's layout into examples/gpt2, compares its logits, loss and gradients with those of an
+independent GPT-2, and compares the exported weights.
 
 gpt2_oracle.py --gpt2 PROGRAM      compares with tests/data/gpt2_{weights,logits,gradients}.safetensors; standard library only
 gpt2_oracle.py --update            makes these files with a GPT-2 written in PyTorch (python3-torch), random weights

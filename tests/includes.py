@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Every file of include/, examples/, benchmarks/ and tests/ includes the standard headers, and those of fmt, whose names it
-uses; a header of the library, also those of OWN. The programs of tests/compile_fail show one mistake each and are left out.
+"""Checks that every file of include/, examples/, benchmarks/ and tests/ includes the standard headers, and those of fmt, whose
+names it uses. A header of the library also has to include those of OWN. The programs of tests/compile_fail are left out, because
+each shows one mistake.
 
 includes.py [--root DIR] [--fix]: fails on a name such as std::string in a file that includes <string> neither itself
-nor through the header that it defines (impl/X.hpp includes X.hpp). Other compilers and libraries include less behind
-one's back than those that the file was written with. The library's headers must also include the headers of its own
+nor through the header that it defines (impl/X.hpp includes X.hpp). Other compilers and libraries may include less
+indirectly than those that the file was written with. The library's headers must also include the headers of its own
 widely used names, such as Error. --fix adds the lines. Needs nothing but Python's standard library.
 """
 import pathlib

@@ -2,8 +2,8 @@
 
 links.py --trainer GPT_FSDP
 A slow link, one that drops packets, and one that is cut for a while change no bit. A link that stays cut ends the run with
-a table after --collective-timeout, and scripts/train.sh goes on with the node that is left. Takes root, ip and tc; status
-77 where network namespaces cannot be made.
+a table after --collective-timeout, and scripts/train.sh resumes it on the node that is left. Needs root, ip and tc. The status
+is 77 if network namespaces cannot be made.
 """
 import os
 import shlex

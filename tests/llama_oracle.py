@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Llama, Mistral and Qwen folders in Hugging Face's layout: examples/gpt_fsdp gives the logits of an independent model, its
-loss and gradients, and the weights back; what it does not compute exactly, it refuses.
+"""Loads Llama, Mistral and Qwen folders in Hugging Face's layout into examples/gpt_fsdp, and compares its logits, loss and
+gradients with those of an independent model, and the exported weights. The program has to refuse models that it does not
+compute exactly.
 
 llama_oracle.py --gpt PROGRAM      makes folders with random weights, and compares with tests/data/llama.safetensors; of other
                                    weights, with a model in plain Python. The standard library is enough

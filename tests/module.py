@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""include/shardlib/shapes.cppm exports what shapes.hpp declares, and clang compiles it and a program that imports it.
+"""Checks that include/shardlib/shapes.cppm exports what shapes.hpp declares, and that clang compiles it and a program that
+imports it.
 
 module.py [--root DIR] [--clang PATH] [--write]: fails on a public name or a rule that the module does not export, and on a
 name that is gone. --write writes the module. With clang 19 or newer it also compiles the module, a right program and a

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Mixtral, Qwen2-MoE and Qwen3-MoE folders in Hugging Face's layout: examples/moe gives the logits and the loss of an independent
-model, and the weights back; what it does not compute exactly, it refuses.
+"""Loads Mixtral, Qwen2-MoE and Qwen3-MoE folders in Hugging Face's layout into examples/moe, and compares its logits and loss
+with those of an independent model, and the exported weights. The program has to refuse models that it does not compute exactly.
 
 moe_oracle.py --moe PROGRAM        makes folders with random weights, and computes their logits in double precision; Python's
                                    standard library is enough

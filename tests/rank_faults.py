@@ -2,10 +2,10 @@
 
 rank_faults.py --tests BINARY --mpiexec "mpirun FLAGS" [--trainer GPT_FSDP]      without --trainer no rank is stopped
 
-Killed ranks are of `mpirun ... shardlib_tests "[.endless]"`, which prints each rank's process and goes on until it is
-killed. Once as mpirun would have it, which then ends the job itself; and with a launcher that leaves the others alone
-(Open MPI 4's --enable-recovery), where they must notice by themselves: in shared memory, and over MPI alone. Stopped
-ranks are of a trainer. And ranks that are not allowed to share memory.
+The killed ranks are those of `mpirun ... shardlib_tests "[.endless]"`, which prints each rank's process and runs until it is
+killed. It runs with mpirun's defaults, which end the job, and with a launcher that does not end the other ranks (Open MPI 4's
+--enable-recovery). Then these have to notice the fault themselves, in shared memory and over MPI alone. The stopped ranks are
+those of a trainer. Ranks that may not share memory are tested, too.
 """
 import glob
 import os

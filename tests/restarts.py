@@ -1,8 +1,8 @@
 """scripts/train.sh: a run whose ranks are killed and stopped at random ends with the curve of an undisturbed one.
 
 restarts.py --trainer GPT_FSDP --mpiexec "mpirun FLAGS" [--kills N]   N kills for each backend (default 6)
-The same mesh has the same bits; fewer ranks have the same losses to rounding. And what the script refuses, when it gives
-up, and that a signal makes the run save and stop.
+The same mesh has the same bits, and fewer ranks have the same losses to rounding. Also tests the options that the script
+refuses, when it gives up, and that a signal makes the run save and stop.
 """
 import os
 import random

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The rooms of include/shardlib, that includes between them point one way, that any header can be read first, and that
-gpt_fsdp stays short.
+"""Lists the rooms of include/shardlib, and checks that includes between them point one way, that any header can be included
+first, and that gpt_fsdp stays short.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
-header at the top that is not an umbrella, on a header that, read first, has the definitions of another read before that
-other's declarations, on definitions that two sources of shardlib::compiled include, and on a gpt_fsdp of more than 500
-lines. Needs nothing but Python's standard library.
+header at the top that is not an umbrella, on a header that, if it is included first, has the definitions of another one
+included before that one's declarations, on definitions that two sources of shardlib::compiled include, and on a gpt_fsdp of
+more than 500 lines. Needs nothing but Python's standard library.
 """
 import pathlib
 import re

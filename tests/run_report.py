@@ -3,9 +3,9 @@
 
 run_report.py --tests BINARY [--tool PROGRAM]
 
-BINARY is shardlib_tests, of which it runs a hidden test that writes the files; PROGRAM is shardlib-report, run too where
-it is given. Nothing but Python's standard library is needed: the parsers here know nothing of ours. Where node is
-installed, report_script.js runs the report's script, too.
+BINARY is shardlib_tests, whose hidden test writes the files. PROGRAM is shardlib-report; it is optional. Needs nothing but
+Python's standard library: the parsers here are independent of the library. If node is installed, report_script.js runs the
+report's script, too.
 """
 import csv
 import fcntl

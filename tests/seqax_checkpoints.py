@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""shardlib-checkpoint from-seqax and to-seqax: a checkpoint that python3-zarr writes as seqax does, there and back, bit for
-bit; and what mistakes say.
+"""Runs shardlib-checkpoint from-seqax and to-seqax on a checkpoint that python3-zarr writes as seqax does. The result has to be
+the same bit for bit. Also checks the messages of mistakes.
 
 seqax_checkpoints.py --tool SHARDLIB_CHECKPOINT
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""gpt_fsdp with --init seqax is seqax's model: its first losses, gradient norms and weights are those of an independent
-implementation of seqax's train.py (model, loss, clipping, AdamW, learning rate), which numpy computes in double precision.
+"""Checks that gpt_fsdp with --init seqax is seqax's model: compares its first losses, gradient norms and weights with those of an
+independent implementation of seqax's train.py (model, loss, clipping, AdamW, learning rate) in numpy, in double precision.
 
 seqax_oracle.py --gpt PROGRAM --checkpoint SHARDLIB_CHECKPOINT [--dataset DIR]
 
-The data are made here. DIR is seqax's sample data set, used where it exists. Needs python3-zarr.
+The program makes its data. DIR is seqax's sample data set, which is optional. Needs python3-zarr.
 """
 import os
 import tempfile

@@ -4,13 +4,13 @@
 tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data                     as the tests run it
 tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data --oracles [--update]
 
-The first form compares with tokenizer_expected.json: the digests of what both encoders gave. The second runs the
+The first form compares with tokenizer_expected.json, the digests of the ids of both encoders. The second runs the
 encoders (npm's gpt-tokenizer and tiktoken, and for tokenizer.json tokenizers; needs node and `scripts/vocabulary.sh --oracles`), and with --update writes
 that file. Needs Python's standard library and what `scripts/vocabulary.sh --test` gets.
 
 Both do the same with the tokenizer.json files of data/tokenizers, whose ids and texts are those of Hugging Face's own
-tokenizers (npm's tokenizers, which is its Rust library); where its JavaScript gives others is printed, no failure.
---update writes data/tokenizers/expected.json too: what tokenizer_json_test.cpp compares with.
+tokenizers (npm's tokenizers, which is its Rust library). If its JavaScript library gives other ids, that is printed, and is not
+a failure. --update writes data/tokenizers/expected.json, too, with which tokenizer_json_test.cpp compares.
 """
 import hashlib
 import io

@@ -3,9 +3,9 @@
 
 tokenizer_styles.py [--out tests/data/tokenizers]
 
-Their merges are learned here from the Bible (the program `bible`), so they look like those of real models. Beside them
-stand tokens that are found in a text, with all their options. Needs Python's standard library. The files change when
-this program does; the ids that are expected of them then come from `tokenizer_oracle.py --oracles --update`.
+It learns their merges from the Bible (the program `bible`), so they look like those of real models. The files also have added
+tokens, with all their options. Needs Python's standard library. If this program changes, the files change; then
+`tokenizer_oracle.py --oracles --update` gets the ids that are expected of them.
 """
 import collections
 import json

@@ -4,8 +4,8 @@ docs/checkpoints.md specifies it, and runs the checkpoint tool.
 
 zarr_oracle.py --tests BINARY [--dataset DIR] [--tool BINARY]
 
---tests is shardlib_tests, of which it runs the hidden tests; --dataset a zarr group of other people's making that is
-read too, where it exists; --tool the program shardlib-checkpoint. Needs Debian's python3-zarr.
+--tests is shardlib_tests, whose hidden tests it runs; --dataset a zarr group of another program, which is optional; --tool the
+program shardlib-checkpoint. Needs Debian's python3-zarr.
 """
 import json
 import os

@@ -6,8 +6,8 @@ A gallery file (*.cpp beside this script) begins with a right program, and then 
     // expect: <regular expression>          (one or more lines)
     ...the wrong program, up to the next expectation...
 
-Each case is compiled behind the right program. It must fail, and each expectation must match within the first lines of
-the compiler's output. The right program must compile alone: so it is the case's mistake that is rejected.
+Each case is compiled after the right program. It must fail, and each expectation must match within the first lines of the
+compiler's output. The right program must compile alone, so the compiler rejects the mistake of the case.
 """
 
 import argparse
