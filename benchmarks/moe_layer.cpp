@@ -28,7 +28,7 @@ namespace {
 
 struct Options {
   std::int64_t tokens = 2048, d_model = 512, d_ff = 512, experts = 8, rounds = 5;
-  moe::Config config;
+  moe::ModelConfig config;
   std::string form = "dropless", save, mesh = "d=1,e=1,t=1";
 };
 
@@ -41,7 +41,7 @@ struct Layer {
 
 // The one-hot form. `dispatch` says which token has which slot of which expert, and `combine` has its weight there;
 // both have T X C elements. Products with them choose the tokens of the experts, and add up what the experts give.
-moe::Sum one_hot_form(const Layer& w, const moe::Config& config) {
+moe::Sum one_hot_form(const Layer& w, const moe::ModelConfig& config) {
   const MoeMesh mesh(w.x.device());
   const std::int64_t experts = w.router.size("X");
   const auto shares = softmax<"X">(einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(w.x, w.router));

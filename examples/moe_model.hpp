@@ -66,7 +66,7 @@ using Model = ModelOf<f32, false>;
 static_assert(fully_sharded<MoeMesh, Model>);
 
 /// The configuration of the model, without tensors.
-struct Config {
+struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
   RecomputePolicy recompute = {};
@@ -111,7 +111,7 @@ struct Routed {
 };
 
 // The slots that an expert has for a place.
-inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_t experts) {
+inline std::int64_t slots(const ModelConfig& config, std::int64_t tokens, std::int64_t experts) {
   const double share = static_cast<double>(tokens * config.top_k) / static_cast<double>(experts);
   // A token chooses an expert once at most.
   return static_cast<std::int64_t>(std::clamp(std::ceil(share * config.capacity), 1.0, static_cast<double>(tokens)));
@@ -119,7 +119,7 @@ inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_
 
 // A softmax over the experts, the best K of them, and their shares, among themselves if so configured.
 template <dtype C>
-auto route(const Tokens<C>& x, const Tensor<C, "M X">& router, const Config& config) -> Routed {
+auto route(const Tokens<C>& x, const Tensor<C, "M X">& router, const ModelConfig& config) -> Routed {
   const MoeMesh mesh(x.device());
   const std::int64_t experts = router.size("X"), tokens = x.size("P") * x.size("T");
   const auto all_rows = static_cast<double>(tokens * config.top_k);
@@ -200,7 +200,7 @@ auto dropless(const Tokens<C>& x, const Routing& r, const Experts<C>& w) -> Sum 
 // An expert has C slots for each place. Rows that find no slot are dropped: their tokens continue without this expert. Empty
 // slots are sent, too.
 template <dtype C>
-auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, const Config& config) -> Sum {
+auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, const ModelConfig& config) -> Sum {
   const MoeMesh mesh(x.device());
   const auto first = cumsum<"X">(r.counts) - r.counts;
   const auto slot = iota<"C">(mesh, slots(config, x.size("T"), r.counts.size("X")));
@@ -223,7 +223,7 @@ auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, co
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
 template <dtype C, Spec S>
-auto normalized(const Residual& x, const Tensor<C, S>& norm, const Config& config) -> Hidden<C> {
+auto normalized(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Hidden<C> {
   const auto whole = all_gather<"B/d/e L/s M/t -> B/d/e L/s M", backward_sum<f32>>(cast<C>(x));
   const auto scale = gathered<"M">(norm);
   return rms_norm<"M">(whole, scale, config.norm_epsilon);
@@ -238,7 +238,7 @@ struct Projected {
 };
 // The queries, keys and values of the tokens at these positions.
 template <dtype C, bool Whole>
-auto queries_keys_values(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config, Positions positions)
+auto queries_keys_values(const Hidden<C>& x, const LayerOf<C, Whole>& w, const ModelConfig& config, Positions positions)
     -> Projected<C> {
   auto q = einsum_unreduced<"B/d/e L/s M, M Q H/t D -> B/d/e L/s Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
   auto k = einsum_unreduced<"B/d/e L/s M, M H/t D -> B/d/e L/s H/t D">(x, gathered<"M H/t D">(w.w_k));
@@ -259,7 +259,7 @@ auto joined(const Queries<C>& y, const LayerOf<C, Whole>& w) -> Residual {
 // Keys and values go to the devices of s that hold later tokens.
 template <dtype C, bool Whole>
 auto attention(const Hidden<C>& x, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
-               const Config& config) -> Residual {
+               const ModelConfig& config) -> Residual {
   const auto [q, k, v] = queries_keys_values(x, w, config, config.order);
   return joined(causal_attention<"L", "D", over<"s">>(q, k, v, segments, std::nullopt, config.order), w);
 }
@@ -276,7 +276,7 @@ auto shared_expert(const Hidden<C>& x, const SharedOf<C, Whole>& w) -> Residual 
 }
 
 template <dtype C, bool Whole>
-auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const Config& config) -> std::pair<Residual, Routed> {
+auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const ModelConfig& config) -> std::pair<Residual, Routed> {
   const auto shards = stack_shards<"B/d/e L/s M -> P/s/d/e U W M">(x);
   const auto tokens = merge<"U W -> T">(shards);
   const Routed routed = route(tokens, gathered<"M X">(w.router), config);
@@ -297,7 +297,7 @@ struct Carry {
 
 template <dtype C, bool Whole>
 auto layer(const Carry& before, const Tensor<i32, "B/d/e L/s">& segments, const LayerOf<C, Whole>& w,
-           const Config& config) -> Carry {
+           const ModelConfig& config) -> Carry {
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
   const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
   return {x + out, before.loss + routed.loss, routed.balance};
@@ -319,7 +319,7 @@ struct Metrics {
 
 // The loss and its metrics. `microbatches` is the number of such batches in a step.
 template <dtype C, bool Whole = false>
-auto loss(const ModelOf<C, Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
+auto loss(const ModelOf<C, Whole>& w, const Batch& batch, const ModelConfig& config, std::int64_t microbatches)
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e s t">>(zeros<f32, "">(mesh, {}));

@@ -35,7 +35,7 @@ struct NewTokens {
 // it.
 template <dtype C>
 auto cached_attention(const Hidden<C>& x, Cache<C>& cache, const NewTokens& tokens, const LayerOf<C, false>& w,
-                      const Config& config) -> Residual {
+                      const ModelConfig& config) -> Residual {
   const auto [q, k, v] = queries_keys_values(x, w, config, tokens.first);
   const auto new_k = all_gather<"B/d/e L H/t D">(k), new_v = all_gather<"B/d/e L H/t D">(v);
   const auto places = cast<C>(tokens.places);
@@ -50,7 +50,7 @@ auto cached_attention(const Hidden<C>& x, Cache<C>& cache, const NewTokens& toke
 
 template <dtype C>
 auto cached_logits(const ModelOf<C, false>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
-                   const Config& config) -> Tensor<f32, "B/d/e L/s V/t"> {
+                   const ModelConfig& config) -> Tensor<f32, "B/d/e L/s V/t"> {
   Residual x = token_embeddings(w, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const LayerOf<C, false>& layer = w.layers[i];
@@ -64,7 +64,7 @@ auto cached_logits(const ModelOf<C, false>& w, Array<"layers", Cache<C>>& caches
 // Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
 // token reaches its experts, whatever their capacity in training. `trained` and the mesh must outlive the result.
 template <dtype C>
-run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, ModelOf<C, false>>& trained, Config config,
+run::Decode decoder(const MoeMesh& mesh, run::Trained<Model, ModelOf<C, false>>& trained, ModelConfig config,
                     const Sizes& sizes, std::int64_t positions) {
   config.capacity = 0;
   Array<"layers", Cache<C>> caches;

@@ -20,7 +20,7 @@ struct ModelOptions {
                vocabulary = 0;
   bool shared_gate = false, qkv_bias = false, qk_norm = false;
   std::string dtype = "f32";
-  Config config;
+  ModelConfig config;
 };
 
 inline void declare(run::Options& options, ModelOptions& o) {

@@ -67,7 +67,7 @@ moe::Batch batch(const MoeMesh& mesh, SequenceOrder order = SequenceOrder::conti
 
 // ---- every token times every expert, on one device -----------------------------------------------------------------
 
-auto every_expert(const moe::Tokens<f32>& x, const moe::Layer& w, const moe::Config& config)
+auto every_expert(const moe::Tokens<f32>& x, const moe::Layer& w, const moe::ModelConfig& config)
     -> std::pair<moe::Tokens<f32>, moe::Loss> {
   const auto experts = static_cast<double>(w.router.size("X")), tokens = static_cast<double>(x.size("T"));
   const auto logits = einsum_unreduced<"P/s/d/e T M, M X -> P/s/d/e T X">(x, all_gather<"M X">(w.router));
@@ -92,7 +92,7 @@ auto every_expert(const moe::Tokens<f32>& x, const moe::Layer& w, const moe::Con
                                    sum<"P/s/d/e T -> +d +e +s">(square(z)) * (config.router_z / tokens))};
 }
 
-auto dense_loss(const moe::Model& w, const moe::Batch& b, const moe::Config& config) -> moe::Loss {
+auto dense_loss(const moe::Model& w, const moe::Batch& b, const moe::ModelConfig& config) -> moe::Loss {
   auto x = shard<"B/d/e L/s M -> B/d/e L/s M/t">(
       index_unreduced<"[V] M, B/d/e L/s -> B/d/e L/s M">(all_gather<"V M">(w.embed), b.inputs));
   auto router = sum<"B/d/e L/s M/t -> +d +e +s +t">(x) * 0.0;
@@ -125,8 +125,8 @@ struct Variant {
   const char* recompute = "marked";
   SequenceOrder order = SequenceOrder::contiguous;
 };
-moe::Config config_of(const Variant& v) {
-  moe::Config config;
+moe::ModelConfig config_of(const Variant& v) {
+  moe::ModelConfig config;
   config.capacity = v.capacity;
   config.top_k = v.top_k;
   config.norm_topk_prob = !v.qwen;
@@ -242,7 +242,7 @@ TEST_CASE("moe: decoding gives the logits of the model, on every mesh", "[model]
               run::Trained<moe::Model, moe::Model> trained;
               trained.copies = random_model(mesh, true);
               auto rows = batch(mesh);
-              moe::Config config;
+              moe::ModelConfig config;
               config.top_k = 2;
               const auto last = cast<f32>(equal(iota<"L/s">(mesh, 8), 7.0)) / 8.0;
               rows.segments = full<i32, "B/d/e L/s">(mesh, sizes, 0);

@@ -207,7 +207,7 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
     error = std::current_exception();
     ending = detail::ending_of(error);
   }
-  const std::string message = detail::settle(ending);
+  const std::string message = detail::agreed_message(ending);
   if (error) std::rethrow_exception(error);
   // An idle rank must leave the test case too, or it would be out of step in the next one.
   if (ending.idle && !message.empty()) throw Failure(message);

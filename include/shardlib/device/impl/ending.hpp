@@ -46,7 +46,7 @@ SHARDLIB_INLINE std::string without_device(const std::string& message) {
   return end == std::string::npos ? message : message.substr(0, begin) + message.substr(end + 1);
 }
 
-SHARDLIB_INLINE std::string settle(const Ending& ending) {
+SHARDLIB_INLINE std::string agreed_message(const Ending& ending) {
 #if defined(SHARDLIB_WITH_MPI)
   if (under_mpi() && mpi::process.control != MPI_COMM_NULL) {
     using mpi::Failures;

@@ -364,7 +364,7 @@ SHARDLIB_INLINE int run_program(int argc, char** argv, const std::function<int()
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
-  const std::string message = mpi.limited("the end of the program", [&] { return detail::settle(ending); });
+  const std::string message = mpi.limited("the end of the program", [&] { return detail::agreed_message(ending); });
   // The other ranks have printed the message of an idle rank.
   if (!message.empty() && !ending.idle) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.

@@ -33,7 +33,7 @@ struct Ending {
 /// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have the same error. If only some
 /// have failed, ends the whole job with their message, as the others may wait for them forever. Where MPI has not
 /// started, ranks cannot meet: an error of usage is taken to be the same on all.
-[[nodiscard]] SHARDLIB_INLINE std::string settle(const Ending& ending);
+[[nodiscard]] SHARDLIB_INLINE std::string agreed_message(const Ending& ending);
 
 /// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
 [[nodiscard]] SHARDLIB_INLINE std::string without_device(const std::string& message);

@@ -28,7 +28,7 @@ class Saving {
 
   /// Starts a checkpoint. If `complete`, waits until it is complete.
   void save(const Checkpoints::Saved& saved, bool complete) {
-    settle();
+    flush();
     for (int attempt = 1;; ++attempt) {
       try {
         // Flush the records first, so that no checkpoint is newer than the records.
@@ -50,7 +50,7 @@ class Saving {
     tolerate([this] { return checkpoints_.poll(); });
   }
   /// Waits for the checkpoint under way and completes it.
-  void settle() {
+  void flush() {
     if (checkpoints_.flush) tolerate([this] { return checkpoints_.flush(); });
   }
 

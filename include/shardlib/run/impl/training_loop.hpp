@@ -262,7 +262,7 @@ class TrainingLoop {
   /// Loads an earlier checkpoint after a step that was not accepted. Returns the next step.
   std::int64_t go_back(std::int64_t step) {
     const bool distrusts = judge_.verdict() == Judge::StepVerdict::distrust_checkpoint;
-    saving_.settle();
+    saving_.flush();
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX, {});
     if (!found)
       throw Error(
@@ -294,7 +294,7 @@ class TrainingLoop {
     try {
       return judge_.accepts(result, step);
     } catch (const Error&) {
-      saving_.settle();  // the checkpoint under way is good
+      saving_.flush();  // the checkpoint under way is good
       throw;
     }
   }
