@@ -57,7 +57,8 @@ TEST_CASE("an exception without a text is named by its type", "[errors]") {
   CHECK(of(std::runtime_error("")).message ==
         "the program has thrown a std::runtime_error without a text: give it one");
   CHECK(of(42).message ==
-        "the program has thrown a value of type int, which is no std::exception: throw a shardlib::Error with a text");
+        "the program has thrown a value of type int, which is not a std::exception: throw a shardlib::Error with a "
+        "text");
   CHECK(of(std::bad_alloc()).message ==
         "the host has no memory left: choose smaller sizes, or fewer devices on this machine");
   CHECK(

@@ -396,7 +396,7 @@ auto one_array_for_a_struct(const Data& mesh, const HostArray<f32>& host) {
   return spmd(mesh, [](const Weights& w) { return w.bias; })(host);
 }
 
-// expect: update: the step is a whole number, which the scale of the gradients stands before; write update\(weights, moments,
+// expect: update: the step is a whole number, and comes after the scale of the gradients; write update\(weights, moments,
 void scale_behind_the_step(Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
   AdamW().update(w, moments, grads, 1e-3, 0, 1.0, every_leaf);
 }

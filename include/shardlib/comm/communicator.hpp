@@ -205,7 +205,7 @@ class Communicator {
   void record_run() const { starting_->runs(); }
 
  private:
-  /// Requests that are one.
+  /// Several requests as one.
   struct Several final : Request::Pending {
     std::vector<Request> all;
     explicit Several(std::vector<Request> a) : all(std::move(a)) {}

@@ -112,18 +112,18 @@ struct Use {
   bool apart = false;       ///< for tests: the device is as in a process of its own
 };
 
-/// Which devices communicate through host memory for want of NCCL, and why, as lines for the console. All devices call
-/// it, with a group of all; the text is the first one's. Empty if all groups can use NCCL. Their first collectives
-/// decide for themselves: many devices are in several groups.
+/// Lines for the console that say which devices communicate through host memory because they lack NCCL, and why. All
+/// devices call it, with a group of all; the text is on the first one. Empty if all groups can use NCCL. This decides
+/// nothing: each group decides at its first collective.
 [[nodiscard]] SHARDLIB_INLINE std::string note(Communicator& everybody, const Use& use);
 
 /// A group of devices that have memory of their own. Its collectives of device memory are NCCL's. They start when all
 /// members have called them: before, the members compare their calls by `staged`, so that NCCL gets no calls that do
 /// not match. The host does not wait for their results: the device's stream does. Errors that show later are thrown
-/// where the host waits for the device, or starts another communication. So are messages of device memory between
-/// members that are in processes of their own and have said so (`set_direct`). `staged` is the same group by copies in
-/// host memory. It has the rest. It has all if a member has no NCCL, or if two have the same GPU, which NCCL does not
-/// allow. The first collective decides this for collectives. It throws UsageError if the sums are to be NCCL's then.
+/// where the host waits for the device, or starts another communication. Messages of device memory are NCCL's, too, if
+/// both members are in processes of their own and have called `set_direct`. `staged` is the same group by copies in
+/// host memory, and does the rest. It does all if a member has no NCCL, or if two have the same GPU, which NCCL does
+/// not allow. The first collective decides this for collectives. If sums were to be NCCL's, it then throws UsageError.
 [[nodiscard]] SHARDLIB_INLINE std::unique_ptr<Communicator> group(std::unique_ptr<Communicator> staged, const Use& use);
 
 }  // namespace shardlib::detail::nccl

@@ -49,12 +49,13 @@ class Device : public detail::Counted {
          const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {},
          GpuSums sums = GpuSums::tree);
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
-  /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
-  /// is the same one. `whole` itself for an axis that it knows as absent. Throws Error for one that is not there.
+  /// It has the memory, communicators and local state of `whole`, which it keeps alive. While the result lives, a
+  /// second call returns it again. For an axis that `whole` knows as absent, returns `whole` itself. Throws Error for
+  /// an axis that the mesh lacks.
   static DevicePtr submesh(const DevicePtr& whole, std::string_view axis);
   /// The same device as one of a mesh with other axes of the same number of devices, which have the same ranks. It has
-  /// the memory, communicators and local state of `device`, which it keeps alive; asked again while it lives, it is the
-  /// same one. Throws Error for another number of devices.
+  /// the memory, communicators and local state of `device`, which it keeps alive. While the result lives, a second call
+  /// returns it again. Throws Error for another number of devices.
   static DevicePtr reinterpreted(const DevicePtr& device, std::vector<AxisSize> axes);
   /// The device that `submesh` or `reinterpreted` made this one from. Null if neither made it.
   [[nodiscard]] const DevicePtr& whole() const { return whole_; }

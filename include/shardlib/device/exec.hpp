@@ -164,7 +164,7 @@ struct Exec {
   }
   /// Clears the bytes. `copy` copies bytes that do not overlap, within the device's memory, or between it and the
   /// host's.
-  // Nothing may lie at a null pointer, which these functions of C must not be given.
+  // Pieces are never empty, because the pointer of 0 bytes may be null, which memset and memcpy do not accept.
   void zero(void* to, std::size_t bytes) const {
     if (!dry && on_device() && pool->device_memory()->zero(to, bytes)) return;
     for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });
@@ -190,8 +190,8 @@ struct Exec {
     });
   }
 #if defined(SHARDLIB_WITH_OPENMP)
-  // Kokkos' own OpenMP space is not used, which Debian 12's Kokkos lacks, and which serves one thread of a process:
-  // here devices are threads too. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
+  // This is not Kokkos' OpenMP space: Debian 12's Kokkos lacks it, and it serves one thread of a process, whereas
+  // devices are threads here. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
   template <class F>
   void for_each_in_parallel(std::int64_t n, F& f) const {
     std::exception_ptr error;
@@ -211,7 +211,7 @@ struct Exec {
     }
     if (error) std::rethrow_exception(error);
   }
-  /// This thread runs iterations. OpenMP's own answer takes its header, which clang may not have.
+  /// Whether this thread runs iterations. omp_in_parallel() needs OpenMP's header, which clang may not have.
   static inline thread_local bool in_loop_ = false;
 #endif
 };

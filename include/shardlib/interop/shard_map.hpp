@@ -58,8 +58,8 @@ struct HostArray {
       throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n) +
                   " elements; give as many, or the shape alone for zeros");
   }
-  /// A compile error for another shape, or values of another type. Not for numbers, which would be the elements of
-  /// `HostArray<f32>({8, 4})`, too.
+  /// A compile error for another shape, or values of another type. It takes no numbers, because they would include the
+  /// 8 and 4 of `HostArray<f32>({8, 4})`.
   template <class X, class... More>
   requires(!std::is_base_of_v<HostArray, X> && !std::is_arithmetic_v<X> &&
            !(std::is_convertible_v<X, std::vector<std::int64_t>> &&

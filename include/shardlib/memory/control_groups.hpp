@@ -29,7 +29,7 @@ void each_memory_group(const std::string& groups, const std::string& root, const
     const bool v2 = controllers == ",,";
     if (!v2 && controllers.find(",memory,") == std::string::npos) continue;
     const std::string base = root + (v2 ? "" : "/memory");
-    // In a container the path may be the one outside of it: then its folders are not there, and the root is the group.
+    // In a container the path may be that of the host. Then its folders do not exist, and the root is the group.
     for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
       f(base + (path == "/" ? "" : path), v2);
       if (path.rfind('/') == std::string::npos) break;

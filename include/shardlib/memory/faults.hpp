@@ -19,7 +19,7 @@ class Region;
 
 namespace detail {
 
-/// An error of an earlier op than the one that throws it. Its text has all that an op would add.
+/// An error of an earlier op than the one that throws it. Its text already names the earlier op.
 struct LateError : Error {
   using Error::Error;
 };
@@ -42,7 +42,7 @@ class Faults {
   void add(std::string text);
   /// How many checks there have been.
   [[nodiscard]] std::size_t count() const;
-  /// Gives those after the first `since` the text that `named` makes of it, with all that their op adds to an error.
+  /// Replaces the text of each check after the first `since` by named(text), which adds the op's name to it.
   void name(std::size_t since, const std::function<std::string(const std::string&)>& named);
   /// Closes the checks that are open: wait(to, from, bytes) waits for the device and copies their words to host memory.
   /// Throws the error of the first that has found one.

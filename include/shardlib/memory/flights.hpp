@@ -62,9 +62,9 @@ class Flights {
     std::erase_if(open_, [&](const Open& open) { return open.flight->owner() == owner; });
   }
   /// The host calls this before it puts a kernel or a copy into the device's stream. A stream of CUDA holds about a
-  /// thousand entries. The next call blocks, for ever if it stands behind a flight that hangs. So the host waits here
-  /// for flights that have twice `most` entries behind them. That is far below a thousand, because there are also
-  /// events, and a product can be two kernels.
+  /// thousand entries. When it is full, the next call blocks, and forever if a flight in the stream hangs. So the host
+  /// waits here for flights that have twice `most` entries behind them. That is far below a thousand, because events
+  /// are entries, too, and a product can be two kernels.
   void before_enqueue() {
     constexpr int most = 128;
     if (open_.empty() || ++enqueued_ < most) return;

@@ -53,9 +53,9 @@ class InFlight : public detail::Unfinished<InFlight<D, From, To>> {
 
 namespace detail {
 
-/// Starts the collective that makes a value of spec `to` of x. Its result waits for it at the first read. Null in a
-/// replay, where derivatives are differentiated again, and where `prefetch` starts it: there the collective runs where
-/// its result is read.
+/// Starts the collective that makes a value of spec `to` of x. The first read of the result waits for it. Returns null
+/// in a replay, where derivatives are differentiated again, and where `prefetch` starts it: the collective then runs at
+/// the first read of its result.
 ValuePtr start_gather(const OpInfo& op, const ValuePtr& x, const TensorSpec& to);
 ValuePtr start_scatter(const OpInfo& op, const ValuePtr& x, const TensorSpec& to);
 

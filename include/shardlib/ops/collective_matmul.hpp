@@ -117,8 +117,9 @@ template <class X>
 inline constexpr bool is_gathering = false;
 template <dtype D, Spec From, Spec To>
 inline constexpr bool is_gathering<Gathering<D, From, To>> = true;
-/// `void` if one operand is gathering, the first or the second. One overload takes both, because each costs every call.
-/// A default argument, as clang 19 looks at a constraint after the type of the result.
+/// `void` if one operand is gathering, the first or the second. One overload takes both, because each overload costs
+/// compile time in every call. It is used as a default argument, because clang 19 checks a constraint only after the
+/// type of the result.
 template <class X, class Y>
 using if_one_gathers = std::enable_if_t<(is_gathering<X> && is_tensor<Y>) || (is_tensor<X> && is_gathering<Y>)>;
 

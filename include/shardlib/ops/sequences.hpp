@@ -9,8 +9,8 @@
 
 namespace shardlib {
 
-/// The order in which n devices share the positions of a sequence. A tensor "B L/s" has no mark of its order: give the
-/// same one to all ops that know of positions. Along one device both are the same. `SequenceOrder::zigzag`
+/// The order in which n devices share the positions of a sequence. The type "B L/s" does not tell the order, so give
+/// the same order to all ops that depend on positions. On one device both orders are equal. `SequenceOrder::zigzag`
 enum class SequenceOrder : std::uint8_t {
   contiguous,  ///< device i holds part i of n equal parts
   zigzag,  ///< device i holds the parts i and 2n - 1 - i of 2n equal parts, so that causal attention costs all the same

@@ -20,7 +20,8 @@ struct LeafFactors {
 };
 
 namespace detail {
-/// The first member of an optimizer: `AdamW(1e-3)` would set its first setting, and no rate.
+/// The first member of an optimizer. It makes `AdamW(1e-3)` a compile error, which would set the first setting and not
+/// the learning rate.
 struct NoRate {
   NoRate() = default;
   template <class X>
@@ -31,7 +32,8 @@ struct NoRate {
         "arguments of `update(weights, moments, grads, rate, scale, step, decays)`");
   }
 };
-/// The argument `step` of an optimizer's update. A number with a fraction there is the scale, which stands before it.
+/// The argument `step` of an optimizer's update. A floating-point number is a compile error: it is most often the
+/// scale, which comes before the step.
 struct StepNumber {
   std::int64_t number;
   template <class X>
@@ -39,7 +41,7 @@ struct StepNumber {
   constexpr StepNumber(X step)  // NOLINT(google-explicit-constructor): steps are numbers
       : number(static_cast<std::int64_t>(step)) {
     static_assert(std::is_integral_v<X>,
-                  "update: the step is a whole number, which the scale of the gradients stands before; write "
+                  "update: the step is a whole number, and comes after the scale of the gradients; write "
                   "update(weights, moments, grads, rate, scale, step, decays)");
   }
 };

@@ -12,7 +12,7 @@
 
 namespace shardlib::pipeline {
 
-/// A schedule, whichever: for each number of microbatches, a list of tasks for each rank of the stage axis.
+/// Any schedule: for each number of microbatches, a list of tasks for each rank of the stage axis.
 class Schedule {
  public:
   /// The lists for this many microbatches, at least one. It may throw UsageError for a number without lists.

@@ -187,7 +187,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
 
   /// The global size of a dim, without padding.
   [[nodiscard]] std::int64_t size(std::string_view dim, Site site = Site::current()) const;
-  /// A compile error for a dim's number, of which 0 would be a null pointer, or for none.
+  /// A compile error for a dim's number, or for no argument. Without it, 0 would convert to a null pointer.
   template <std::integral... I>
   std::int64_t size(I...) const {
     static_assert(
@@ -316,7 +316,7 @@ class Mesh {
   }
 
   [[nodiscard]] int size(std::string_view axis) const;
-  /// A compile error for an axis' number, of which 0 would be a null pointer.
+  /// A compile error for an axis' number. Without it, 0 would convert to a null pointer.
   template <std::integral I>
   int size(I) const {
     static_assert(

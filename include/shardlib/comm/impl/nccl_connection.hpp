@@ -53,7 +53,7 @@ inline void require_success(const Functions& nccl, const Doing& doing, const cha
                 "; SHARDLIB_NCCL=0 communicates without NCCL");
 }
 
-/// A number for a new communicator; that of nothing where there is no NCCL.
+/// An id for a new communicator; all zeros without NCCL.
 inline UniqueId new_id(const Use& use, const Doing& doing) {
   UniqueId id;
   if (const Functions* const nccl = use.library.functions)
@@ -87,7 +87,7 @@ class Connection {
       if (comm_ != nullptr) flights().finish(this);
       for (const Started& flight : dropped_)
         if (comm_ != nullptr) await(flight);
-      // It asks for errors meanwhile. ncclCommDestroy alone would wait for the others without an end.
+      // `check` asks for errors while it waits. ncclCommDestroy alone could wait for the others forever.
       if (comm_ != nullptr && nccl().CommFinalize != nullptr)
         check(Doing{}, "ncclCommFinalize", nccl().CommFinalize(comm_));
     } catch (...) {
@@ -101,13 +101,13 @@ class Connection {
   void open(const Doing& doing, const UniqueId& id, int ranks, int rank, std::chrono::milliseconds timeout) {
     timeout_ = timeout;
     stream_->follow_device();  // NCCL takes the thread's GPU
-    // Unless it returns at once, a member that dies meanwhile would leave the others in it forever.
+    // With a Config the call returns at once. Otherwise the others would wait in it forever if a member died meanwhile.
     Config config;
     check(doing, "ncclCommInitRank",
           nccl().CommInitRankConfig == nullptr ? nccl().CommInitRank(&comm_, ranks, id, rank)
                                                : nccl().CommInitRankConfig(&comm_, ranks, id, rank, &config));
   }
-  /// Throws if nothing can complete any more.
+  /// Throws if the connection has failed, after which no operation can complete.
   void require() const {
     if (failed_) throw Aborted();
   }
@@ -191,7 +191,8 @@ class Connection {
     }
     require_success(nccl(), doing, function, result);
   }
-  /// f(). If that throws, nothing under way can complete any more, and other members must not wait for it.
+  /// Calls f(). If it throws, aborts the connection: no operation under way can complete any more, and the other
+  /// members must not wait for one.
   template <class F>
   auto or_abort(const F& f) -> decltype(f()) {
     try {
@@ -228,7 +229,7 @@ class Connection {
         by.or_abort([&] { by.check_time(started.doing, *time); });
       });
     }
-    /// Adds to the errors of f what their op would add.
+    /// Calls f(), and adds to its errors what the op would add.
     template <class F>
     auto late(const F& f) -> decltype(f()) {
       try {

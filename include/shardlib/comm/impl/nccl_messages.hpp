@@ -19,17 +19,17 @@ namespace shardlib::detail::nccl {
 
 /// The messages of a group's member that go from GPU to GPU. Those from one member to another have a connection and a
 /// stream of their own, because an operation of NCCL holds back all that comes later in its stream until the other
-/// member has started its part. So a message waits for what its two members have begun before it, and for nothing else:
-/// a program whose messages do not deadlock when sends wait for nobody does not deadlock here either. With each message
-/// its length goes through host memory. The receiver waits for it, so that it learns there, as on other backends, of a
-/// sender that fails or is missing, and of another length. The data does not wait for that.
+/// member has started its part. So a message waits only for what its two members have begun before it: a program that
+/// does not deadlock when sends never wait does not deadlock here either. The length of each message goes through host
+/// memory. The receiver waits for the length. If the sender fails, is missing or sends another length, the receiver
+/// learns it there, as on other backends. The data does not wait for the length.
 class DirectMessages {
  public:
   DirectMessages(Communicator& staged, const Use& use) : staged_(staged), use_(use) {}
   DirectMessages(const DirectMessages&) = delete;
   DirectMessages& operator=(const DirectMessages&) = delete;
   ~DirectMessages() {
-    // The end of a connection waits for the other member: in this order all come to each together.
+    // The end of a connection waits for the other member. All members end their connections in the same order.
     while (!connections_.empty()) connections_.erase(connections_.begin());
   }
 
@@ -62,7 +62,7 @@ class DirectMessages {
  private:
   using Ends = std::pair<int, int>;  ///< from, to
 
-  /// A message of which the receiver waits for the length, and then lets its device wait for the data.
+  /// A message that is received: the host waits for its length, and the device's stream then waits for its data.
   struct Arriving final : Request::Pending {
     Connection& by;
     Request announced;

@@ -369,7 +369,7 @@ SHARDLIB_INLINE ValuePtr record_einsum_scatter(const OpInfo& op, const Scatterin
   edges[0].input = product.a->slot;
   edges[1].input = product.b->slot;
   const std::array wanted{bool(product.a->slot), bool(product.b->slot)};
-  // The cotangent of each operand needs the other's data, and of its own the shape alone.
+  // The cotangent of each operand needs the data of the other operand, and only the shape of its own.
   for (std::size_t i = 0; i < kept.size(); ++i)
     if (wanted[i])
       edges[i].saved.values = {kept[1 - i]};

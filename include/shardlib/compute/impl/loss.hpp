@@ -177,7 +177,8 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   const Exec exec = out.device->exec();
   const std::int64_t rows = l.rows(), n = l.vocabulary(), first = l.first_id();
   add_flops(out, l.product_flops());
-  // A check is named when this op ends. So no operand may wait for a message in between.
+  // The operands are materialized before the check, because that may wait for a message and report the check's error.
+  // The check gets this op's name only when the op ends.
   l.x->storage->materialize();
   l.table->storage->materialize();
   check_targets(l);

@@ -238,7 +238,7 @@ inline ValuePtr map_derivative(const MapDerivatives& map, const Differentiations
   const auto i = static_cast<std::size_t>(by[0]);
   const bool first = by.size() == 1 && ct.dtype == map.function->result && dtype == x[i]->dtype;
   if (first && !tracked(factors[0]) && std::ranges::none_of(x, tracked)) return map_vjp(*map.function, i, ct, x, over);
-  // One of a cotangent and of what it is the cotangent of is partial where the operands lack an axis.
+  // Over an axis that the operands lack, either a cotangent is partial, or the value that it is the cotangent of.
   const bool has_ct =
       std::ranges::find(factors, map.ct_spec, [](const ValuePtr& f) { return f->spec; }) != factors.end();
   const TensorSpec *const spec = has_ct ? map.ct_spec : map.spec, *const dual = has_ct ? map.spec : map.ct_spec;

@@ -125,7 +125,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   if (out.global[0].is_padded())
     fail_padded(out.made_by, *out.device, out.spec->dims[0].name, out.global[0],
                 "rows are counted on each device; choose a size that needs none");
-  // The dim of the counts that loses the axes, and the other, which gains them.
+  // The number of the dim of the counts that loses the axes. The other dim gains them.
   const int lose = sent->spec->dims[0].axes.size() > received->spec->dims[0].axes.size() ? 0 : 1;
   GroupAxes axes;
   for (int k = received->spec->dims[lose].axes.size(); k < sent->spec->dims[lose].axes.size(); ++k)

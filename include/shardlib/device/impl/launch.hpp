@@ -165,8 +165,8 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   if (mpi::process.idle) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
-  // It lives until `leave` has completed what the body has abandoned, which uses the device's communicators, or until
-  // `fail` has kept these from being freed.
+  // The device must outlive `leave`, which completes requests that the body has abandoned and so uses the device's
+  // communicators. After an error it must outlive `fail`, which keeps the communicators from being freed.
   DevicePtr device;
   try {
     device = DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place, options.sums);
@@ -179,7 +179,8 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 }
 #endif
 
-/// A wrong value of an environment variable is an error, also where this run does not use it: for a GPU, or for ranks.
+/// Checks the environment variables. A wrong value is an error even if this run does not use the variable, such as one
+/// for a GPU or for ranks.
 inline void check_settings() {
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   static_cast<void>(gpu_part());
@@ -241,7 +242,8 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
   DeviceEndings endings(count);
   std::vector<std::thread> devices;
   devices.reserve(static_cast<std::size_t>(count));
-  // No device begins before all have a thread: what one allocates may be what another's stack needed.
+  // No device begins before all have a thread, because a device might allocate the memory that the stack of another
+  // thread needs.
   std::promise<bool> all_started;
   const std::shared_future<bool> go = all_started.get_future().share();
   const auto run = [&, go](int i) {
@@ -249,7 +251,8 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     std::exception_ptr error;
     bool aborted = false;
     try {
-      // It lives until the others know that it has ended: its groups may wait for them at their end.
+      // The device must outlive `finish`, which tells the others that it has ended. The destructors of its groups may
+      // wait for the others.
       const auto device = DevicePtr::make(mesh, i, world, options.threads, options.tuning, options.kind,
                                           place_of_thread(i, count, options.kind), options.sums);
       run_device(device, options.threads, body);
@@ -318,7 +321,7 @@ SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int 
   for (const std::string& axis : axes) mesh.push_back({axis, 1});
   for (std::size_t next = 1; next > 0;) {
     launch(mesh, body, options);
-    // The last axis that can double does, and those behind it have size 1 again.
+    // The next mesh: doubles the last axis that can be doubled, and resets the axes behind it to size 1.
     for (next = mesh.size(); next > 0; --next) {
       mesh[next - 1].size *= 2;
       if (device_count(mesh) <= devices) break;
@@ -329,12 +332,13 @@ SHARDLIB_INLINE void launch_on_meshes(const std::vector<std::string>& axes, int 
 
 namespace detail {
 
-/// Without MPI, copies that mpirun or srun started would all do the same work and overwrite each other's files.
+/// Throws if mpirun or srun has started several processes of a program without MPI. They would all do the same work and
+/// overwrite each other's files.
 inline void refuse_copies() {
 #if !defined(SHARDLIB_WITH_MPI)
   if (!started_by_mpi()) return;
   const std::string_view by_mpirun = env({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
-  // SLURM_NTASKS does not tell: a job's script has it too, and a program that it starts without srun is no copy.
+  // SLURM_NTASKS is no sign of copies: a job's script has it too, and may start the program once, without srun.
   const std::string_view copies = by_mpirun.empty() ? env({"SLURM_STEP_NUM_TASKS"}) : by_mpirun;
   if (copies.empty() || copies == "1") return;
   // Without a message the other copies stay silent.
@@ -365,9 +369,9 @@ SHARDLIB_INLINE int run_program(int argc, char** argv, const std::function<int()
     ending = detail::ending_of(std::current_exception());
   }
   const std::string message = mpi.limited("the end of the program", [&] { return detail::agreed_message(ending); });
-  // The other ranks have printed the message of an idle rank.
+  // An idle rank prints nothing, because the other ranks have printed its message.
   if (!message.empty() && !ending.idle) detail::print_error(message);
-  // After the ranks have met: one of them alone may fail here, and none waits for it any more.
+  // This comes after the ranks have met, because one rank may fail here alone and no other rank waits for it any more.
   if (const std::string output = detail::output_error(); !output.empty() && ending.status == 0) {
     detail::print_error(output);
     ending.status = 1;

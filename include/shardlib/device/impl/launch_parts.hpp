@@ -35,7 +35,7 @@ struct Ending {
 /// started, ranks cannot meet: an error of usage is taken to be the same on all.
 [[nodiscard]] SHARDLIB_INLINE std::string agreed_message(const Ending& ending);
 
-/// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
+/// The message without "(device 1 (d=1) of mesh d=2)". The same error differs between devices in this part alone.
 [[nodiscard]] SHARDLIB_INLINE std::string without_device(const std::string& message);
 
 /// Prints the message to stderr, after everything that stdout has received.

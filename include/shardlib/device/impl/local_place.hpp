@@ -18,7 +18,7 @@
 
 namespace shardlib::detail {
 
-/// Where a device is that is a thread, one of `count`.
+/// The place of a device that is one of `count` threads.
 inline LocalPlace place_of_thread(int device, [[maybe_unused]] int count, [[maybe_unused]] DeviceKind kind) {
   LocalPlace place{device, 1};
 #if defined(SHARDLIB_LAUNCHER_CUDA)
@@ -31,7 +31,7 @@ inline LocalPlace place_of_thread(int device, [[maybe_unused]] int count, [[mayb
 }
 
 #if defined(SHARDLIB_WITH_MPI)
-/// Where this rank is. All ranks call it, and those that run no device do not count.
+/// The place of this rank. All ranks call it, and those that run no device do not count.
 inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] DeviceKind kind) {
   LocalPlace place{mpi::process.local_rank, 1};
 #if defined(SHARDLIB_LAUNCHER_CUDA)

@@ -1,4 +1,4 @@
-// MPI from the start of a program to its end, and its twin of a build without MPI, which does nothing.
+// MPI from the start of a program to its end. In a build without MPI, the same functions do nothing.
 #pragma once
 
 #include <string_view>

@@ -24,7 +24,7 @@ namespace shardlib::io {
 
 SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
   shardlib::detail::require_regular_file(path_);  // opening a device may already do something
-  // Without O_NONBLOCK, opening a pipe that has come since would wait for its writer.
+  // O_NONBLOCK: if a pipe has taken the path since the check, opening it must not wait for a writer.
   file_ = std::make_shared<const detail::Descriptor>(path_, O_RDONLY | O_CLOEXEC | O_NONBLOCK, "read");
   struct stat status {};
   const int failed = ::fstat(file_->number(), &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
@@ -66,7 +66,7 @@ SHARDLIB_INLINE Bytes read_file(const std::string& path) {
 
 SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status {};
-  // Its place is taken by renaming, which would replace a device too.
+  // The commit renames the temporary file to this path, and that would replace a device, too.
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw UsageError("cannot write '" + path + "': it is not a regular file; move it away, or choose another path");
   temporary_ = detail::temporary_name(path);
@@ -99,7 +99,7 @@ SHARDLIB_INLINE void make_folders(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (!error) return;
-  // A disk that is not mounted, as where checkpoints/ is a link to it. The system says "File exists".
+  // The system says "File exists" for a link that leads nowhere, such as a link to a disk that is not mounted.
   std::error_code ignored;
   if (const fs::path link = path; fs::is_symlink(link, ignored) && !fs::exists(link, ignored))
     throw StorageError("cannot make the folder '" + path + "': it is a symbolic link to '" +

@@ -88,8 +88,8 @@ struct ExtremumBackward {
   }
 };
 
-/// The product of the elements before, then times that of the elements behind: nothing is divided. A lane takes a
-/// result.
+/// Multiplies the product of the elements before an element by that of the elements behind it. It does not divide,
+/// because elements may be 0. A lane takes a result.
 template <class T>
 struct ProdBackward {
   using Acc = accumulator_t<T>;

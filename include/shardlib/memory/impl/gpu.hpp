@@ -109,7 +109,7 @@ SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers) {
   return std::min(share_of(gpu_part(), total, sharers), free / static_cast<std::size_t>(sharers));
 }
 
-/// Whether what a query asks about is over, or has failed.
+/// Whether the work that a query asks about has ended or failed.
 inline bool is_over(cudaError_t status) {
   if (status != cudaErrorNotReady) return true;
   static_cast<void>(cudaGetLastError());  // older versions of HIP would return it after the next start of a kernel

@@ -45,7 +45,7 @@ SHARDLIB_INLINE void require_no_stage(const DevicePtr& mesh) {
   const auto has_axis = [&](const Device& device) {
     return std::ranges::find(device.axes(), axis, &AxisSize::name) != device.axes().end();
   };
-  // A `reinterpret` of the whole mesh has no such axis either, but all devices.
+  // A `reinterpret` of the whole mesh lacks the stage axis, too, but has all devices.
   if (axis.empty() || has_axis(*mesh) || !has_axis(mesh->root()) || mesh->size() == mesh->root().size()) return;
   throw Error("global_norm: the mesh is one stage of a pipeline, so each rank of " + axis +
               " would get another number, the norm of its own stages; write `pipeline::global_norm(mesh, grads, "

@@ -72,7 +72,8 @@ class OrderedSum {
   std::vector<core::Accumulator> sums_;
 };
 
-/// The same number for all processes whose steady clocks are one: those of a machine since it was started. 0: unknown.
+/// A number that identifies the steady clock of this process: processes of one machine share it until the machine is
+/// started again. 0: unknown.
 inline double clock_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);

@@ -59,8 +59,8 @@ inline void require_same_lists(const StageProgram& program, std::uint64_t finger
   known = now;
 }
 
-/// Chooses the way of the messages between this rank's stages and those of others: see set_direct. Other lists, and
-/// other sizes, are another purpose, as they can need other kernels.
+/// Chooses the way of the messages between this rank's stages and those of others (set_direct). Lists or sizes that
+/// differ count as another purpose, because they can need other kernels.
 inline void choose_way(const StageProgram& program, const TaskLists& lists, std::uint64_t fingerprint) {
   core::Fingerprint purpose;
   purpose.add(fingerprint).add(program.differentiate ? "with gradients" : "");

@@ -100,7 +100,7 @@ inline std::string interleaved_name(const char* schedule, const Interleaved1F1B:
   return name;
 }
 
-/// Stage s on rank s % mpmd_dim. Sizes that are refused may come here first.
+/// Stage s on rank s % mpmd_dim. It also accepts sizes that a later check refuses.
 inline std::vector<int> looped(int num_stages, int mpmd_dim) {
   std::vector<int> owners;
   for (int stage = 0; stage < num_stages; ++stage) owners.push_back(stage % std::max(1, mpmd_dim));

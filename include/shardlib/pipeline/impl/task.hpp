@@ -32,7 +32,7 @@ namespace detail {
 
 inline std::optional<int> whole_number(std::string_view text) {
   int value = 0;
-  // Longer numbers would only come to ask for gigabytes.
+  // Longer numbers are refused, because lists of that many stages or microbatches would take gigabytes.
   const bool read = text.size() <= 6 && !text.starts_with('-') && shardlib::detail::parse_number(text, value);
   return read ? std::optional(value) : std::nullopt;
 }

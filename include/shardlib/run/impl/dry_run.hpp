@@ -291,7 +291,7 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
                     training.directory, std::ranges::count(graph, '\n')));
     training.step_svg = svg(graph);
   }
-  // A CPU's plan counts one thread, so an error's figure would be another.
+  // Not for a CPU: the plan counts one thread, so its peak is not the one of this run.
   if (training.device != "cpu" && !training.sample_only && !stops) {
     try {
       const auto planned = detail::plans_of(mesh, body, stage_axis);

@@ -208,7 +208,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   detail::check_settings(t);
   if (t.prompt == "-" && !dry) t.prompt = detail::read_prompt();
   Data data;
-  // A run keeps a copy of its tokenizer, which is there also where the folder was moved to.
+  // A run keeps a copy of its tokenizer in its folder, which may have been moved to another machine.
   const std::string tokenizer =
       t.sample_only ? RunDirectory(t.directory, "", Resume::automatic, false).tokenizer_of(t.tokenizer) : t.tokenizer;
   data.tokenizer = naming_option("--tokenizer", [&] { return io::load_tokenizer(tokenizer); });
@@ -238,7 +238,8 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
     throw UsageError(fmt::format("--batch {} does not divide into --microbatches {}{}: choose a multiple of {}",
                                  t.batch, t.microbatches,
                                  parts == 1 ? "" : fmt::format(", each over {} = {}", axes, parts), least));
-  // Four numbers of a token, of this step and the next; as processes that share a machine are not known, of one alone.
+  // Four numbers for each token, for this step and the next. It is not known which processes share a machine, so this
+  // counts one process alone.
   const double rows = 2.0 * 16.0 * static_cast<double>(t.batch) * static_cast<double>(t.seq) +
                       512.0 * static_cast<double>(t.microbatches);
   const double mine = rows / (under_mpi() || t.plan ? static_cast<double>(parts) : 1.0);

@@ -157,7 +157,7 @@ SHARDLIB_INLINE std::optional<Checkpoint> open_newest(Device& device, const std:
     std::optional<Checkpoint> checkpoint;
     const auto damages = damages_together(device, path, checkpoint);
     if (damages.empty()) {
-      // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
+      // Damaged checkpoints would otherwise count among those to keep, and whole ones would be removed instead.
       if (device.rank() == 0 && !read_only)
         std::ranges::for_each(damaged, [](const std::string& p) { set_aside(p, "damaged"); });
       return checkpoint;

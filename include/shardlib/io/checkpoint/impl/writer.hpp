@@ -85,7 +85,7 @@ struct CheckpointWriter::Job {
         folders.insert(path.substr(0, path.rfind('/')));
         writer.pass("chunk");
       }
-      // Only now: the disk takes many files at once faster than one by one.
+      // All files together: a disk writes many files at once faster than one by one.
       for (const ManifestFile& file : written) sync_path(temporary + "/" + file.path);
       for (const std::string& folder : folders) sync_path(folder);
       writer.pass("chunks");
@@ -239,7 +239,7 @@ SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const N
     pass("planned");
   });
   plan(*job, leaves);
-  // It goes with an error that all devices have agreed on: no device writes into it any more.
+  // An error removes the folder. All devices agree on the error first, so none writes into the folder any more.
   TemporaryFolder folder(job->temporary);
   if (!first) folder.keep();
   together(*device_, job->what, [&] {

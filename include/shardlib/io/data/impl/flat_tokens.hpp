@@ -302,7 +302,7 @@ SHARDLIB_INLINE void FlatTokensWriter::finish() {
   if (file_exists(path_)) throw UsageError("'" + path_ + "' has appeared meanwhile: move it away and start again");
   rename_path(partial(), path_);
   sync_path(std::filesystem::path(path_).parent_path().string());
-  // Whole from here on; these two would do no harm.
+  // The data set is complete from here on. These two files would do no harm if they stayed.
   for (const char* name : {"/.progress", "/.lock"}) ::unlink((path_ + name).c_str());
   lock_.reset();
 }

@@ -28,7 +28,7 @@ struct AddedToken {
 /// Finds tokens as Hugging Face's tokenizers do: the leftmost first, of those the longest.
 class AddedTokens {
  public:
-  /// False where the text is empty, or another token has it.
+  /// Adds a token. Returns false if its text is empty, or if another token has the same text.
   bool add(const std::string& text, const AddedToken& token) {
     if (text.empty() || !tokens_.emplace(text, token).second) return false;
     std::vector<std::size_t>& sizes = sizes_[static_cast<unsigned char>(text[0])];

@@ -60,7 +60,7 @@ inline std::string from_base64(std::string_view text) {
     word = word << 6 | static_cast<std::uint32_t>(value);
     if (++digits % 4 != 1) bytes += static_cast<char>(word >> (6 - 2 * ((digits - 1) % 4)));
   }
-  // Only what encodes to exactly this text was meant.
+  // The text must be the base64 of these bytes exactly, or it is damaged.
   return base64(bytes) == text ? bytes : std::string();
 }
 

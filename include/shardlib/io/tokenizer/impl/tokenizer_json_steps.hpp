@@ -91,7 +91,7 @@ inline Cut read_split(const JsonPlace& step) {
   if (pattern.object().size() != 1) pattern.refuse("one pattern");
   for (const auto& [regex, kind] : known_patterns) {
     if (pattern.at("Regex").text() != regex) continue;
-    // Everything matches: all that counts is that the matches stay apart.
+    // These patterns match all of a text, so the behaviors that keep the matches apart are equal.
     if (matches != Matches::isolated && !(matches == Matches::removed && inverted))
       step.at("behavior").refuse("Isolated, or Removed and inverted, with this Regex");
     return {kind};
@@ -113,7 +113,8 @@ inline Cut read_metaspace(const JsonPlace& step) {
   return cut;
 }
 
-/// `first` is a question of where a piece stands in the original text, before steps that move or repeat its beginning.
+/// Throws UsageError for the scheme `first` after a step that moves or repeats the beginning of the text: then a piece
+/// no longer shows whether it stood first in the original text.
 inline void require_first(const JsonPlace& step, const std::vector<Rewrite>& rewrites, const std::vector<Cut>& before) {
   const bool moves = std::ranges::any_of(rewrites, [](const Rewrite& rewrite) {
     return rewrite.kind == Rewrite::replace &&
