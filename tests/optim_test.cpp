@@ -481,7 +481,7 @@ TEST_CASE("a pattern that no leaf has is an error", "[optim]") {
     const Gains grads = w;
     const auto sentence = [](const std::string& pattern) {
       return "LeafRules: '" + pattern +
-             "' is the name of no leaf; write a name in which a * stands for any text, or leave the pattern out: the "
+             "' matches no leaf; write a name in which a * stands for any text, or leave the pattern out: the "
              "leaves are embed, layers/*/gain";
     };
     const LeafRules rules{{{"*/gain", {.decay = 0}}, {"gain", {.rate = 0}}}};

@@ -261,7 +261,7 @@ def optimizers(p):
         loaded = p.run("gpt_fsdp", [f"--load={folder}-model", "--steps=0", "--prompt=And", "--max-tokens=0", f"--logits={folder}-b"]).succeeded()
         a, b = (floats(f"{folder}-{end}") for end in "ab")
         done.check(len(a) == len(b) > 0 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, "the export has what the run samples from")
-    run(p, "--mesh=p=2", "--freeze=layers/8/*").fails(2, "--freeze 'layers/8/*' is the name of no leaf", "layers/*/w_up", "final_norm")
+    run(p, "--mesh=p=2", "--freeze=layers/8/*").fails(2, "--freeze 'layers/8/*' matches no leaf", "layers/*/w_up", "final_norm")
 
 
 def pictures(p):

@@ -315,7 +315,7 @@ TEST_CASE("what validate refuses", "[pipeline]") {
           "so that must come first");
   refused("fwd_0__0,bwdA_0__0\n",
           ", rank 0: bwdW_0__0 is missing, though bwdA_0__0 is there: the weights of stage 0 would lack the gradients "
-          "of microbatch 0; add it behind");
+          "of microbatch 0; add it after that task");
   refused("fwd_0__0\n", ", rank 0: bwd_0__0 is missing; add it, or bwdA_0__0 and bwdW_0__0");
   refused("fwd_0__1,bwd_0__1\n", ", rank 0: fwd_0__0 is missing; each stage takes each microbatch forward once");
   refused("fwd_0__0,bwd_0__0,bwdW_0__0\n",

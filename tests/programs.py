@@ -950,7 +950,7 @@ def leaf_groups(p):
         one, other, plain = losses(*groups), losses(*same), losses()
         close = all(abs(a - b) < 1e-5 * b for a, b in zip(one, other))
         check(len(one) == 5 and close and (plain == one) == (not same), f"{groups} is {same}: {one} {other}, without {plain}")
-    for group, words in [("--freeze=blocks.0.*", ["--freeze 'blocks.0.*' is the name of no leaf", "embed", "layers/*/w_up"]),
+    for group, words in [("--freeze=blocks.0.*", ["--freeze 'blocks.0.*' matches no leaf", "embed", "layers/*/w_up"]),
                          ("--lr-mult=embed", ["--lr-mult 'embed' has no factor", "'embed=0.1'"]),
                          ("--decay-mult=embed=-1", ["--decay-mult 'embed=-1' has no factor of at least 0"]),
                          ("--freeze=*", ["--freeze", "nothing to train"])]:

@@ -100,16 +100,16 @@ TEST_CASE("grammar: the text of each error in a tensor spec") {
   CHECK(error("+") == "in `+`: `\"\"` is not an axis name (letters, digits, _)");
   CHECK(error("A + t") == "in `+`: `\"\"` is not an axis name (letters, digits, _)");
   CHECK(error("+t/d") == "in `+t/d`: `t/d` is not an axis name (letters, digits, _)");
-  CHECK(error("A/t B/t") == "axis `t` stands twice: a mesh axis can act once in a tensor");
-  CHECK(error("A/t/t") == "axis `t` stands twice: a mesh axis can act once in a tensor");
-  CHECK(error("A/t +t") == "axis `t` stands twice: a mesh axis can act once in a tensor");
-  CHECK(error("+t +t") == "axis `t` stands twice: a mesh axis can act once in a tensor");
+  CHECK(error("A/t B/t") == "axis `t` appears twice: a mesh axis can act once in a tensor");
+  CHECK(error("A/t/t") == "axis `t` appears twice: a mesh axis can act once in a tensor");
+  CHECK(error("A/t +t") == "axis `t` appears twice: a mesh axis can act once in a tensor");
+  CHECK(error("+t +t") == "axis `t` appears twice: a mesh axis can act once in a tensor");
   CHECK(error("A/a/b/c B/d/e/f +g") == "axis `g` is one too many: a spec has at most 6");
   CHECK(error("A/a/b/c/d/e/f/g") == "axis `g` is one too many: a spec has at most 6");
   CHECK(error("+a +b +c +d +e +f") == "");
-  CHECK(error("A A") == "dim `A` stands twice: rename one of the two");
-  CHECK(error("A/t A") == "dim `A` stands twice: rename one of the two");
-  CHECK(error("[A] A") == "dim `A` stands twice: rename one of the two");
+  CHECK(error("A A") == "dim `A` appears twice: rename one of the two");
+  CHECK(error("A/t A") == "dim `A` appears twice: rename one of the two");
+  CHECK(error("[A] A") == "dim `A` appears twice: rename one of the two");
   CHECK(error("/t") == "`/t` is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces");
   CHECK(error("A+t") == "`A+t` is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces");
   CHECK(error("a-b") == "`a-b` is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces");
@@ -124,7 +124,7 @@ TEST_CASE("grammar: the text of each error in a tensor spec") {
   CHECK(error("02") == "the integer dim `02` has a leading zero");
   CHECK(error("1000000001") == "the integer dim `1000000001` is too large");
   CHECK(error("99999999999999999999999999") == "the integer dim `99999999999999999999999999` is too large");
-  CHECK(error("+t A") == "dim `A` stands after a `+axis`: dims come first");
+  CHECK(error("+t A") == "dim `A` comes after a `+axis`: dims come first");
   CHECK(error("a b c d e f g h i j") == "");
   CHECK(error("a b c d e f g h i j k") == "dim `k` is one too many: a spec has at most 10");
 }
@@ -138,9 +138,9 @@ TEST_CASE("grammar: the text of each error in an op spec") {
   CHECK(op_error("A -> B, C") == "an op has one result: commas stand between operands only");
   CHECK(op_error("A, B, C, D -> E") == "");
   CHECK(op_error("A, B, C, D, E -> F") == "an op spec has at most 4 operands");
-  CHECK(op_error("A A -> A") == "dim `A` stands twice: rename one of the two");
-  CHECK(op_error("A -> A A") == "dim `A` stands twice: rename one of the two");
-  CHECK(op_error("A, B/t/t -> A") == "axis `t` stands twice: a mesh axis can act once in a tensor");
+  CHECK(op_error("A A -> A") == "dim `A` appears twice: rename one of the two");
+  CHECK(op_error("A -> A A") == "dim `A` appears twice: rename one of the two");
+  CHECK(op_error("A, B/t/t -> A") == "axis `t` appears twice: a mesh axis can act once in a tensor");
   CHECK(op_error(",, -> ") == "");
   CHECK(parse_op(",, -> ").in.size() == 3);
   CHECK(parse_op("->").in.size() == 1);

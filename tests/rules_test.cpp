@@ -228,7 +228,7 @@ TEST_CASE("rules: all_reduce_max") {
          "the operand is `A V/t`, but the op spec expects `A/d V/t`: dim 1 is `A`, not `A/d`; correct the op spec");
   refuse("A V -> A V", "A V", "the result has every dim of the operand, so there is nothing to reduce");
   refuse("A V/t -> C", "A V/t", "dim `C` of the result is not a dim of the operand");
-  refuse("A B V/t -> B A", "A B V/t", "dim `A` of the result stands in another order than in the operand");
+  refuse("A B V/t -> B A", "A B V/t", "dim `A` of the result is in another order than in the operand");
 }
 
 TEST_CASE("rules: all_to_all") {
@@ -337,7 +337,7 @@ TEST_CASE("rules: einsum") {
                 "diagonal shards would be computed; `all_gather` one of them (communicates)" +
                     split_and_shift("A/t -> R/t Q", "t"));
   refuse_einsum("L/s D, K/s D -> L/s K/s", "L/s D", "K/s D",
-                "axis `s` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose "
+                "axis `s` appears twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose "
                 "`L/s` and `K/s` are both sharded over s (communicates)" +
                     split_and_shift("L/s -> R/s C", "s"));
   refuse_einsum("A B +t, B C +t -> A C +t", "A B +t", "B C +t",
@@ -406,7 +406,7 @@ TEST_CASE("rules: index") {
   refuse("[V/t] M, B/d L -> B/d L M", "V/t M", "B/d L",
          left_partial("t", "looking up in `V/t` sees only the shard of this device"));
   refuse("[V] M, B/d L -> B/d L M +t", "V M", "B/d L", nothing_partial("t"));
-  refuse("V M, B -> B M", "V M", "B", "no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
+  refuse("V M, B -> B M", "V M", "B", "no dim of the table is in brackets: write `[V/t] M` for a lookup along V");
   refuse("[V] [M], B -> B", "V M", "B", bracket_count("2", "1", "[V] [W] M, B, B -> B M"));
   refuse("[V] M, [B] -> B M", "V M", "B", "brackets belong to the table, the first operand");
   refuse("[V] M, B -> [B] M", "V M", "B", "brackets belong to the table, the first operand");
@@ -521,10 +521,10 @@ TEST_CASE("rules: + and -") {
           "- of `M/t/d` and `M/d/t`: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their shards differ; "
           "`all_gather` one of them and `shard` it like the other (communicates)");
   illegal(rules::add("+", "A B", "B A"),
-          "+ of `A B` and `B A`: the dims of the result, `A B`, stand in another order in `B A`; `rearrange` one of "
+          "+ of `A B` and `B A`: the dims of the result, `A B`, are in another order in `B A`; `rearrange` one of "
           "the operands (a local copy)");
   illegal(rules::add("+", "A B", "C B"),
-          "+ of `A B` and `C B`: the dims of the result, `A B C`, stand in another order in `C B`; `rearrange` one of "
+          "+ of `A B` and `C B`: the dims of the result, `A B C`, are in another order in `C B`; `rearrange` one of "
           "the operands (a local copy)");
   illegal(rules::add("+", "2 A", "2"),
           "+ of `2 A` and `2`: integer dim `2` of `2` cannot be matched by name; name it first, `rename<\"2 -> "
@@ -650,11 +650,12 @@ TEST_CASE("rules: sum and mean") {
   refuse("A B +t -> A", "A B +t", left_partial("t", "a pending sum stays pending"));
   refuse("A B -> A B", "A B", "the result has every dim of the operand, so there is nothing to reduce");
   refuse("A B -> C", "A B", "dim `C` of the result is not a dim of the operand");
-  refuse("A B C -> C A", "A B C", "dim `A` of the result stands in another order than in the operand");
+  refuse("A B C -> C A", "A B C", "dim `A` of the result is in another order than in the operand");
   refuse("A/t B -> A", "A/t B", "kept dim `A/t` must stand unchanged in the result, not as `A`");
   refuse(
       "2 2 A -> 2 A", "2 2 A",
-      "integer dim `2` stands twice, and which one goes is not said; name one first, `rename<\"2 2 -> name1 name2\">`");
+      "integer dim `2` appears twice, and the op spec does not say which one to reduce; name one first, "
+      "`rename<\"2 2 -> name1 name2\">`");
   illegal(rules::mean("A/t B -> B", "A/t B"),
           "mean<`A/t B -> B`>: " + left_partial("t", "summing over `A/t` sees only the shard of this device"));
 }
@@ -728,7 +729,7 @@ TEST_CASE("rules: narrow, pad, scatter_add") {
 
   legal(rules::scatter_add("B/d L M, B/d L -> [V/t] M +d", "B/d L M", "B/d L"), "V/t M +d");
   const auto scatter = refusals("scatter_add", rules::scatter_add);
-  scatter("L M, L -> V M", "L M", "L", "no dim of the result stands in brackets: write `[V] M` to add rows along V");
+  scatter("L M, L -> V M", "L M", "L", "no dim of the result is in brackets: write `[V] M` to add rows along V");
   scatter("L M, L -> [V] [M]", "L M", "L", bracket_count("2", "1", "B M, B, B -> [V] [W] M"));
   scatter("[L] M, L -> [V] M", "L M", "L", "brackets belong to the result");
   scatter("L V, L -> [V]", "L V", "L", "the dim in brackets `V` is also a dim of an operand");
@@ -824,7 +825,7 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::along("softmax", "V", "A V +t"), needs_sum("softmax", "A V"));
   illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
   illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V`");
-  illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
+  illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` appears twice; `rename` it first (free)");
   legal(rules::softmax("softmax", "V", "A/t V"), "A/t V");
   illegal(rules::softmax("log_softmax", "V", "A V/t"),
           "log_softmax<`V`>: " + gather_first("V/t", "A V/t", "A V") +
@@ -1080,7 +1081,7 @@ TEST_CASE("rules: causal_attention") {
       attention("B L D", "B L D", "B L W"),
       "the values `B L W` must have the spec of the keys `B L D`; pad narrower values with `pad<\"W -> D\">`, and the "
       "result has them after `narrow<\"D -> W\">` (local copies)");
-  refuse(attention("2 2 L D", "L D"), "integer dim `2` stands twice; `rename` it first (free)");
+  refuse(attention("2 2 L D", "L D"), "integer dim `2` appears twice; `rename` it first (free)");
   illegal(rules::causal_attention("L", "L", "L", "L", "L"),
           "causal_attention<`L`, `L`>: positions count along another dim than the one that products are summed over");
   illegal(attention("L D", "L D +t"), needs_sum("causal_attention", "L D"));
@@ -1150,7 +1151,7 @@ TEST_CASE("rules: layout") {
   illegal(rules::transpose2("A", "X", "A B"), "transpose<`A`, `X`>: the operand `A B` has no dim `X`");
   illegal(rules::transpose2("A", "A", "A B"), "transpose<`A`, `A`>: write two dims");
   const std::string twice =
-      " stands on both sides, with two sizes, and a name has one size; write another name for the ";
+      " is on both sides, with two sizes, and a name has one size; write another name for the ";
   illegal(rules::split("Y -> Y P", "Y"), "split<`Y -> Y P`>: dim `Y`" + twice + "part");
   illegal(rules::split("Y/t -> P/t Y", "Y/t"), "split<`Y/t -> P/t Y`>: dim `Y`" + twice + "part");
   illegal(rules::merge("A B -> A", "A B"), "merge<`A B -> A`>: dim `A`" + twice + "result");
@@ -1164,7 +1165,7 @@ TEST_CASE("rules: layout") {
   refuse_rename("L/t -> K/t", "L/t", "write names of dims only, without axes; `L` keeps its sharding");
   refuse_rename("L +t -> K", "L +t", "write names of dims only; a pending sum stays pending");
   refuse_rename("L -> 2", "L", "a dim cannot be renamed to an integer");
-  refuse_rename("2 -> a", "2 2", "integer dim `2` stands more than once in `2 2`; rename all of them");
+  refuse_rename("2 -> a", "2 2", "integer dim `2` appears more than once in `2 2`; rename all of them");
   refuse_rename("L, B -> K", "L", operand_count("2 operands", "1"));
   refuse_rename("[L] -> K", "L", "brackets belong in the op spec of index_unreduced and scatter_add only");
   legal(rules::rearrange("A B/t -> B/t A", "A B/t"), "B/t A");
@@ -1174,7 +1175,7 @@ TEST_CASE("rules: layout") {
   refuse_rearrange("A B -> A", "A B", "the result must have exactly the dims of the operand");
   refuse_rearrange("A B -> B C", "A B", "dim `C` is not in the operand");
   refuse_rearrange("A B +t -> B A", "A B +t", still_pending("t"));
-  refuse_rearrange("2 2 3 -> 2 3 3", "2 2 3", "integer dim `2` stands twice; `rename` one of the two first (free)");
+  refuse_rearrange("2 2 3 -> 2 3 3", "2 2 3", "integer dim `2` appears twice; `rename` one of the two first (free)");
   refuse_rearrange("A B -> B A", "B A", "the operand already is what the result should be, `B A`; drop the op");
   legal(rules::merge("H/t D -> E/t", "B H/t D"), "B E/t");
   legal(rules::merge("2 2 -> 4", "A 2 2 +d"), "A 4 +d");
@@ -1185,7 +1186,7 @@ TEST_CASE("rules: layout") {
   refuse_merge("H/t D -> E", "H/t D", "`E` must have the axes of the major part `H/t`");
   refuse_merge("H D -> E", "H B D", "the operand `H B D` has no `H D` side by side");
   refuse_merge("H -> E", "H", "write the adjacent dims to merge, and one name: `H/t D -> E/t`");
-  refuse_merge("H D -> B", "B H D", "dim `B` stands twice: rename one of the two");
+  refuse_merge("H D -> B", "B H D", "dim `B` appears twice: rename one of the two");
   refuse_merge("H D -> 4", "H D", "the size of the result is not known here; write a name for it");
   refuse_merge("2 2 -> 5", "2 2", "the product of the sizes `2 2` is not 5");
   refuse_merge("H D +t -> E", "H D +t", "write dims only; a pending sum stays pending");
@@ -1196,7 +1197,7 @@ TEST_CASE("rules: layout") {
   refuse_split("E/t -> H D", "E/t", "`E/t` must have the axes of the major part `H`");
   refuse_split("E -> H", "E", "write the dim to split, and its parts: `E/t -> H/t D`");
   refuse_split("E -> H D", "B", "the operand `B` has no `E`");
-  refuse_split("E -> B D", "B E", "dim `B` stands twice: rename one of the two");
+  refuse_split("E -> B D", "B E", "dim `B` appears twice: rename one of the two");
   refuse_split("E -> 2 D", "A/a B C F G I J K N E", "the result has more than 10 dims");
   refuse_split("4 -> 2 3", "4", "the product of the sizes `2 3` is not 4");
   legal(rules::stack_shards("B/d/e L/s M/t -> P/s/d/e U W M/t", "B/d/e L/s M/t"), "P/s/d/e U W M/t");
@@ -1238,7 +1239,7 @@ TEST_CASE("rules: layout") {
   refuse_broadcast("A B -> B A C", "A B", "the dims of the operand must stand in the same order in the result");
   refuse_broadcast("M +d -> B/d M", "M +d", still_pending("d"));
   refuse_broadcast("M -> M", "M", "the result has no new dim; drop the broadcast");
-  refuse_broadcast("2 -> 2 2", "2", "integer dim `2` stands twice; give the new one a name");
+  refuse_broadcast("2 -> 2 2", "2", "integer dim `2` appears twice; give the new one a name");
   refuse_broadcast("A B -> B C", "A B", "the result lacks dim `A` of the operand");
 }
 
@@ -1260,7 +1261,7 @@ TEST_CASE("rules: reinterpret") {
                           "write axes and what takes their place, `d s -> e`, with commas between several such groups");
   refuse_reinterpret_mesh("d/s -> e", "d s",
                           "mesh `d/s`: write the names of the axes, separated by spaces; sizes come at run time");
-  refuse_reinterpret_mesh("d s -> e, s -> t", "d s", "axis `s` stands in two groups");
+  refuse_reinterpret_mesh("d s -> e, s -> t", "d s", "axis `s` is in two groups");
   refuse_reinterpret_mesh("d x -> e", "d s t", "the mesh `d s t` has no axis `x`");
   refuse_reinterpret_mesh("d t -> e", "d s t",
                           "the axes `d t` do not follow each other in the mesh `d s t`, which numbers its devices in "
@@ -1403,7 +1404,7 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::mesh("d/t"), "mesh `d/t`: write the names of the axes, separated by spaces; sizes come at run time");
   illegal(rules::mesh(""), "mesh `\"\"`: write the names of the axes, separated by spaces; sizes come at run time");
   illegal(rules::mesh("2"), "mesh `2`: write the names of the axes, separated by spaces; sizes come at run time");
-  illegal(rules::mesh("d d"), "mesh `d d`: axis `d` stands twice");
+  illegal(rules::mesh("d d"), "mesh `d d`: axis `d` appears twice");
   illegal(rules::mesh("a b c d e f g"), "mesh `a b c d e f g`: a mesh has at most 6 axes");
   legal(rules::on_mesh("d t", "M/t/d"), "M/t/d");
   illegal(rules::on_mesh("d t", "M/x"), not_on_mesh("M/x", "x", "d t"));
@@ -1503,12 +1504,12 @@ TEST_CASE("rules: pending sums over axes without names") {
   illegal(rules::fetch("A/d +unnamed"),
           "fetch: the sums that are pending in `A/d +unnamed` cannot be taken: " + naming);
   illegal(rules::mesh("d unnamed"),
-          "mesh `d unnamed`: `unnamed` stands for axes without a name; call the axis otherwise");
+          "mesh `d unnamed`: `unnamed` stands for axes without a name; give the axis another name");
 }
 
 TEST_CASE("rules: types") {
   illegal(rules::tensor("B/d L +t +d"),
-          "tensor spec `B/d L +t +d`: axis `d` stands twice: a mesh axis can act once in a tensor");
+          "tensor spec `B/d L +t +d`: axis `d` appears twice: a mesh axis can act once in a tensor");
   legal(rules::tensor(""), "");
   illegal(rules::tensor("[V]"),
           "tensor spec `[V]`: brackets belong in the op spec of index_unreduced and scatter_add only");
@@ -1743,7 +1744,7 @@ TEST_CASE("rules: einsum with a bias") {
          "dim `D` of the bias `D C` is not in the result `A C`; `+` after `einsum_unreduced` broadcasts the product "
          "along it");
   refuse("A B, B C -> A C", "A B", "B C", "C A",
-         "the dims of the result, `A C`, stand in another order in `C A`; `rearrange` one of the operands (a local "
+         "the dims of the result, `A C`, are in another order in `C A`; `rearrange` one of the operands (a local "
          "copy)");
   refuse(
       "A B, B C/t -> A C/t", "A B", "B C/t", "C",
@@ -1917,7 +1918,7 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
   illegal(rules::along("softmax", "B/d M -> B/d M", "B/d M"),
           "softmax<`B/d M -> B/d M`>: this op takes the name of one dim of the operand `B/d M`, not an op spec");
   illegal(rules::along("softmax", "M/t", "B/d M"), "softmax<`M/t`>: name the dim only, without axes: `M`");
-  illegal(rules::mesh("d t d"), "mesh `d t d`: axis `d` stands twice");
+  illegal(rules::mesh("d t d"), "mesh `d t d`: axis `d` appears twice");
   legal(rules::mesh("d dd"), "d dd");
 }
 // ---- laws, over every small spec ----

@@ -483,9 +483,9 @@ TEST_CASE("options: mistakes of the program", "[run]") {
   for (const char* name : {"--x=N", "--an x", "--", "---x"})
     expect_error([&] { Options("p", "").add(name, x, ""); },
                  "Options: '" + std::string(name) +
-                     "' is not the name of an option: write letters, digits, - and _ behind the --");
+                     "' is not the name of an option: write letters, digits, - and _ after the --");
   expect_error([&] { Options("p", "").add("x,--x", x, ""); },
-               "Options: 'x' is not the short name of --x: write one letter behind a -, as in \"-n,--steps\"");
+               "Options: 'x' is not the short name of --x: write one letter after a -, as in \"-n,--steps\"");
   std::string text = "third";
   expect_error([&] { Options("p", "").add("--x", x, "", run::at_least(1)); },
                "Options: the default of --x, 0, is not a whole number of at least 1");

@@ -13,19 +13,19 @@ auto fully_sharded(const Tensor<f32, "B/d L M/t">& x, const Tensor<f32, "M/t/d F
   return einsum<"B/d L M/t, M/t F -> B/d L F/t">(x, gathering<"M/t F">(w));
 }
 
-// expect: a Gathering of `L/t M` is no tensor `L M`: only an einsum takes its shards as they arrive; give it to
+// expect: a Gathering of `L/t M` is not a tensor `L M`: only an einsum takes its shards as they arrive; give it to
 // expect: or gather all of it with `all_gather<..?L/t M -> L M..?>` \(communicates\)
 auto gathering_as_a_tensor(const Tensor<f32, "L/t M">& x) {
   const Tensor<f32, "L M"> y = gathering<over<"t">>(x);
   return y;
 }
 
-// expect: a Gathering of `L/t M` is no tensor `L M`: only an einsum takes its shards as they arrive; give it to
+// expect: a Gathering of `L/t M` is not a tensor `L M`: only an einsum takes its shards as they arrive; give it to
 auto op_of_a_gathering(const Tensor<f32, "L/t M">& x) {
   return relu(gathering<over<"t">>(x));
 }
 
-// expect: a Gathering of `L/t M` is no tensor `L M`: only an einsum takes its shards as they arrive; give it to
+// expect: a Gathering of `L/t M` is not a tensor `L M`: only an einsum takes its shards as they arrive; give it to
 auto bias_of_a_gathering(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M F">& w, const Tensor<f32, "F">& bias) {
   return einsum_bias_gelu<"L M, M F -> L F">(gathering<over<"t">>(x), w, bias);
 }

@@ -176,7 +176,7 @@ auto an_axis_less(const Tensor<f32, "X/d/s F/t">& w, const Mesh<"e">& experts) {
   return reinterpret<"d s -> e">(w, experts);
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto not_awaited(const Tensor<f32, "L/t M">& x) {
   const Tensor<f32, "L M"> y = all_gather_start<"L/t M -> L M">(x);
   return y;
@@ -197,42 +197,42 @@ auto wait_for_a_tensor(const Tensor<f32, "L/t M">& x) {
   return wait(x);
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto op_of_what_is_in_flight(const Tensor<f32, "L/t M">& x) {
   return tanh(all_gather_start<"L/t M -> L M">(x));
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto sum_with_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "L M">& y) {
   return y + all_gather_start<"L/t M -> L M">(x);
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto product_of_what_is_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M K">& w) {
   return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), w);
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto sum_of_two_in_flight(const Tensor<f32, "L/t M">& x) {
   return all_gather_start<"L/t M -> L M">(x) + all_gather_start<"L/t M -> L M">(x);
 }
 
-// expect: an InFlight from `L/t M` to `L M` is no tensor `L M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `L/t M` to `L M` is not a tensor `L M`: its collective may still run; give it to `wait`
 auto product_of_two_in_flight(const Tensor<f32, "L/t M">& x, const Tensor<f32, "M/t K">& w) {
   return einsum_unreduced<"L M, M K -> L K">(all_gather_start<"L/t M -> L M">(x), all_gather_start<"M/t K -> M K">(w));
 }
 
-// expect: an InFlight from `M/t` to `M` is no tensor `M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `M/t` to `M` is not a tensor `M`: its collective may still run; give it to `wait`
 auto norm_with_a_scale_in_flight(const Tensor<f32, "B M">& x, const Tensor<f32, "M/t">& scale) {
   return rms_norm<"M">(x, all_gather_start<"M/t -> M">(scale), 1e-5);
 }
 
-// expect: an InFlight from `B M/t` to `B M` is no tensor `B M`: its collective may still run; give it to `wait`
+// expect: an InFlight from `B M/t` to `B M` is not a tensor `B M`: its collective may still run; give it to `wait`
 auto norm_of_what_is_in_flight(const Tensor<f32, "B M/t">& x, const Tensor<f32, "M">& scale) {
   return layer_norm<"M">(all_gather_start<"B M/t -> B M">(x), scale, scale);
 }
 
-// expect: an InFlight from `M/t F` to `M F` is no tensor `M F`: its collective may still run; give it to `wait`
+// expect: an InFlight from `M/t F` to `M F` is not a tensor `M F`: its collective may still run; give it to `wait`
 auto bias_of_what_is_in_flight(const Tensor<f32, "B M">& x, const Tensor<f32, "M/t F">& w, const Tensor<f32, "F">& bias) {
   return einsum_bias<"B M, M F -> B F">(x, all_gather_start<"M/t F -> M F">(w), bias);
 }

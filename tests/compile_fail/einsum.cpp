@@ -86,7 +86,7 @@ auto lookup_not_spelled(const Tensor<f32, "V/t M">& table, const Tensor<u32, "B/
   return index_unreduced<"[V/t] M, B/d L -> B/d L M">(table, ids);
 }
 
-// expect: no dim of the table stands in brackets: write `\[V/t\] M` for a lookup along V
+// expect: no dim of the table is in brackets: write `\[V/t\] M` for a lookup along V
 auto no_brackets(const Tensor<f32, "V/t M">& table, const Tensor<u32, "B/d L">& ids) {
   return index_unreduced<"V/t M, B/d L -> B/d L M +t">(table, ids);
 }
@@ -97,7 +97,7 @@ auto own_rows_only(const Tensor<f32, "V/t M">& table, const Tensor<u32, "L/t">& 
 }
 
 // an embedding at rest, FSDP's, of tokens whose batch is over the same axis
-// expect: axis `d` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `V/d` and
+// expect: axis `d` appears twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `V/d` and
 // expect: `B/d` are both sharded over d \(communicates\)
 auto embedding_at_rest(const Tensor<f32, "V/d M">& table, const Tensor<u32, "B/d L">& ids) {
   return index_unreduced<"[V/d] M, B/d L -> B/d L M +d">(table, ids);
@@ -119,7 +119,7 @@ auto nothing_to_sum(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M F">& w) 
   return einsum<"B/d M, M F -> B/d F">(x, w);
 }
 
-// expect: axis `s` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `L/s` and
+// expect: axis `s` appears twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `L/s` and
 // expect: or keep both sharded: `split<"?..?L/s -> R/s C..?"?>` names the block of each device \(free\), and `shift` moves
 auto two_sharded_lengths(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B K/s H D">& k) {
   return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K/s">(q, k);

@@ -87,7 +87,7 @@ auto add_two_dtypes(const Tensor<f32, "A">& a, const Tensor<bf16, "A">& b) {
   return a + b;
 }
 
-// expect: - of `A B` and `B A`: the dims of the result, `A B`, stand in another order in `B A`; `rearrange` one
+// expect: - of `A B` and `B A`: the dims of the result, `A B`, are in another order in `B A`; `rearrange` one
 auto subtract_transposed(const Tensor<f32, "A B">& a, const Tensor<f32, "B A">& b) {
   return a - b;
 }
@@ -238,7 +238,7 @@ auto loss_of_real_targets(const Tensor<f32, "B/d M">& x, const Tensor<f32, "V/t 
   return linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(x, table, targets);
 }
 
-// expect: split<`Y -> Y P`>: dim `Y` stands on both sides, with two sizes, and a name has one size; write another name for the part
+// expect: split<`Y -> Y P`>: dim `Y` is on both sides, with two sizes, and a name has one size; write another name for the part
 auto part_named_as_whole(const Tensor<f32, "Y">& x) {
   return split<"Y -> Y P">(x, {{"P", 4}});
 }

@@ -164,7 +164,7 @@ double norm_without_a_mesh(const Weights& grads) {
   return global_norm(grads);
 }
 
-// expect: fetch: the leaf `bf16\[M\]` is no array of f32, and all arrays of a tree have one dtype; if all leaves are bf16,
+// expect: fetch: the leaf `bf16\[M\]` is not an array of f32, and all arrays of a tree have one dtype; if all leaves are bf16,
 // expect: write `fetch<bf16>\(tree\)`, else `fetch` each leaf
 struct TwoDtypes {
   Tensor<f32, "M"> a;
@@ -323,7 +323,7 @@ auto product_without_a_mesh(const Weights& w, const Weights& v, const Tensor<f32
   return hessian_vector_product(loss_of, w, v, x);
 }
 
-// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+// expect: launch: the mesh is not a list of axes with their sizes; write launch\(
 void mesh_as_a_text() {
   launch("d=2", [](const DevicePtr&) {});
 }
@@ -333,12 +333,12 @@ void body_without_a_device() {
   launch({{"d", 2}}, [] {});
 }
 
-// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+// expect: launch: the mesh is not a list of axes with their sizes; write launch\(
 void one_axis_without_the_list() {
   launch({"d", 2}, [](const DevicePtr&) {});
 }
 
-// expect: launch: the mesh is no list of axes with their sizes; write launch\(
+// expect: launch: the mesh is not a list of axes with their sizes; write launch\(
 void launched_on_a_mesh(const Data& mesh) {
   launch(mesh, [](const DevicePtr&) {});
 }

@@ -62,7 +62,7 @@ Weights wrong_field(const Tensor<f32, "M/t">& scale) {
 // expect: tensor spec `M//d`: in `M//d`: `..?..?` is not an axis name \(letters, digits, _\)
 using NoAxis = decltype(Tensor<f32, "M//d">());
 
-// expect: tensor spec `A/t B/t`: axis `t` stands twice: a mesh axis can act once in a tensor
+// expect: tensor spec `A/t B/t`: axis `t` appears twice: a mesh axis can act once in a tensor
 using AxisTwice = decltype(Tensor<f32, "A/t B/t">());
 
 // expect: tensor spec `batch, in`: `batch,` is not a dim: write a name, `name/axis`, an integer or `\+axis`, separated
@@ -89,7 +89,7 @@ auto zero_summands(const Mesh<"d t">& mesh) {
   return zeros<f32, "M +t">(mesh, {{"M", 8}});
 }
 
-// expect: mesh `d d`: axis `d` stands twice
+// expect: mesh `d d`: axis `d` appears twice
 using AxisTwiceInMesh = decltype(Mesh<"d d">());
 
 // expect: the field `n` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere

@@ -63,7 +63,7 @@ template <class M, class F>
 requires(!std::is_convertible_v<const M&, std::vector<AxisSize>>) void launch(const M& /*mesh*/, const F& /*body*/,
                                                                               const LaunchOptions& /*options*/ = {}) {
   static_assert(sizeof(M) == 0,
-                "launch: the mesh is no list of axes with their sizes; write launch({{\"d\", 4}}, body), or "
+                "launch: the mesh is not a list of axes with their sizes; write launch({{\"d\", 4}}, body), or "
                 "launch(parse_mesh(\"d=4\"), body)");
 }
 /// The same for one axis without the braces of a list. A template is never preferred to the right form.

@@ -66,7 +66,7 @@ constexpr EinsumPlan plan_einsum(std::span<const int> lhs, std::span<const int> 
     if (find(lhs, id) < 0) add(id);
   }
   for (const int id : out) {
-    if (find(lhs, id) < 0 && find(rhs, id) < 0) throw Error("einsum: a result index stands in neither operand");
+    if (find(lhs, id) < 0 && find(rhs, id) < 0) throw Error("einsum: a result index is in neither operand");
   }
   return plan;
 }

@@ -73,7 +73,7 @@ constexpr Verdict attention(std::string_view length, std::string_view width, std
   for (int i = 0; i < q.rank(); ++i)
     for (int j = 0; j < i; ++j)
       if (q.dims[i].name == q.dims[j].name)
-        return fail("integer dim " + quoted(q.dims[i].name) + " stands twice; `rename` it first (free)");
+        return fail("integer dim " + quoted(q.dims[i].name) + " appears twice; `rename` it first (free)");
   if (const Text why = beside_queries("the keys", k, q, length); !why.empty()) return fail(why);
   if (!k.has(width))
     return fail("the keys " + quoted(keys) + " have no dim " + quoted(width) + ", over which products are summed");

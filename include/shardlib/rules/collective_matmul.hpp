@@ -45,7 +45,7 @@ constexpr Verdict gathering(std::string_view op, const TensorSpec& x) {
 
 /// Reports a Gathering that is declared as a tensor.
 constexpr Verdict not_gathered(const TensorSpec& shard, const TensorSpec& whole, const TensorSpec& declared) {
-  return {declared, "a Gathering of " + quoted(shard) + " is no tensor " + quoted(declared) +
+  return {declared, "a Gathering of " + quoted(shard) + " is not a tensor " + quoted(declared) +
                         ": only an einsum takes its shards as they arrive; give it to `einsum_unreduced` or `einsum`, "
                         "or gather all of it with " +
                         suggestion("all_gather", shard, whole) + " (communicates)"};

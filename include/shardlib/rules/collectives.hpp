@@ -203,7 +203,7 @@ constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
 
 /// Reports an InFlight that is declared as a tensor.
 constexpr Verdict not_awaited(const TensorSpec& from, const TensorSpec& to, const TensorSpec& declared) {
-  return {declared, "an InFlight from " + quoted(from) + " to " + quoted(to) + " is no tensor " + quoted(declared) +
+  return {declared, "an InFlight from " + quoted(from) + " to " + quoted(to) + " is not a tensor " + quoted(declared) +
                         ": its collective may still run; give it to `wait`, as in `wait(std::move(coming))`"};
 }
 

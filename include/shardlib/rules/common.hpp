@@ -347,13 +347,13 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
   }
   if (at != out.rank())
     return "dim " + quoted(to_string(out.dims[at])) +
-           (in.has(out.dims[at].name) ? " of the result stands in another order than in the operand"
+           (in.has(out.dims[at].name) ? " of the result is in another order than in the operand"
                                       : " of the result is not a dim of the operand");
   if (removed.empty()) return "the result has every dim of the operand, so there is nothing to reduce";
   for (const Dim& dim : removed)
     if (dim.is_integer() && out.has(dim.name))
-      return "integer dim " + quoted(dim.name) + " stands twice, and which one goes is not said; name one first, " +
-             quoted("rename<\"" + Text(dim.name) + " " + dim.name + " -> name1 name2\">");
+      return "integer dim " + quoted(dim.name) +
+             " appears twice, and the op spec does not say which one to reduce; name one first, " + quoted("rename<\"" + Text(dim.name) + " " + dim.name + " -> name1 name2\">");
   return {};
 }
 

@@ -143,7 +143,7 @@ constexpr Verdict backward_sum_dtype(bool is_named, DType x, DType sum) {
 constexpr Verdict fetched_leaf(DType arrays, DType leaf, const TensorSpec& x) {
   if (leaf == arrays) return {};
   return {{},
-          Text("fetch: the leaf ") + quoted(Text(name(leaf)) + "[" + x + "]") + " is no array of " + name(arrays) +
+          Text("fetch: the leaf ") + quoted(Text(name(leaf)) + "[" + x + "]") + " is not an array of " + name(arrays) +
               ", and all arrays of a tree have one dtype; if all leaves are " + name(leaf) + ", write `fetch<" +
               name(leaf) + ">(tree)`, else `fetch` each leaf, as in `for_each_leaf`"};
 }

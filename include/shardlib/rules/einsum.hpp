@@ -158,7 +158,7 @@ constexpr Text integer_dims(const OpParts& op) {
 
 /// Whether the op spec is wrong as dims of two operands are sharded over one axis, which the result would name twice.
 constexpr bool names_axis_twice(const OpCall& call) {
-  return detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos;
+  return detail::find(call.op.error.view(), "appears twice: a mesh axis") != detail::npos;
 }
 /// The dim of x that is sharded over the axis, or null if none is, or the one of this name.
 constexpr const Dim* other_dim_over(const TensorSpec& x, std::string_view axis, std::string_view name) {

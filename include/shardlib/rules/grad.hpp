@@ -39,14 +39,14 @@ constexpr Verdict mesh(std::string_view axes) {
     for (std::size_t at = end; !axis.empty() && at + axis.size() < axes.size(); ++at)
       if (axes[at] == ' ' && axes.substr(at + 1, axis.size()) == axis &&
           (at + 1 + axis.size() == axes.size() || axes[at + 1 + axis.size()] == ' '))
-        return {{}, "mesh " + quoted(axes) + ": axis " + quoted(axis) + " stands twice"};
+        return {{}, "mesh " + quoted(axes) + ": axis " + quoted(axis) + " appears twice"};
     from = end + 1;
   }
   if (!parsed.error.empty()) return {{}, "mesh " + quoted(axes) + ": " + parsed.error};
   if (!are_names(parsed.spec))
     return {{}, "mesh " + quoted(axes) + ": write the names of the axes, separated by spaces; sizes come at run time"};
   if (parsed.spec.has(unnamed_axes))
-    return {{}, "mesh " + quoted(axes) + ": `unnamed` stands for axes without a name; call the axis otherwise"};
+    return {{}, "mesh " + quoted(axes) + ": `unnamed` stands for axes without a name; give the axis another name"};
   if (parsed.spec.rank() > max_axes)
     return {{}, "mesh " + quoted(axes) + ": a mesh has at most " + number(max_axes) + " axes"};
   return {parsed.spec, {}};

@@ -91,7 +91,7 @@ constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Op
     for (const Dim& dim : i == 0 ? parts.out.dims : parts.in[i].dims)
       if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
   if (brackets.empty())
-    return call.fail("no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
+    return call.fail("no dim of the table is in brackets: write `[V/t] M` for a lookup along V");
   if (const Text why = count_brackets(brackets.size(), indices.size(), "[V] [W] M, B, B -> B M"); !why.empty())
     return call.fail(why);
   if (const Text why = check_operand(table, parts.in[0], "the table"); !why.empty()) return call.fail(why);
@@ -122,7 +122,7 @@ constexpr Verdict add_rows(std::string_view op, const TensorSpec& rows, const Op
   for (const TensorSpec& spec : parts.in)
     for (const Dim& dim : spec.dims)
       if (dim.bracketed) return {{}, call.title + ": brackets belong to the result"};
-  if (brackets.empty()) return call.fail("no dim of the result stands in brackets: write `[V] M` to add rows along V");
+  if (brackets.empty()) return call.fail("no dim of the result is in brackets: write `[V] M` to add rows along V");
   if (const Text why = count_brackets(brackets.size(), indices.size(), "B M, B, B -> [V] [W] M"); !why.empty())
     return call.fail(why);
   if (const Text why = check_operand(rows, parts.in[0], "the tensor of rows"); !why.empty()) return call.fail(why);

@@ -222,7 +222,7 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
     if (at < 0) return fail("the operand " + quoted(x) + " has no dim " + quoted(name));
     for (int j = i + 1; j < from.rank(); ++j) skip += from.dims[j].name == name;
     if (there != skip + 1)
-      return fail("integer dim " + quoted(name) + " stands more than once in " + quoted(x) + "; rename all of them");
+      return fail("integer dim " + quoted(name) + " appears more than once in " + quoted(x) + "; rename all of them");
     if (to.dims[i].is_integer()) return fail("a dim cannot be renamed to an integer");
     out.dims[at].name = to.dims[i].name;
     out.dims[at].integer = -1;
@@ -242,7 +242,7 @@ constexpr Verdict rearrange(std::string_view op, const TensorSpec& x) {
   for (int i = 0; i < in.rank(); ++i)
     if (in.find(in.dims[i].name) != i)
       return call.fail("integer dim " + quoted(in.dims[i].name) +
-                       " stands twice; `rename` one of the two first (free)");
+                       " appears twice; `rename` one of the two first (free)");
   for (const Dim& dim : out.dims) {
     const int at = in.find(dim.name);
     if (at < 0) return call.fail("dim " + quoted(dim.name) + " is not in the operand");
@@ -274,7 +274,7 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
   for (const Dim& dim : many.dims)
     if (!dim.is_integer() && dim.name == one.dims[0].name)
       return fail("dim " + quoted(dim.name) +
-                  " stands on both sides, with two sizes, and a name has one size; write another name for the " +
+                  " is on both sides, with two sizes, and a name has one size; write another name for the " +
                   (merging ? "result" : "part"));
   if (!(many.dims[0].axes == one.dims[0].axes))
     return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +
@@ -388,7 +388,7 @@ constexpr Verdict broadcast(std::string_view op, const TensorSpec& x) {
   }
   for (int i = 0; i < out.rank(); ++i)
     if (out.find(out.dims[i].name) != i)
-      return call.fail("integer dim " + quoted(out.dims[i].name) + " stands twice; give the new one a name");
+      return call.fail("integer dim " + quoted(out.dims[i].name) + " appears twice; give the new one a name");
   if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
   if (in.rank() == out.rank()) return call.fail("the result has no new dim; drop the broadcast");
   return call.accept();

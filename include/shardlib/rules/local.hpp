@@ -51,7 +51,7 @@ constexpr Text broadcast(const Operands& in, TensorSpec& out) {
         at = out.rank() - 1;
       }
       if (at < last)
-        return "the dims of the result, " + quoted(to_string(out)) + ", stand in another order in " +
+        return "the dims of the result, " + quoted(to_string(out)) + ", are in another order in " +
                quoted(to_string(x)) + "; `rearrange` one of the operands (a local copy)";
       last = at;
     }
@@ -122,7 +122,7 @@ constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
     return "the operand " + quoted(to_string(x)) + " has no dim " + quoted(dim);
   }
   for (int i = at + 1; i < x.rank(); ++i)
-    if (x.dims[i].name == dim) return "integer dim " + quoted(dim) + " stands twice; `rename` it first (free)";
+    if (x.dims[i].name == dim) return "integer dim " + quoted(dim) + " appears twice; `rename` it first (free)";
   if (x.dims[at].axes.empty()) return {};
   TensorSpec gathered = x;
   gathered.dims[at].axes = {};

@@ -42,7 +42,7 @@ constexpr AxisMap parse_axis_map(std::string_view text) {
     map.groups.push_back({mesh_axes(left.result), mesh_axes(right.result)});
     const auto twice = [&](const Axes& some, Axes& all) {
       for (auto axis : some) {
-        if (all.contains(axis)) map.error = "axis " + quoted(axis) + " stands in two groups";
+        if (all.contains(axis)) map.error = "axis " + quoted(axis) + " is in two groups";
         if (!all.full()) all.push_back(axis);
       }
       return !map.error.empty();

@@ -117,7 +117,7 @@ constexpr bool is_name(std::string_view s) {
 constexpr Text add_axis(const TensorSpec& so_far, const Axes& current, std::string_view axis, std::string_view token) {
   if (!is_name(axis)) return "in " + quoted(token) + ": " + quoted(axis) + " is not an axis name (letters, digits, _)";
   if (so_far.placement(axis).kind != Placement::replicated || current.contains(axis))
-    return "axis " + quoted(axis) + " stands twice: a mesh axis can act once in a tensor";
+    return "axis " + quoted(axis) + " appears twice: a mesh axis can act once in a tensor";
   int axes = current.size() + so_far.partial.size();
   for (const Dim& dim : so_far.dims) axes += dim.axes.size();
   if (axes == max_axes) return "axis " + quoted(axis) + " is one too many: a spec has at most " + number(max_axes);
@@ -145,7 +145,7 @@ constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
   } else {
     if (!is_name(dim.name))
       return quoted(token) + " is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces";
-    if (spec.has(dim.name)) return "dim " + quoted(dim.name) + " stands twice: rename one of the two";
+    if (spec.has(dim.name)) return "dim " + quoted(dim.name) + " appears twice: rename one of the two";
   }
   while (!dim.is_integer() && find(rest, "/") != npos) {
     rest = rest.substr(find(rest, "/") + 1);
@@ -153,7 +153,7 @@ constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
     if (auto error = add_axis(spec, dim.axes, axis, token); !error.empty()) return error;
     dim.axes.push_back(axis);
   }
-  if (!spec.partial.empty()) return "dim " + quoted(token) + " stands after a `+axis`: dims come first";
+  if (!spec.partial.empty()) return "dim " + quoted(token) + " comes after a `+axis`: dims come first";
   if (spec.dims.full()) return "dim " + quoted(token) + " is one too many: a spec has at most " + number(max_dims);
   spec.dims.push_back(dim);
   return "";

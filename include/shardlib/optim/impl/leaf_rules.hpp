@@ -35,7 +35,7 @@ SHARDLIB_INLINE void require_match(const std::string& giver, std::string_view pa
   for (std::size_t i = 0; i < names.size() && i < most; ++i) list += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > most) list += " and " + std::to_string(names.size() - most) + " more";
   throw UsageError(giver + " '" + std::string(pattern) +
-                   "' is the name of no leaf; write a name in which a * stands for any text, or leave the pattern out: "
+                   "' matches no leaf; write a name in which a * stands for any text, or leave the pattern out: "
                    "the leaves are " +
                    list);
 }

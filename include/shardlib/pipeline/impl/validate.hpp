@@ -62,7 +62,7 @@ class Validation {
                          " is there: the weights of "
                          "stage " +
                          std::to_string(stage) + " would lack the gradients of microbatch " +
-                         std::to_string(microbatch) + "; add it behind");
+                         std::to_string(microbatch) + "; add it after that task");
       }
     }
   }

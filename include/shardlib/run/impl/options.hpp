@@ -25,10 +25,10 @@ inline void require_name(const std::string& name, const std::string& short_name)
            std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; });
   };
   if (!is_name(std::string_view(name).substr(2)))
-    throw Error("Options: '" + name + "' is not the name of an option: write letters, digits, - and _ behind the --");
+    throw Error("Options: '" + name + "' is not the name of an option: write letters, digits, - and _ after the --");
   if (!short_name.empty() && (short_name.size() != 2 || short_name[0] != '-' || !is_name(short_name.substr(1))))
     throw Error("Options: '" + short_name + "' is not the short name of " + name +
-                ": write one letter behind a -, as in \"-n,--steps\"");
+                ": write one letter after a -, as in \"-n,--steps\"");
 }
 }  // namespace detail
 

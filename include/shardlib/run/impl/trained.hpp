@@ -61,7 +61,7 @@ SHARDLIB_INLINE void check_groups(const ParameterGroups& groups, const std::vect
     for (const std::string& text : texts) {
       const detail::GroupText group(text);
       if (group.factor < 0)
-        throw UsageError(fmt::format("{} '{}' has no factor of at least 0 behind its pattern; write it as in '{}=0.1'",
+        throw UsageError(fmt::format("{} '{}' has no factor of at least 0 after its pattern; write it as in '{}=0.1'",
                                      option, text, group.pattern));
       shardlib::detail::require_match(option, group.pattern, leaves);
     }

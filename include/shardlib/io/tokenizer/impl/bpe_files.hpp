@@ -164,7 +164,7 @@ inline TokenizerFiles find_tokenizer(const std::string& path) {
   if (!fs::is_directory(path, error)) {
     if (file_exists(path) && !path.ends_with(".json") && !path.ends_with(".tiktoken"))
       throw UsageError("'" + path +
-                       "' is no tokenizer by its name: give a file that ends in .json or .tiktoken, or a folder");
+                       "' is not the name of a tokenizer: give a file that ends in .json or .tiktoken, or a folder");
     if (!file_exists(path))
       throw UsageError(
           "no tokenizer '" + path +

@@ -169,7 +169,7 @@ inline void read_spellings(const JsonPlace& file, TokenizerParts& parts) {
         step.at("type").refuse("ByteLevel, as the pre_tokenizer ends with it");
       return;
     }
-    if (fused && type != "Strip") step.refuse("only Strip behind Fuse");
+    if (fused && type != "Strip") step.refuse("only Strip after Fuse");
     if (type == "Replace") {
       step.only({"type", "pattern", "content"});
       parts.spellings.push_back({Spelling::replace, text_pattern(step.at("pattern")), step.at("content").text()});
