@@ -215,7 +215,7 @@ TEST_CASE("an op of one's own: an operand that is differentiated has a VJP", "[c
     });
     expect(extra.find("squared at ") == 0 &&
                extra.find(": the op has more VJPs of `M` than operands that are this tensor, 1, so its gradient would "
-                          "count a use that is none; give each operand one `custom::vjp` (") != std::string::npos,
+                          "count a use twice; give each operand one `custom::vjp` (") != std::string::npos,
            extra);
     // No gradient is wanted, or there is none: a stopped operand, a constant, an integer result.
     const auto stopped = gradient([&](const Weights& v) {

@@ -92,7 +92,7 @@ class Chat {
   }
   if (places.size() != 1)
     throw UsageError("--turns '" + std::string(text) + "' has {} " + std::to_string(places.size()) +
-                     " times: write it once, where the message stands, as in 'User: {}\\nAssistant:'");
+                     " times: write it once, in the place of the message, as in 'User: {}\\nAssistant:'");
   return {plain.substr(0, places[0]), plain.substr(places[0])};
 }
 

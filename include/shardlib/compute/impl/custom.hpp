@@ -38,7 +38,7 @@ SHARDLIB_INLINE void require_vjps(const OpInfo& op, std::span<const ValuePtr> op
     if (std::ranges::count_if(differentiated, [&](const ValuePtr* other) { return same(*other); }) > uses)
       throw Error(op.describe() + ": the op has more VJPs of `" + std::string(to_string(*x.spec).view()) +
                   "` than operands that are this tensor, " + std::to_string(uses) +
-                  ", so its gradient would count a use that is none; give each operand one `custom::vjp` (" +
+                  ", so its gradient would count a use twice; give each operand one `custom::vjp` (" +
                   x.device->describe() + ")");
   }
 }

@@ -224,7 +224,7 @@ void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids
   }
   for (const int id : out_ids) {
     const auto at = std::find(in_ids.begin(), in_ids.end(), id);
-    if (at == in_ids.end()) throw Error("einsum: a result index does not stand in the operand");
+    if (at == in_ids.end()) throw Error("einsum: a result index is not in the operand");
     wanted.push(at - in_ids.begin());
   }
   detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
