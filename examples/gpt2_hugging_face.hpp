@@ -59,7 +59,8 @@ inline void must_be_gpt2(const Options& o) {
                     o.load.empty() ? "--export" : "--load", wrong));
 }
 
-// --load of a folder: gives the options the values of config.json, and refuses what this model does not compute exactly.
+// --load of a folder: gives the options the values of config.json, and refuses what this model does not compute
+// exactly.
 inline void read_config(run::Options& options, Options& o) {
   if (o.load.empty()) return;
   run::require_other_folder(o.save, o.load);
@@ -137,8 +138,8 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
       run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
 }
 
-// --export. The weights come from the run's checkpoint. Averages and merged adapters are in no checkpoint, so they are first
-// saved in a temporary one below the exported folder.
+// --export. The weights come from the run's checkpoint. Averages and merged adapters are in no checkpoint, so they are
+// first saved in a temporary one below the exported folder.
 inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters,
                          const std::string& config) {
   Device& device = *s.mesh.device();

@@ -7,8 +7,8 @@
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //   gpt_fsdp --preset 84m --data c4.zarr --tokenizer tokenizer.tiktoken --run runs/84m
 //
-// gpt_fsdp.hpp and gpt_model.hpp are the whole training step; gpt_setup.hpp has the model's options and initial weights.
-// Data, checkpoints and reports are the library's (run/training.hpp).
+// gpt_fsdp.hpp and gpt_model.hpp are the whole training step; gpt_setup.hpp has the model's options and initial
+// weights. Data, checkpoints and reports are the library's (run/training.hpp).
 #include "gpt_fsdp.hpp"
 #include "gpt_presets.hpp"
 

@@ -8,8 +8,8 @@
 //   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
-// gpt_stages.hpp and tutorial_stages.hpp have the stages. A run's checkpoints hold the whole model, so every other layout
-// can resume from them, and for the GPT also gpt_fsdp.
+// gpt_stages.hpp and tutorial_stages.hpp have the stages. A run's checkpoints hold the whole model, so every other
+// layout can resume from them, and for the GPT also gpt_fsdp.
 #include <fmt/format.h>
 
 #include <shardlib/io/agree.hpp>
@@ -160,8 +160,8 @@ class Gpt : Layout<"p r d s t"> {
   }
 };
 
-// The whole GPT, fully sharded over all devices, from which samples are drawn as gpt_fsdp draws them. The weights are moved
-// there in memory before the first token after a step, and freed at the next step.
+// The whole GPT, fully sharded over all devices, from which samples are drawn as gpt_fsdp draws them. The weights are
+// moved there in memory before the first token after a step, and freed at the next step.
 template <dtype C>
 class WholeGpt {
  public:

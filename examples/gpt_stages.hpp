@@ -81,8 +81,8 @@ inline std::string name_in_model(const std::string& name, const std::vector<int>
   return name.find("unembed") != std::string::npos ? name : name.substr(0, name.size() - 2);  // "embed/0" is "embed"
 }
 
-// The ranks that hold a leaf outside of the layers. A tied embedding is on the ranks of the first and the last stage. Both
-// get the sum of its gradients, and make the same update.
+// The ranks that hold a leaf outside of the layers. A tied embedding is on the ranks of the first and the last stage.
+// Both get the sum of its gradients, and make the same update.
 inline std::vector<int> owners(const pipeline::Schedule& schedule, bool tied, std::string_view leaf) {
   const int last = schedule.num_stages() - 1;
   if (!leaf.starts_with("embed")) return pipeline::ranks_of(schedule, {last});

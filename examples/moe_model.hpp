@@ -197,8 +197,8 @@ auto dropless(const Tokens<C>& x, const Routing& r, const Experts<C>& w) -> Sum 
       cast<f32>(split<"A/s/d/e -> P/s/d/e R">(back, {{"P", places}})) * r.weight, r.token, {{"T", x.size("T")}});
 }
 
-// An expert has C slots for each place. Rows that find no slot are dropped: their tokens continue without this expert. Empty
-// slots are sent, too.
+// An expert has C slots for each place. Rows that find no slot are dropped: their tokens continue without this expert.
+// Empty slots are sent, too.
 template <dtype C>
 auto with_capacity(const Tokens<C>& x, const Routing& r, const Experts<C>& w, const ModelConfig& config) -> Sum {
   const MoeMesh mesh(x.device());
@@ -276,7 +276,8 @@ auto shared_expert(const Hidden<C>& x, const SharedOf<C, Whole>& w) -> Residual 
 }
 
 template <dtype C, bool Whole>
-auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const ModelConfig& config) -> std::pair<Residual, Routed> {
+auto feed_forward(const Hidden<C>& x, const LayerOf<C, Whole>& w, const ModelConfig& config)
+    -> std::pair<Residual, Routed> {
   const auto shards = stack_shards<"B/d/e L/s M -> P/s/d/e U W M">(x);
   const auto tokens = merge<"U W -> T">(shards);
   const Routed routed = route(tokens, gathered<"M X">(w.router), config);

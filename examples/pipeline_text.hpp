@@ -83,8 +83,8 @@ inline std::string schedule_text(const pipeline::Schedule& schedule, const pipel
   return text;
 }
 
-// A table of the arrays of a rank. An array that all layers have is one row. `held` has the layers' numbers in the model,
-// and `name_in_model` renames the other leaves.
+// A table of the arrays of a rank. An array that all layers have is one row. `held` has the layers' numbers in the
+// model, and `name_in_model` renames the other leaves.
 template <class Weights>
 std::string weights_text(const Weights& weights, const std::vector<int>& held, const io::Rename& name_in_model) {
   struct Row {
@@ -120,7 +120,8 @@ std::string weights_text(const Weights& weights, const std::vector<int>& held, c
   return text;
 }
 
-// What the rank holds at rest: a table of the weights, and the bytes of other arrays, most of which have their sharding.
+// What the rank holds at rest: a table of the weights, and the bytes of other arrays, most of which have their
+// sharding.
 template <class W, class C>
 std::string placement_text(const pipeline::Schedule& schedule, int rank, const std::vector<int>& held,
                            const io::Rename& name_in_model, const run::Trained<W, C>& trained) {

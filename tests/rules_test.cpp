@@ -652,10 +652,9 @@ TEST_CASE("rules: sum and mean") {
   refuse("A B -> C", "A B", "dim `C` of the result is not a dim of the operand");
   refuse("A B C -> C A", "A B C", "dim `A` of the result is in another order than in the operand");
   refuse("A/t B -> A", "A/t B", "kept dim `A/t` must stand unchanged in the result, not as `A`");
-  refuse(
-      "2 2 A -> 2 A", "2 2 A",
-      "integer dim `2` appears twice, and the op spec does not say which one to reduce; name one first, "
-      "`rename<\"2 2 -> name1 name2\">`");
+  refuse("2 2 A -> 2 A", "2 2 A",
+         "integer dim `2` appears twice, and the op spec does not say which one to reduce; name one first, "
+         "`rename<\"2 2 -> name1 name2\">`");
   illegal(rules::mean("A/t B -> B", "A/t B"),
           "mean<`A/t B -> B`>: " + left_partial("t", "summing over `A/t` sees only the shard of this device"));
 }
@@ -1150,8 +1149,7 @@ TEST_CASE("rules: layout") {
   legal(rules::transpose2("A", "C", "A B/t C/d"), "C/d B/t A");
   illegal(rules::transpose2("A", "X", "A B"), "transpose<`A`, `X`>: the operand `A B` has no dim `X`");
   illegal(rules::transpose2("A", "A", "A B"), "transpose<`A`, `A`>: write two dims");
-  const std::string twice =
-      " is on both sides, with two sizes, and a name has one size; write another name for the ";
+  const std::string twice = " is on both sides, with two sizes, and a name has one size; write another name for the ";
   illegal(rules::split("Y -> Y P", "Y"), "split<`Y -> Y P`>: dim `Y`" + twice + "part");
   illegal(rules::split("Y/t -> P/t Y", "Y/t"), "split<`Y/t -> P/t Y`>: dim `Y`" + twice + "part");
   illegal(rules::merge("A B -> A", "A B"), "merge<`A B -> A`>: dim `A`" + twice + "result");

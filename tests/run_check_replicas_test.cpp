@@ -97,7 +97,8 @@ TEST_CASE("training: --check-replicas names the first step that shows a differen
       };
       const std::string said = error_of([&] { run::train(mesh.device(), training, run::Data{}, "", program); });
       if (every == 0) return expect(said == "no error" && done == 6, said);
-      const std::string alike = every == 1 ? " (after step 2 no device differed)" : " (after step 1 no device differed)";
+      const std::string alike =
+          every == 1 ? " (after step 2 no device differed)" : " (after step 1 no device differed)";
       expect(said == "check_replicas after step 3" + alike +
                          ": the leaf `w` of spec `M/d` is replicated over t, but device 0 holds one value, device 1 "
                          "another" +

@@ -2,7 +2,7 @@
 //
 //   shardlib-report runs/first                        writes runs/first/report.html
 //   shardlib-report runs/first runs/second -o cmp.html
-//   shardlib-report runs/first runs/second -o cmp.html --follow 30    again every 30 seconds, while a run is in progress
+//   shardlib-report runs/first runs/second -o cmp.html --follow 30    again every 30 s, while a run is in progress
 //   shardlib-report runs/first --csv first.csv        writes the numbers as a table instead
 #include <shardlib/io/file.hpp>
 #include <shardlib/run/options.hpp>

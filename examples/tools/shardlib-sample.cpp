@@ -62,7 +62,8 @@ Command command_of(const std::string& run) {
                   path, why, run, run));
 }
 
-// The path of --load in the command of a run of adapters, whose checkpoints do not hold these weights. Empty for other runs.
+// The path of --load in the command of a run of adapters, whose checkpoints do not hold these weights. Empty for other
+// runs.
 std::string base_weights(const Command& command, const std::string& config) {
   const auto entries = run::config_entries_of_file(config);
   if (std::ranges::none_of(entries, [](const auto& e) { return e.key.ends_with("lora") && e.value != "0"; })) return {};
@@ -91,8 +92,9 @@ std::string found(const fs::path& program) {
                   program.string()));
 }
 
-// The path of a file with those settings of a run of gpt_pipeline that gpt_fsdp knows, because gpt_fsdp samples its GPT, also
-// on one device. gpt_fsdp replaces this process and reads the file, which has no name and is gone when gpt_fsdp ends.
+// The path of a file with those settings of a run of gpt_pipeline that gpt_fsdp knows, because gpt_fsdp samples its
+// GPT, also on one device. gpt_fsdp replaces this process and reads the file, which has no name and is gone when
+// gpt_fsdp ends.
 std::string without_pipeline(const std::string& config) {
   constexpr std::array<std::string_view, 5> others{"preset", "schedule", "stages", "stage_layers", "model"};
   std::string text;

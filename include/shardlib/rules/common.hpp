@@ -353,7 +353,8 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
   for (const Dim& dim : removed)
     if (dim.is_integer() && out.has(dim.name))
       return "integer dim " + quoted(dim.name) +
-             " appears twice, and the op spec does not say which one to reduce; name one first, " + quoted("rename<\"" + Text(dim.name) + " " + dim.name + " -> name1 name2\">");
+             " appears twice, and the op spec does not say which one to reduce; name one first, " +
+             quoted("rename<\"" + Text(dim.name) + " " + dim.name + " -> name1 name2\">");
   return {};
 }
 

@@ -90,8 +90,7 @@ constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Op
   for (int i = 0; i <= indices.size(); ++i)
     for (const Dim& dim : i == 0 ? parts.out.dims : parts.in[i].dims)
       if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
-  if (brackets.empty())
-    return call.fail("no dim of the table is in brackets: write `[V/t] M` for a lookup along V");
+  if (brackets.empty()) return call.fail("no dim of the table is in brackets: write `[V/t] M` for a lookup along V");
   if (const Text why = count_brackets(brackets.size(), indices.size(), "[V] [W] M, B, B -> B M"); !why.empty())
     return call.fail(why);
   if (const Text why = check_operand(table, parts.in[0], "the table"); !why.empty()) return call.fail(why);

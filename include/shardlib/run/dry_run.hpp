@@ -27,8 +27,8 @@ SHARDLIB_INLINE void declare(Options& options, GatherPolicy& gather);
 /// Makes the choice that `body` reads. `auto` is per-step if the step has several microbatches and its planned peak is
 /// at most 0.9 of a device's memory: that of --plan-capacity or --plan-device, for --device gpu what a device takes of
 /// its GPU, or for --device cpu the memory of the machine, or of its container, divided by the devices on it. Where the
-/// memory is not known, and in one microbatch, it is per-microbatch. All ranks make the same choice. The first one prints a
-/// choice that it made by memory. `choose_gather(gather, training, mesh, body)`
+/// memory is not known, and in one microbatch, it is per-microbatch. All ranks make the same choice. The first one
+/// prints a choice that it made by memory. `choose_gather(gather, training, mesh, body)`
 SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& training, const std::vector<AxisSize>& mesh,
                                    const DeviceBody& body, std::string_view stage_axis = "");
 

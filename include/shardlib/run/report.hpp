@@ -10,8 +10,8 @@
 namespace shardlib::run {
 
 /// The report of these runs as an HTML page. A run is the folder of a RunDirectory or a metrics file. While a
-/// run is in progress, its page loads itself again each `every` seconds, which should be how often it is written; 0: never.
-/// Throws UsageError for a path that is not a run, Error for a damaged record. `report({"runs/first"})`
+/// run is in progress, its page loads itself again each `every` seconds, which should be how often it is written; 0:
+/// never. Throws UsageError for a path that is not a run, Error for a damaged record. `report({"runs/first"})`
 [[nodiscard]] SHARDLIB_INLINE std::string report(const std::vector<std::string>& runs, double every = 0);
 
 /// Writes the page to a file. Throws UsageError if it cannot be written. `write_report({"runs/first", "runs/second"},

@@ -37,10 +37,11 @@ struct SampleOptions {
 using Decode = std::function<std::vector<float>(std::span<const std::int32_t> ids, std::int64_t position)>;
 
 /// Continues the prompt until max_tokens, an end-of-text token or one of options.stops. Where prompt and text outgrow
-/// `context` tokens, the model is given the last half of them again, and continues from there. `show` is given each piece
-/// of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the model's
-/// vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must say the
-/// same on every device, was true. Every device calls it. `generate(*tokenizer, "Once", 1024, decode, {.top_k = 40})`
+/// `context` tokens, the model is given the last half of them again, and continues from there. `show` is given each
+/// piece of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the
+/// model's vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must
+/// say the same on every device, was true. Every device calls it. `generate(*tokenizer, "Once", 1024, decode, {.top_k =
+/// 40})`
 SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                      const Decode& decode, const SampleOptions& options,
                                      const std::function<void(std::string_view)>& show = nullptr,

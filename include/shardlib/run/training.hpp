@@ -238,7 +238,8 @@ struct Checkpoints {
   /// Takes a snapshot; a thread writes it during training.
   std::function<void(const Saved&)> save;
   /// Loads the newest whole checkpoint of a step below `before`. Returns nothing if there is none. Calls `check`, if it
-  /// is not empty, before any leaf is read or compared: it throws, the same on all devices, if the run must not load it.
+  /// is not empty, before any leaf is read or compared: it throws, the same on all devices, if the run must not load
+  /// it.
   std::function<std::optional<Saved>(std::int64_t before, const std::function<void(const Saved&)>& check)> load;
   /// Renames the checkpoint of a step because it belongs to a diverged run, so that no run resumes from it.
   std::function<void(std::int64_t step)> set_aside;

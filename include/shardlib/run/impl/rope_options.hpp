@@ -22,7 +22,8 @@ SHARDLIB_INLINE void declare(Options& options, RopeAngles& rope) {
   options.add("--rope-beta-fast", rope.beta_fast,
               "for YaRN: not stretched above this number of rotations in --rope-context", above(0));
   options.add("--rope-beta-slow", rope.beta_slow, "for YaRN: fully stretched below this number of rotations", above(0));
-  options.flag("--rope-truncate", rope.truncate, "for YaRN: round the range of pairs between the two outward to whole pairs");
+  options.flag("--rope-truncate", rope.truncate,
+               "for YaRN: round the range of pairs between the two outward to whole pairs");
   options.add("--rope-amplitude", rope.amplitude, "for YaRN: factor of rotated pairs (0: 0.1 log(--rope-factor) + 1)",
               at_least(0));
   // A loaded model gives its --rope-context after the command line is read.

@@ -201,7 +201,7 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
           fmt::format(", but not that of {}, which decides the leaves of the checkpoint", fmt::join(fixed, " and "));
     throw UsageError(fmt::format("the run in '{}' {}: {}; {}", training.directory,
                                  trains ? fmt::format("would resume from step {} with another curve", found.step)
-                                         : "has another model or tokenizer",
+                                        : "has another model or tokenizer",
                                  fmt::join(differing, "; "), remedy));
   }
   return notes;

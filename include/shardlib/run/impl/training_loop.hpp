@@ -240,8 +240,9 @@ class TrainingLoop {
   /// Throws Error if devices differ in values that should be the same on all.
   void check_replicas(const Record& record) const {
     const std::int64_t before = record.step + 1 - training_.check_replicas;
-    const std::string when = fmt::format("after step {}{}", record.step,
-                                         before > 0 ? fmt::format(" (after step {} no device differed)", before - 1) : "");
+    const std::string when =
+        fmt::format("after step {}{}", record.step,
+                    before > 0 ? fmt::format(" (after step {} no device differed)", before - 1) : "");
     detail::check_replicas(*device_, program_.checkpoints.leaves(),
                            {{"step", static_cast<std::uint64_t>(record.step)},
                             {"seed", training_.seed},
