@@ -74,7 +74,7 @@ endif()
 # Library ("" for headers alone), header, Debian package.
 foreach(part IN ITEMS "|toml++/toml.h|libtomlplusplus-dev"
                       "|nlohmann/json.hpp|nlohmann-json3-dev" "utf8proc|utf8proc.h|libutf8proc-dev"
-                      "blosc|blosc.h|libblosc-dev" "z|zlib.h|zlib1g-dev")
+                      "blosc|blosc.h|libblosc-dev" "z|zlib.h|zlib1g-dev" "zstd|zstd.h|libzstd-dev")
   string(REPLACE "|" ";" part "${part}")
   list(GET part 0 library)
   list(GET part 1 header)

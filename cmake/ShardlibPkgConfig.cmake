@@ -19,7 +19,7 @@ function(_shardlib_write_pc)
   list(APPEND libs "${kokkos}" ${CMAKE_DL_LIBS})
   list(APPEND folders "${SHARDLIB_RANDOM123_INCLUDE_DIR}" "${SHARDLIB_TOML___TOML_H_INCLUDE_DIR}"
        "${SHARDLIB_NLOHMANN_JSON_HPP_INCLUDE_DIR}")
-  foreach(name IN ITEMS UTF8PROC_H BLOSC_H ZLIB_H)
+  foreach(name IN ITEMS UTF8PROC_H BLOSC_H ZLIB_H ZSTD_H)
     list(APPEND folders "${SHARDLIB_${name}_INCLUDE_DIR}")
     list(APPEND libs "${SHARDLIB_${name}_LIBRARY}")
   endforeach()

@@ -20,7 +20,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 copy_libraries() { # DIR
   local to=$1 triplet file real
   local packages=(libeigen3-dev libfmt-dev librandom123-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev
-    zlib1g-dev catch2)
+    zlib1g-dev libzstd-dev catch2)
   if dpkg -L libcatch2-dev >/dev/null 2>&1; then packages+=(libcatch2-dev); fi # Catch2 3: its package catch2 is empty
   dpkg -L "${packages[@]}" >/dev/null 2>&1 || die "--libraries: not all of these packages are installed: ${packages[*]}: run scripts/setup.sh --test"
   triplet=$(gcc -print-multiarch)

@@ -56,7 +56,7 @@ def gpu_script():
     expect(1, "names no compute capability ('[N/A]')", capability="[N/A]")
     expect(1, "gpu.sh: not found: Eigen 3 (libeigen3-dev), fmt (libfmt-dev), Random123/philox.h (librandom123-dev), "
               "toml++/toml.h (libtomlplusplus-dev), nlohmann/json.hpp (nlohmann-json3-dev), utf8proc.h (libutf8proc-dev), "
-              "blosc.h (libblosc-dev), zlib.h (zlib1g-dev): install them", libraries="none")  # fmt: skip
+              "blosc.h (libblosc-dev), zlib.h (zlib1g-dev), zstd.h (libzstd-dev): install them", libraries="none")  # fmt: skip
     expect(1, "gpu.sh: not found: Catch2, which the tests need", libraries="copied")  # the only one that is gone
     expect(2, "--libraries takes the folder", "--libraries")
 

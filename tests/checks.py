@@ -1,5 +1,6 @@
 """Functions that the Python tests share: expectations that are counted, whole files, and modules of Debian's Python."""
 import argparse
+import ctypes
 import glob
 import json
 import os
@@ -86,6 +87,19 @@ def crc32c(data):
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+def zstd(data):
+    """Compressed by the library itself, with a checksum."""
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compress2.restype = library.ZSTD_compressBound.restype = library.ZSTD_isError.restype = ctypes.c_size_t
+    library.ZSTD_createCCtx.restype = ctypes.c_void_p
+    context, size = ctypes.c_void_p(library.ZSTD_createCCtx()), ctypes.c_size_t
+    library.ZSTD_CCtx_setParameter(context, 201, 1)  # ZSTD_c_checksumFlag
+    packed = ctypes.create_string_buffer(library.ZSTD_compressBound(size(len(data))))
+    length = library.ZSTD_compress2(context, packed, size(len(packed)), data, size(len(data)))
+    library.ZSTD_freeCCtx(context)
+    return packed.raw[:length]
 
 
 def wait_until(ready, process, seconds=60):

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 
-from checks import arguments, check, contents, crc32c, finish, put, ran, require_zarr, told, tree, zarr_array, zarr_group
+from checks import arguments, check, contents, crc32c, finish, put, ran, require_zarr, told, tree, zarr_array, zarr_group, zstd
 from gpt2_oracle import read, read_all, write
 
 require_zarr()
@@ -29,13 +29,15 @@ def write_foreign(root, dataset):
     codecs = {
         "none": {"compressor": None},
         "lz4bit": {"compressor": blosc("lz4", 5, blosc.BITSHUFFLE)},
-        "zstd": {"compressor": blosc("zstd", 3, blosc.SHUFFLE)},
+        "blosczstd": {"compressor": blosc("zstd", 3, blosc.SHUFFLE)},
         "noshuffle": {"compressor": blosc("lz4hc", 9, blosc.NOSHUFFLE)},
         "zlib": {"compressor": numcodecs.Zlib(6)},
         "gzip": {"compressor": numcodecs.GZip(6)},
+        "zstd": {"compressor": numcodecs.Zstd(3)},
         "nested": {"compressor": None, "dimension_separator": "/"},
         "sum": {"compressor": numcodecs.CRC32()},
         "sumblosc": {"compressor": numcodecs.CRC32(), "filters": [blosc("lz4", 5, blosc.BITSHUFFLE)]},
+        "sumzstd": {"compressor": numcodecs.CRC32(), "filters": [numcodecs.Zstd(3)]},
     }
     zarr_group(root)
     for dtype in ("<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1", ">f4", ">i8", ">u2"):
@@ -68,13 +70,14 @@ def write_foreign(root, dataset):
 
 
 def write_v3(path, values, chunk, codec="none", shard=None, at_start=False, sums=True, holes=(), **metadata):
-    """An array of zarr v3, with codec "none", "blosc", "gzip" or "zlib", and `sums` for crc32c; chunks of `holes` are left
-    out. Chunks of one `shard` share a file. By the specification alone: Debian's zarr has no v3."""
+    """An array of zarr v3, with codec "none", "blosc", "gzip", "zlib" or "zstd", and `sums` for crc32c; chunks of `holes` are
+    left out. Chunks of one `shard` share a file. By the specification alone: Debian's zarr has no v3."""
     little = values.dtype.newbyteorder("<")
     endian = "big" if values.dtype.byteorder == ">" else "little"
     sum_codecs = [{"name": "crc32c"}] if sums else []
     compressors = {"none": [], "gzip": [{"name": "gzip", "configuration": {"level": 5}}],
                    "zlib": [{"name": "numcodecs.zlib", "configuration": {"level": 5}}],
+                   "zstd": [{"name": "zstd", "configuration": {"level": 0, "checksum": True}}],
                    "blosc": [{"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "bitshuffle",
                                                                  "typesize": little.itemsize, "blocksize": 0}}]}
     names = {"f": "float", "i": "int", "u": "uint"}
@@ -94,6 +97,8 @@ def write_v3(path, values, chunk, codec="none", shard=None, at_start=False, sums
             data = numcodecs.GZip(5).encode(data)
         elif codec == "zlib":
             data = numcodecs.Zlib(5).encode(data)
+        elif codec == "zstd":
+            data = zstd(data)
         elif codec == "blosc":
             data = numcodecs.Blosc("zstd", 5, numcodecs.Blosc.BITSHUFFLE).encode(block)
         return sealed(bytes(data))
@@ -146,7 +151,7 @@ def write_foreign_v3(root):
     with_names = {"dimension_names": ["a", "b"], "extra": {"must_understand": False}}
     for dtype in ("<f4", "<f8", "|i1", "<i2", "<i8", "|u1", "<u4", "|b1", ">f4", ">u2"):
         values = (numpy.arange(23 * 17) % 91).reshape(23, 17).astype(dtype)
-        for codec in ("none", "blosc", "gzip", "zlib"):
+        for codec in ("none", "blosc", "gzip", "zlib", "zstd"):
             for sums in (True, False):
                 name = os.path.join(root, f"v3_{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{codec}{'_sum' * sums}")
                 write_v3(name, values, (10, 5), codec, sums=sums)
@@ -155,6 +160,10 @@ def write_foreign_v3(root):
     line = (numpy.arange(1000) * 7).astype("<u4")
     for codec in ("none", "blosc", "gzip"):
         write_v3(os.path.join(root, "v3_line_" + codec), line, (100,), codec, shard=(300,), holes={(4,), (6,), (7,), (8,)})
+    if zarr.__version__[0] > "2":  # what it writes by itself, which has zstd
+        for name, shards in ("v3_own", None), ("v3_own_shards", (300,)):
+            own = zarr.create_array(root, name=name, data=line, chunks=(100,), shards=shards, attributes={"unit": "m"})
+            own[...].tofile(os.path.join(root, name, "expected.raw"))
     write_v3(os.path.join(root, "v3_scalar"), numpy.array(42, "<i4"), ())
     write_v3(os.path.join(root, "v3_empty"), numpy.zeros((0, 3), "<f4"), (2, 3))
 
@@ -163,13 +172,13 @@ def read_ours(root):
     group = zarr.open_group(root, mode="r")
     check(dict(group.attrs) == {"who": "shardlib", "list": [1, 2]}, "the attributes of a group")
     expected = (numpy.arange(37 * 11) % 100).reshape(37, 11)
-    for name in ("f4", "f8", "i1", "i8", "u2", "u4", "u8", "nested"):
+    for name in ("f4", "f8", "i1", "i2", "i8", "u2", "u4", "u8", "nested"):
         dtype = "f4" if name == "nested" else name
         array = group[name]
         check(array.dtype == numpy.dtype(dtype) and array.chunks == (10, 4), f"the metadata of {name}")
         check(numpy.array_equal(array[:], expected.astype(dtype)), f"the values of {name}")
     check(group["holes"][:].tolist() == [7, 7, 1, 2, 7, 7], "missing chunks")
-    for name in ("raw_sum", "blosc_sum"):
+    for name in ("raw_sum", "blosc_sum", "zstd_sum"):
         check(numpy.array_equal(group[name][:], expected.astype("u2")), f"the values of {name}")
         path = os.path.join(root, name, "1.1")
         damaged = bytearray(contents(path))

@@ -3,9 +3,7 @@
 
 #include <fmt/format.h>
 #include <zlib.h>
-#if defined(TOKENIZE_WITH_ZSTD)
 #include <zstd.h>
-#endif
 #include <shardlib/io/data/token_source.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/support/error.hpp>
@@ -116,7 +114,6 @@ class Gzip final : public Decompressor {
   bool between_ = false;  // members
 };
 
-#if defined(TOKENIZE_WITH_ZSTD)
 class Zstd final : public Decompressor {
  public:
   Zstd(const io::InputFile& file, const std::string& path, std::uint64_t size)
@@ -150,7 +147,6 @@ class Zstd final : public Decompressor {
   std::unique_ptr<ZSTD_DCtx, Free> context_;
   bool between_ = true;  // frames
 };
-#endif
 
 /// The decompressor of the file; null for a file that is not compressed. The file must outlive it.
 inline std::unique_ptr<Decompressor> decompressor_of(const io::InputFile& file, const std::string& path,
@@ -158,14 +154,7 @@ inline std::unique_ptr<Decompressor> decompressor_of(const io::InputFile& file, 
   const std::string_view by = io::detail::compression(file);
   if (by == "gzip") return std::make_unique<Gzip>(file, path, size);
   if (by.empty()) return nullptr;
-#if defined(TOKENIZE_WITH_ZSTD)
   return std::make_unique<Zstd>(file, path, size);
-#else
-  throw UsageError(fmt::format(
-      "'{0}' is compressed by zstd, and this program was built without it: install libzstd-dev and build again, or "
-      "decompress the file (zstd -d '{0}')",
-      path));
-#endif
 }
 
 }  // namespace tokenize

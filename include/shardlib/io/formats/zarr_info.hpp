@@ -8,11 +8,11 @@
 
 namespace shardlib::io {
 
-/// The compressor of chunks. Arrays are written with none, blosc or zlib, and read with gzip, too.
+/// The compressor of chunks. Arrays are written with none, blosc, zlib or zstd, and read with gzip, too.
 struct ZarrCompressor {
-  std::string id;             ///< "" (none), "blosc", "zlib" or "gzip"
+  std::string id;             ///< "" (none), "blosc", "zlib", "zstd" or "gzip"
   std::string codec = "lz4";  ///< blosc's: lz4, lz4hc, zstd, zlib, blosclz
-  int level = 5;              ///< effort of the compressor, 0 to 9
+  int level = 5;              ///< effort of the compressor, 0 to 9, zstd's to 22
   int shuffle = 1;            ///< blosc's: 0 none, 1 bytes, 2 bits
   int block = 0;  ///< blosc's: about the bytes that are compressed together, as numcodecs has it; 0: it chooses
 };

@@ -24,6 +24,7 @@
 #include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/text.hpp"
 
 namespace shardlib::io {
 
@@ -184,7 +185,7 @@ struct ZarrArray::Impl {
     fill = detail::fill_bytes(info.fill_value, type, where);
     if (info.separator != "." && info.separator != "/")
       throw UsageError(where + ": key \"" + (info.v3 ? "separator" : "dimension_separator") + "\": \"" +
-                       info.separator + "\" is neither . nor /");
+                       shardlib::detail::excerpt(info.separator) + "\" is neither . nor /");
     const ZarrInfo& array = info;
     for (const Index* sizes : {&array.chunks, &array.file_shape()})
       if (info.shape.size() != sizes->size())

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/formats/impl/zarr_compressor.hpp"
 #include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
@@ -84,18 +84,10 @@ inline bool is_raw(const ZarrInfo& info) {
 
 /// Throws UsageError, beginning with `where`, unless decode_chunk can read (or encode_chunk write) such chunks.
 inline void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
-  const ZarrCompressor& c = info.compressor;
   const ZarrType type = zarr_type(info.dtype, where + ": key \"dtype\"");
   if (write && info.v3) throw UsageError(where + ": arrays of zarr version 3 are read only: write version 2");
   if (write && type.big_endian) throw UsageError(where + ": big-endian arrays are read only: write \"<\"");
-  const bool known = c.id.empty() || c.id == "blosc" || c.id == "zlib" || (!write && c.id == "gzip");
-  if (!known)
-    throw UsageError(where + ": the compressor \"" + c.id + "\" is not supported: " +
-                     (write ? "write none, blosc or zlib" : "none, blosc, zlib and gzip are; rewrite the array"));
-  if (write && c.id == "blosc" && blosc_compname_to_compcode(c.codec.c_str()) < 0)
-    throw UsageError(where + ": this blosc library has no codec \"" + c.codec + "\"");
-  if (write && !c.id.empty() && (c.level < 0 || c.level > 9 || c.shuffle < 0 || c.shuffle > 2 || c.block < 0))
-    throw UsageError(where + ": the compressor's level is 0 to 9, its shuffle 0 to 2, its block at least 0");
+  check_compressor(info.compressor, write, where);
   if (!info.delta) return;
   const ZarrType values = zarr_type(info.delta->dtype, where + ": the delta filter's \"dtype\"");
   const ZarrType stored = zarr_type(info.delta->stored, where + ": the delta filter's \"astype\"");
@@ -140,51 +132,6 @@ inline std::span<const std::byte> checked(const ZarrInfo& info, std::span<const 
 /// Reads all of a chunk and compares it with its checksum. Throws as decode_chunk does.
 inline void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where) {
   static_cast<void>(checked(info, file.read_all(), where));
-}
-
-inline Bytes unblosc(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
-  std::size_t bytes = 0;
-  if (blosc_cbuffer_validate(file.data(), file.size(), &bytes) < 0)
-    throw Error(where + ": it holds no valid blosc data: it is damaged");
-  if (bytes != expected)
-    throw Error(where + ": it decompresses to " + std::to_string(bytes) + " bytes instead of " +
-                std::to_string(expected) + ": it is damaged");
-  Bytes out(expected);
-  const int n = blosc_decompress_ctx(file.data(), out.data(), out.size(), 1);
-  if (n < 0 || static_cast<std::size_t>(n) != expected) {
-    const char* codec = blosc_cbuffer_complib(file.data());
-    throw Error(where + ": blosc cannot decompress it (library " + (codec != nullptr ? codec : "unknown") +
-                "): it is damaged, or its codec is not built in");
-  }
-  return out;
-}
-
-/// Decodes zlib or gzip, as the header says.
-inline Bytes inflated(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
-  // deflate shrinks by no more than 1032: a damaged size must not allocate without bound.
-  if (expected / 1032 > file.size())
-    throw Error(where + ": " + std::to_string(file.size()) + " bytes cannot hold a chunk of " +
-                std::to_string(expected) + ": it is damaged");
-  Bytes out(expected);
-  z_stream stream{};
-  if (inflateInit2(&stream, 15 + 32) != Z_OK) throw Error(where + ": zlib cannot start");
-  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(file.data()));
-  std::size_t left_in = file.size(), left_out = out.size();
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  int status = Z_OK;
-  while (status == Z_OK) {  // zlib counts in 32 bits
-    const auto in = static_cast<uInt>(std::min<std::size_t>(left_in, 1U << 30));
-    const auto room = static_cast<uInt>(std::min<std::size_t>(left_out, 1U << 30));
-    stream.avail_in = in;
-    stream.avail_out = room;
-    status = inflate(&stream, Z_NO_FLUSH);
-    left_in -= in - stream.avail_in;
-    left_out -= room - stream.avail_out;
-  }
-  inflateEnd(&stream);
-  if (status != Z_STREAM_END || left_in != 0 || left_out != 0)
-    throw Error(where + ": it does not decompress to " + std::to_string(expected) + " bytes: it is damaged");
-  return out;
 }
 
 inline void swap_bytes(std::span<std::byte> values, std::size_t width) {
@@ -238,10 +185,8 @@ inline Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, c
   const ZarrType stored = info.delta ? zarr_type(info.delta->stored, where) : type;
   const std::size_t expected = count * stored.bytes;
   const std::span<const std::byte> bytes = checked(info, file, where);
-  if (info.compressor.id == "blosc")
-    file = unblosc(bytes, expected, where);
-  else if (!info.compressor.id.empty())
-    file = inflated(bytes, expected, where);
+  if (!info.compressor.id.empty())
+    file = decompressed(info.compressor, bytes, expected, where);
   else if (bytes.size() != file.size())
     file = Bytes(bytes.begin(), bytes.end());
   if (file.size() != expected)
@@ -345,25 +290,8 @@ inline Bytes compressed(const ZarrInfo& info, std::span<const std::byte> values,
                        "\": choose a wider one");
     width = stored.bytes;
   }
-  const ZarrCompressor& c = info.compressor;
-  if (c.id.empty()) return bytes;
-  if (c.id == "blosc") {
-    if (bytes.size() > BLOSC_MAX_BUFFERSIZE)
-      throw UsageError(where + ": blosc takes less than 2 GiB: choose smaller chunks");
-    Bytes out(bytes.size() + BLOSC_MAX_OVERHEAD);
-    const int n = blosc_compress_ctx(c.level, c.shuffle, width, bytes.size(), bytes.data(), out.data(), out.size(),
-                                     c.codec.c_str(), static_cast<std::size_t>(c.block), 1);
-    if (n <= 0) throw Error(where + ": blosc cannot compress it (error " + std::to_string(n) + ")");
-    out.resize(static_cast<std::size_t>(n));
-    return out;
-  }
-  uLongf size = compressBound(static_cast<uLong>(bytes.size()));
-  Bytes out(size);
-  if (compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(bytes.data()),
-                static_cast<uLong>(bytes.size()), c.level) != Z_OK)
-    throw Error(where + ": zlib cannot compress it");
-  out.resize(size);
-  return out;
+  if (!info.compressor.id.empty()) bytes = compressed_by(info.compressor, bytes, width, where);
+  return bytes;
 }
 
 inline Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {

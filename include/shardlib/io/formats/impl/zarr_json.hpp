@@ -218,7 +218,8 @@ inline ZarrInfo read_info(const std::string& path) {
   if (const json& filters = meta.at("filters"); filters.is_array()) {
     for (const json& filter : filters) {
       const std::string id = filter.is_object() ? meta.text(filter, "id", "") : filter.dump();
-      if (info.checksum && &filter == &filters.back() && (id == "blosc" || id == "zlib" || id == "gzip")) {
+      if (info.checksum && &filter == &filters.back() &&
+          (id == "blosc" || id == "zlib" || id == "gzip" || id == "zstd")) {
         info.compressor = compressor_of(filter);
         continue;
       }
@@ -285,14 +286,14 @@ inline std::string v3_dtype(const Metadata& meta) {
 /// one compressor, and at the end "crc32c". `dtype` comes without its byte order.
 inline void read_v3_codecs(const Metadata& meta, const json& codecs, const std::string& dtype, ZarrInfo& info) {
   const auto refuse = [&](const std::string& name, const std::string& why) {
-    meta.fail("codecs", "\"" + name + "\" is not supported " + why +
-                            ": \"bytes\", then at most one of \"blosc\", \"gzip\" and \"numcodecs.zlib\", then at most "
-                            "one \"crc32c\"; rewrite the array");
+    meta.fail("codecs", "\"" + name + "\" is not supported" + why +
+                            ": \"bytes\", then at most one of \"blosc\", \"gzip\", \"zstd\" and "
+                            "\"numcodecs.zlib\", then at most one \"crc32c\"; rewrite the array");
   };
   bool first = true;
   for (const json& codec : codecs) {
     const auto [name, configuration] = v3_extension(meta, "codecs", codec);
-    if (first != (name == "bytes") || info.crc32c) refuse(name, "at this place");
+    if (first != (name == "bytes") || info.crc32c) refuse(name, " at this place");
     if (first) {
       const std::string endian = meta.text(configuration, "endian", dtype[1] == '1' ? "little" : "(missing)");
       if (endian != "little" && endian != "big")
@@ -302,8 +303,8 @@ inline void read_v3_codecs(const Metadata& meta, const json& codecs, const std::
     } else if (name == "crc32c") {
       info.crc32c = true;
     } else if (!info.compressor.id.empty()) {
-      refuse(name, "at this place");
-    } else if (name == "blosc" || name == "gzip" || name == "numcodecs.zlib") {
+      refuse(name, " at this place");
+    } else if (name == "blosc" || name == "gzip" || name == "zstd" || name == "numcodecs.zlib") {
       info.compressor.id = name == "numcodecs.zlib" ? "zlib" : name;
     } else {
       refuse(name, "");
