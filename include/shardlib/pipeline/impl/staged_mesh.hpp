@@ -83,9 +83,11 @@ SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, cons
     throw Error(what + " is on rank " + std::to_string(rank) + " of " + std::string(axis) + ", but its owners are [" +
                 given + "]; name all ranks that hold it, in ascending order");
   }
+  // Sums along another axis have other ranks, and those of another dtype or other sizes can need other kernels.
   core::Fingerprint purpose;
-  purpose.add("sum_over");
+  purpose.add("sum_over").add(axis).add(shardlib::name(x.dtype));
   for (const int owner : owners) purpose.add(static_cast<std::uint64_t>(owner));
+  for (int i = 0; i < x.global.size(); ++i) purpose.add(core::to_string(x.global[i]));
   set_direct(stage, axis, purpose.value(), owners);
   const ValuePtr part = relabeled(x, spec, stage);
   for (const int owner : owners)
