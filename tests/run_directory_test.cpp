@@ -291,6 +291,10 @@ TEST_CASE("run directory: records that are removed, moved or replaced while the 
                              "the file '" + metrics + "' was moved away while this run writes to it: move it back");
   std::filesystem::rename(path + "-away", path);
   run.sync();
+  // NFS renames a removed file that is open, and removes it when it is closed.
+  std::filesystem::rename(metrics, path + "/.nfs000000000000002a00000001");
+  run.sync();
+  CHECK(run::read_records(metrics).size() == 2);
   std::filesystem::remove_all(path);
   expect_error<StorageError>([&] { run.sync(); },
                              "cannot write to the file '" + metrics + "': No such file or directory");
@@ -299,6 +303,53 @@ TEST_CASE("run directory: records that are removed, moved or replaced while the 
                              "another file has replaced '" + metrics +
                                  "' while this run writes to it: another run may have begun in its place");
   CHECK(run::read_records(metrics).size() == 1);
+}
+
+TEST_CASE("run directory: records behind a symbolic link whose target is removed", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run", elsewhere = folder / "elsewhere";
+  std::filesystem::create_directories(path);
+  std::filesystem::create_directories(elsewhere);
+  put(elsewhere + "/metrics", "");
+  std::filesystem::create_symlink("../elsewhere/link", path + "/metrics.jsonl");
+  std::filesystem::create_symlink(elsewhere + "/metrics", elsewhere + "/link");
+  RunDirectory run(path, config, Resume::automatic, true);
+  run.begin(0);
+  run.write(record(0));
+  std::filesystem::remove(elsewhere + "/metrics");
+  run.write(record(1));
+  run.sync();
+  CHECK(std::filesystem::is_symlink(run.metrics()));
+  CHECK(run::read_records(elsewhere + "/metrics").size() == 2);
+  run.sync();
+}
+
+TEST_CASE("run directory: a folder that is emptied while the run writes to it is a run that resumes", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run", stored = "steps = 20\n";
+  const auto empty = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(path)) std::filesystem::remove_all(entry.path());
+  };
+  make_run(path, 2);
+  {
+    RunDirectory run(path, stored, Resume::automatic, true);
+    run.begin(2);
+    run.note_start(2, {{"d", 1}}, "f32");
+    const std::string starts = contents(run.starts());
+    run.write(record(2));
+    empty();
+    run.write(record(3));
+    run.sync();
+    CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "run.json", "samples.jsonl"});
+    CHECK(contents(run.config()) == stored);
+    CHECK(contents(run.starts()) == starts);
+    empty();
+    run.go_back(3);
+    CHECK(contents(run.config()) == stored);
+  }
+  RunDirectory again(path, stored, Resume::automatic, true);
+  CHECK(again.begin(3).empty());
+  CHECK(run::read_records(again.metrics()).size() == 3);
 }
 
 TEST_CASE("run directory: a new run", "[run]") {

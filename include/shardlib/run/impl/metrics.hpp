@@ -295,6 +295,23 @@ SHARDLIB_INLINE void JsonLines::sync() {
   if (::fdatasync(file_->number()) != 0 && errno != EINVAL) fail("write to");
 }
 
+namespace detail {
+
+/// The path that a file made at `path` has: symbolic links can lead to where no file is.
+inline std::string linked_path(std::filesystem::path path) {
+  while (std::filesystem::is_symlink(path)) path = path.parent_path() / std::filesystem::read_symlink(path);
+  return path.string();
+}
+
+/// Whether an open file was removed. On NFS it gets another name in its folder, and loses it when it is closed.
+inline bool was_removed(const std::string& descriptor, const struct stat& status) {
+  std::error_code unknown;
+  return status.st_nlink == 0 ||
+         std::filesystem::read_symlink(descriptor, unknown).filename().string().starts_with(".nfs");
+}
+
+}  // namespace detail
+
 SHARDLIB_INLINE void JsonLines::keep_place() {
   struct stat ours {};
   struct stat there {};
@@ -305,18 +322,20 @@ SHARDLIB_INLINE void JsonLines::keep_place() {
                        "' while this run writes to it: another run may have begun in its place");
   }
   if (errno != ENOENT) fail("look for");
-  if (ours.st_nlink > 0)
+  const std::string descriptor = "/proc/self/fd/" + std::to_string(file_->number());
+  if (!detail::was_removed(descriptor, ours))
     throw StorageError("the file '" + path_ + "' was moved away while this run writes to it: move it back");
   JsonLines again;
   again.path_ = path_;
-  again.waiting_ = detail::whole_file("/proc/self/fd/" + std::to_string(file_->number())) + waiting_;
-  const int made = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+  again.waiting_ = detail::whole_file(descriptor) + waiting_;
+  const std::string place = detail::linked_path(path_);
+  const int made = ::open(place.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   if (made < 0) fail("write to");
   again.file_ = std::make_shared<const io::detail::Descriptor>(made);
   if (!again.lock()) throw StorageError("another process has begun to write to the file '" + path_ + "'");
   if (!again.write_waiting()) {
     const int error = errno;
-    ::unlink(path_.c_str());
+    ::unlink(place.c_str());
     errno = error;
     fail("write to");
   }

@@ -133,6 +133,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, 
     for (const std::string& change : changes_) notes.push_back("  " + change);
     io::replace_file(config(), io::as_bytes(config_text_), true);
   }
+  kept_[config()] = io::as_text(io::read_file(config()));
   return notes;
 }
 
@@ -165,7 +166,8 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"dtype", dtype},
                  {"mesh", to_string(axes)},
                  {"devices", under_mpi() ? "ranks" : "threads"}});
-  io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"), true);
+  kept_[starts()] = all.dump(1) + "\n";
+  io::replace_file(starts(), io::as_bytes(kept_[starts()]), true);
   return notes;
 }
 
@@ -197,7 +199,7 @@ SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) 
 SHARDLIB_INLINE std::vector<std::string> RunDirectory::go_back(std::int64_t step) {
   std::vector<std::string> events;
   if (!writer_) return events;
-  for (JsonLines* const file : {&metrics_, &samples_}) file->keep_place();  // a cut reads the file at the path
+  keep_files();  // a cut reads the file at the path
   for (const Record& record : read_records(metrics()))
     if (record.step >= step) std::ranges::copy(record.events, std::back_inserter(events));
   metrics_.cut(step);
@@ -206,9 +208,16 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::go_back(std::int64_t step
 }
 
 SHARDLIB_INLINE void RunDirectory::sync() {
-  for (JsonLines* const file : {&metrics_, &samples_}) {
-    file->keep_place();
-    file->sync();
+  keep_files();
+  for (JsonLines* const file : {&metrics_, &samples_}) file->sync();
+}
+
+SHARDLIB_INLINE void RunDirectory::keep_files() {
+  for (JsonLines* const file : {&metrics_, &samples_}) file->keep_place();
+  for (const auto& [path, text] : kept_) {
+    if (io::file_exists(path)) continue;
+    io::replace_file(path, io::as_bytes(text), true);
+    fmt::print(stderr, "warning: the file '{}' was removed while this run uses it: it is written again\n", path);
   }
 }
 
