@@ -430,3 +430,9 @@ void flag_without_help(run::Options& options, bool& tied) {
 void flag_of_a_number(run::Options& options, std::int64_t& steps) {
   options.flag("--steps", steps, "training steps");
 }
+
+// expect: Options::flag: the value is a variable that is not const; it holds the default and receives what is given: bool tied
+void flag_of_a_constant(run::Options& options) {
+  const bool tied = true;
+  options.flag("--tied", tied, "one embedding");
+}

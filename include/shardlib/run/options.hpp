@@ -54,7 +54,7 @@ class Options {
   Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
     return declare(std::move(name), &value, std::move(help), validator);
   }
-  /// A compile error for a flag without its help, or one that is not a bool.
+  /// A compile error for a flag without its help, or for a value that is no bool or cannot be written to.
   template <class T>
   Options& flag(const std::string& /*name*/, const T& /*value*/) {
     static_assert(std::is_void_v<T>,
@@ -62,8 +62,11 @@ class Options {
     return *this;
   }
   template <class T>
-  requires(!std::is_same_v<T, bool>) Options& flag(const std::string& /*name*/, T& /*value*/,
-                                                   const std::string& /*help*/, const Validator& /*validator*/ = {}) {
+  Options& flag(const std::string& /*name*/, const T& /*value*/, const std::string& /*help*/,
+                const Validator& /*validator*/ = {}) {
+    static_assert(!std::is_same_v<T, bool>,
+                  "Options::flag: the value is a variable that is not const; it holds the default and receives what is "
+                  "given: bool tied = true; options.flag(\"--tied\", tied, \"one embedding\")");
     static_assert(
         std::is_same_v<T, bool>,
         "Options::flag: the value is a bool; a number or a text is an option, options.add(\"--steps\", steps, "
