@@ -113,12 +113,15 @@ def main():
     parser.add_argument("--list", action="store_true", help="count the cases and compile nothing")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of each file the first case and every Nth after it")
     parser.add_argument("--show", action="store_true", help="print the top of every output, also of what passes")
-    parser.add_argument("--runtime", action="append", default=[], help="a flag for files that say `needs: runtime`; none: left out")
+    parser.add_argument("--runtime", action="append", default=[],
+                        help="a flag for files that say `needs: runtime`; none: they are left out, or an error if named")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: all *.cpp beside this script")
     options = parser.parse_args()
 
     files = options.files or sorted(pathlib.Path(__file__).resolve().parent.glob("*.cpp"))
     needy = {path for path in files if "// needs: runtime" in path.read_text()}
+    if options.files and needy and not options.runtime and not options.list:
+        parser.error(f"{min(needy).name} needs --runtime flags, as in --runtime=-DSHARDLIB_COMPILED")
     if not options.runtime and not options.list:
         files = [path for path in files if path not in needy]
     parsed = [(path, *parse(path)) for path in files]
