@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -309,6 +310,19 @@ TEST_CASE("a shift that cannot start names op, place and reason, and leaves the 
   CHECK((flops == 7 && under_way(device) == 0));
   const auto shifted = shift<over<"d">>(x, 2);
   CHECK(shifted.span().data() == x.span().data());  // round the ring: there is no transfer
+}
+
+TEST_CASE("a shift by the least int comes back by as much", "[ops][shift]") {
+  on_mesh("d=3", [](const DevicePtr& device) {
+    const Ring mesh(device);
+    const Block x = block(mesh);
+    constexpr int least = std::numeric_limits<int>::min();  // as 1 in a ring of 3
+    expect(moved(shift<over<"d">>(x, least), x, 1), "the result");
+    const auto product = [](const Block& w, const Block& b) {
+      return sum<"A/d B -> +d">(shift<over<"d">>(w, least) * b);
+    };
+    expect(moved(value_and_grad(mesh, product, x, x).second, x, -1), "the gradient");
+  });
 }
 
 TEST_CASE("errors while a shift is under way", "[ops][shift]") {

@@ -6,6 +6,7 @@
 // sum once. For other dtypes it is the operand's dtype. A sum of bf16 has to state `Sum`.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <type_traits>
 
@@ -129,19 +130,31 @@ namespace detail {
 /// Sends the shard to the device `by` places further along the ring of an axis.
 struct Shift {
   std::string_view axis;
-  int by;
+  std::int64_t by;
 };
 /// Starts the shift. The first read of its result waits for that.
 template <class Out, class X, class V>
 Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp);
+/// `shift` by a number whose negative it can take, too: that of the least int is no int.
+template <OpSpec O, AxisName Axis, dtype D, Spec S>
+Tensor<D, S> shift_by(const Tensor<D, S>& x, std::int64_t by, Site site);
 template <AxisName Axis>
 struct ShiftVjp {
-  int by;
+  std::int64_t by;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return shift<OpSpec{std::string_view(Ct::spec)}, Axis>(ct, -by);
+    return shift_by<OpSpec{std::string_view(Ct::spec)}, Axis>(ct, -by, Site::current());
   }
 };
+template <OpSpec O, AxisName Axis, dtype D, Spec S>
+Tensor<D, S> shift_by(const Tensor<D, S>& x, std::int64_t by, Site site) {
+  const Calling op{"shift", O, site};
+  for (int i = 0; i < parsed<S>.rank(); ++i)
+    if (parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
+      require_unpadded(op, x.value(), i,
+                       "a shift would bring its padding between the shards; choose a size that needs none");
+  return record_shift<Tensor<D, S>>(op, x, {Axis, by}, vjp(x, ShiftVjp<Axis>{by}));
+}
 }  // namespace detail
 
 /// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. The transfer runs during the
@@ -150,12 +163,7 @@ struct ShiftVjp {
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_for<D, rules::shift, O, Axis, S>> {
-  const detail::Calling op{"shift", O, site};
-  for (int i = 0; i < detail::parsed<S>.rank(); ++i)
-    if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
-      detail::require_unpadded(op, x.value(), i,
-                               "a shift would bring its padding between the shards; choose a size that needs none");
-  return detail::record_shift<Tensor<D, S>>(op, x, {Axis, by}, detail::vjp(x, detail::ShiftVjp<Axis>{by}));
+  return detail::shift_by<O, Axis>(x, by, site);
 }
 /// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>

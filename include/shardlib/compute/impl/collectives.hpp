@@ -313,7 +313,7 @@ SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer s
 /// The places along the ring, not negative.
 inline int places(const Shift& shift, const Device& device) {
   const int n = device.size(shift.axis);
-  return ((shift.by % n) + n) % n;
+  return static_cast<int>(((shift.by % n) + n) % n);
 }
 /// Sends a shard along the ring, and posts the receipt of this device's.
 inline Request start_shift(const Shift& shift, Device& device, const Buffer& sent, const Buffer& received) {
