@@ -390,6 +390,21 @@ void mesh_of_another_mesh(const Mesh<"d t">& mesh) {
   const Mesh<"d"> other(mesh);
 }
 
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+void mesh_of_sizes_in_braces() {
+  const Mesh<"d t"> mesh({{"d", 4}, {"t", 2}});
+}
+
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+void mesh_of_sizes_alone() {
+  const Mesh mesh({{"d", 4}});
+}
+
+// expect: a Mesh has the names of its axes in its type; write `const Mesh<..?d t..?> mesh\(device\)`
+void mesh_of_a_device_alone(const DevicePtr& device) {
+  const Mesh mesh(device);
+}
+
 // expect: zeros: it does not take these arguments; write `zeros<f32, ..?B/d L..?>\(mesh, {{..?B..?, 8}, {..?L..?, 16}}\)`
 auto one_size_without_the_list(const Mesh<"d t">& mesh) {
   return zeros<f32, "A">(mesh, {"A", 8});

@@ -13,6 +13,7 @@
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/tuning.hpp"
+#include "shardlib/types/tensor.hpp"
 
 namespace shardlib {
 
@@ -52,12 +53,6 @@ requires(!std::is_convertible_v<const F&, DeviceBody>) void launch(const std::ve
                 "launch: the function does not take a device; write launch({{\"d\", 4}}, [](const DevicePtr& device) { "
                 "... }), and make the Mesh in it, `const Mesh<\"d\"> mesh(device)`");
 }
-namespace detail {
-/// One axis as `{"d", 4}`, which is no list of axes: `{{"d", 4}}`.
-struct LoneAxis {
-  LoneAxis(const char*, int);  // NOLINT(google-explicit-constructor): for braces
-};
-}  // namespace detail
 /// A compile error for a mesh that is a text, a number or a Mesh.
 template <class M, class F>
 requires(!std::is_convertible_v<const M&, std::vector<AxisSize>>) void launch(const M& /*mesh*/, const F& /*body*/,

@@ -31,6 +31,8 @@ constexpr Axes mesh_axes(const TensorSpec& mesh) {
 }
 
 constexpr Verdict mesh(std::string_view axes) {
+  if (axes == "??")
+    return {{}, "a Mesh has the names of its axes in its type; write `const Mesh<\"d t\"> mesh(device)`"};
   const auto parsed = parse_tensor(axes);
   for (std::size_t from = 0; from < axes.size();) {  // the parser reads an axis as a dim, so its error would say dim
     const auto space = detail::find(axes, " ", from);

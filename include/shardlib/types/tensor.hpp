@@ -293,6 +293,13 @@ inline constexpr bool is_tensor<Tensor<D, S>> = true;
 template <class T>
 concept tensor = is_tensor<std::remove_cvref_t<T>>;
 
+namespace detail {
+/// An axis and its size as `{"d", 4}`, which a function takes to say what it takes in its place.
+struct LoneAxis {
+  LoneAxis(const char*, int);  // NOLINT(google-explicit-constructor): for braces
+};
+}  // namespace detail
+
 /// The names of the mesh's axes, in order, as a type. Their sizes are known at run time. For a `Mesh<"d t">`, `axes`
 /// are these names, `size` is the number of devices along an axis, and `device` is this device.
 template <Spec Axes>
@@ -306,8 +313,8 @@ class Mesh {
   /// One device's view of the mesh. The device's axes must be those of the type, in their order; an axis that the
   /// device lacks has size 1.
   explicit Mesh(DevicePtr device);
-  /// A compile error for an argument that is not a device, such as sizes.
-  template <class X, class... More>
+  /// A compile error for an argument that is not a device, such as sizes. Those in braces have the default type.
+  template <class X = std::vector<detail::LoneAxis>, class... More>
   requires(!std::is_convertible_v<const X&, const Mesh&> &&
            (sizeof...(More) > 0 || !std::is_convertible_v<X, DevicePtr>)) explicit Mesh(const X&, const More&...) {
     static_assert(std::is_void_v<X>,
@@ -339,6 +346,10 @@ class Mesh {
  private:
   DevicePtr device_;
 };
+/// Without the names of the axes, a Mesh of a device is a compile error, and one of sizes is that of every Mesh of
+/// sizes.
+Mesh(const DevicePtr&)->Mesh<"??">;
+Mesh(const std::vector<detail::LoneAxis>&)->Mesh<"d">;
 
 namespace detail {
 
