@@ -21,6 +21,11 @@ void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradient
   const Weights grads = reduce_gradients(mesh, partial);
   AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, every_leaf);
 }
+// A program's own operators of a struct of tensors are the better ones, also templates.
+template <class T>
+requires std::is_same_v<T, Weights> T operator-(const T& a, const T& b) { return {a.bias - b.bias, a.w - b.w}; }
+Weights operator*(const Weights& a, double b) { return {a.bias * b, a.w * b}; }
+Weights step_by_operators(const Weights& w, const Weights& grads) { return w - grads * 0.1; }
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
 // expect: `reduce_gradients\(mesh, grads\)`, once, after those over microbatches \(communicates\)
@@ -192,6 +197,38 @@ auto tensor_of_a_vector(const Data& mesh, const std::vector<float>& values) {
 // expect: an optimizer writes weights, moments and copies, so none of them is const
 void update_of_const(const Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: AdamW: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`, with the
+void moments_of_another_optimizer(Weights& w, SGD::Moments<Weights>& moments, const Weights& grads) {
+  AdamW().update(w, moments, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: SGD: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`, with the
+void moments_without_a_struct(Weights& w, Weights& mu, const Weights& grads) {
+  SGD().update(w, mu, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: Adafactor: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
+struct Other {
+  Tensor<f32, "M"> bias;
+};
+void moments_of_other_weights(Weights& w, Adafactor::Moments<Other>& moments, const Weights& grads) {
+  Adafactor().update(w, moments, grads, 1e-3, 1.0, 0, every_leaf);
+}
+
+// expect: \* has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
+struct Bias {
+  Tensor<f32, "M"> bias;
+};
+void step_without_map_tree(Bias& w, const Bias& grads) {
+  w = w - grads * 0.1;
+}
+
+// expect: \+= has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
+// expect: accumulate\(sums, grads\)
+void sum_without_accumulate(Weights& sums, const Weights& grads) {
+  sums += grads;
 }
 
 // expect: AdamW: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
@@ -374,6 +411,11 @@ auto array_without_a_shape(const std::vector<f32>& values) {
 // expect: HostArray: it is made of a shape and values of its dtype; write HostArray<f32>\({8, 4}, std::vector<f32>\(32,
 auto array_of_other_values(const std::vector<double>& values) {
   return HostArray<f32>({8, 4}, values);
+}
+
+// expect: HostArray: it is made of a shape and values of its dtype; write HostArray<f32>\({8, 4}, std::vector<f32>\(32,
+auto array_of_sizes_without_braces() {
+  return HostArray<f32>(4, 2);
 }
 
 // expect: fetch: it does not take this argument; write `fetch\(x\)`, or for an array of another dtype `fetch\(cast<f32>\(x\)\)`

@@ -52,16 +52,16 @@ struct HostArray {
   /// An array of zeros.
   explicit HostArray(std::vector<std::int64_t> sizes)
       : shape(std::move(sizes)), data(detail::host_elements(shape, sizeof(D))) {}
+  explicit HostArray(std::initializer_list<std::int64_t> sizes) : HostArray(std::vector<std::int64_t>(sizes)) {}
   /// Throws Error where there is not one value for each element.
   HostArray(std::vector<std::int64_t> sizes, std::vector<D> values) : shape(std::move(sizes)), data(std::move(values)) {
     if (const auto n = detail::host_elements(shape, sizeof(D)); data.size() != n)
       throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n) +
                   " elements; give as many, or the shape alone for zeros");
   }
-  /// A compile error for another shape, or values of another type. It takes no numbers, because they would include the
-  /// 8 and 4 of `HostArray<f32>({8, 4})`.
+  /// A compile error for another shape, or values of another type.
   template <class X, class... More>
-  requires(!std::is_base_of_v<HostArray, X> && !std::is_arithmetic_v<X> &&
+  requires(!std::is_base_of_v<HostArray, X> &&
            !(std::is_convertible_v<X, std::vector<std::int64_t>> &&
              (std::is_convertible_v<More, std::vector<D>> && ...))) explicit HostArray(const X&, const More&...) {
     static_assert(std::is_void_v<X>,

@@ -140,9 +140,9 @@ struct Adafactor {
            detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
         update(leaf, learning_rate, scale, step.number);
   }
-  /// A compile error for fewer arguments.
+  /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>
-  requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
+  requires(sizeof...(Args) < 7 || detail::other_moments<Adafactor, Args...>) auto update(const Args&... args) const {
     return detail::wrong_update<"Adafactor">(args...);
   }
 

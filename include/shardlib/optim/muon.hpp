@@ -52,9 +52,11 @@ struct Muon {
     for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
       update(leaf, learning_rate, scale, step.number);
   }
-  /// A compile error for fewer arguments.
+  /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>
-  requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"Muon">(args...); }
+  requires(sizeof...(Args) < 7 || detail::other_moments<Muon, Args...>) auto update(const Args&... args) const {
+    return detail::wrong_update<"Muon">(args...);
+  }
 
  private:
   SHARDLIB_INLINE void update(const detail::LeafUpdate& leaf, double learning_rate, double scale,

@@ -190,10 +190,18 @@ template <OpName Optimizer, std::size_t N, class Decays, class Tree, class Grads
     return {};
 }
 
+/// Whether these are the arguments of an update whose moments are not those of the optimizer for such weights.
+template <class Optimizer, class... Args>
+inline constexpr bool other_moments = false;
+template <class Optimizer, class W, class M, class G, class Rate, class... More>
+inline constexpr bool other_moments<Optimizer, W, M, G, Rate, More...> =
+    std::is_arithmetic_v<Rate> && !std::is_same_v<M, typename Optimizer::template Moments<W>>;
 /// A compile error that gives the form of an optimizer's update.
 template <OpName Optimizer, class... Args>
 auto wrong_update(const Args&... args) {
-  return wrong_call<Optimizer, "update(weights, moments, grads, rate, scale, step, decays)">(args...);
+  return wrong_call<Optimizer,
+                    "update(weights, moments, grads, rate, scale, step, decays)`, with the moments that its "
+                    "`init(weights)` has made">(args...);
 }
 }  // namespace detail
 
@@ -240,9 +248,9 @@ struct AdamW {
     for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
       detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
-  /// A compile error for fewer arguments.
+  /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>
-  requires(sizeof...(Args) < 7) auto update(const Args&... args) const {
+  requires(sizeof...(Args) < 7 || detail::other_moments<AdamW, Args...>) auto update(const Args&... args) const {
     return detail::wrong_update<"AdamW">(args...);
   }
 
@@ -284,9 +292,11 @@ struct SGD {
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
                               leaf);
   }
-  /// A compile error for fewer arguments.
+  /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>
-  requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"SGD">(args...); }
+  requires(sizeof...(Args) < 7 || detail::other_moments<SGD, Args...>) auto update(const Args&... args) const {
+    return detail::wrong_update<"SGD">(args...);
+  }
 };
 
 /// Lion (Chen et al. 2023): steps of the size of the learning rate, along the sign of a mean of gradients. It wants a
@@ -314,9 +324,11 @@ struct Lion {
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
                               leaf);
   }
-  /// A compile error for fewer arguments.
+  /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>
-  requires(sizeof...(Args) < 7) auto update(const Args&... args) const { return detail::wrong_update<"Lion">(args...); }
+  requires(sizeof...(Args) < 7 || detail::other_moments<Lion, Args...>) auto update(const Args&... args) const {
+    return detail::wrong_update<"Lion">(args...);
+  }
 };
 
 /// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`

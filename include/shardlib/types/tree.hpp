@@ -338,6 +338,46 @@ template <class F, class Tree, class... More>
   return result;
 }
 
+namespace detail {
+/// A struct or an Array of tensors, for which there are no operators.
+template <class T>
+concept tree_of_several = !is_tensor<T> && !is_choice<T> && is_tree<T>();
+/// The other operand of such an operator. The conversion makes any operator of the program the better one.
+struct OtherOperand {
+  template <class X>
+  OtherOperand(const X&);  // NOLINT(google-explicit-constructor): it is the operand
+};
+struct OtherNumber {
+  template <class X>
+  requires std::is_arithmetic_v<X> OtherNumber(X);  // NOLINT(google-explicit-constructor): it is the operand
+};
+}  // namespace detail
+
+// A compile error for arithmetic of structs of tensors.
+#define SHARDLIB_TREE_OPERATOR(op)                                                      \
+  template <detail::tree_of_several Tree>                                               \
+  Tree operator op(const Tree& tree, detail::OtherOperand) {                            \
+    static_assert(std::is_void_v<Tree>, #op                                             \
+                  " has no form for structs of tensors; write "                         \
+                  "map_tree([](const auto& w, const auto& g) { return w - g * 0.1; }, " \
+                  "weights, grads), or accumulate(sums, grads) for a sum");             \
+    return tree;                                                                        \
+  }
+SHARDLIB_TREE_OPERATOR(+)
+SHARDLIB_TREE_OPERATOR(-)
+SHARDLIB_TREE_OPERATOR(*)
+SHARDLIB_TREE_OPERATOR(/)
+/// A compile error that names `accumulate`. `accumulate(sums, grads)`
+SHARDLIB_TREE_OPERATOR(+=)
+/// A compile error that names `map_tree`. `map_tree([](const auto& w, const auto& g) { return w - g; }, weights,
+/// grads)`
+SHARDLIB_TREE_OPERATOR(-=)
+#undef SHARDLIB_TREE_OPERATOR
+template <detail::tree_of_several Tree>
+Tree operator*(detail::OtherNumber number, const Tree& tree) {
+  return tree * number;
+}
+
 /// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.
 /// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf for which this is not so.
 template <class M, class Tree>
