@@ -164,14 +164,13 @@ auto swiglu(const Tensor<C, S>& gate, const Tensor<C, S>& up) {
   return map([](auto g, auto u) { return swish(g) * u; }, gate, up);
 }
 
-// The most rows that a device gets, of all devices. A dry run, which has no counts, plans for a load of 1.25.
+// The most rows that a device gets, of all devices. A plan, which has no counts, is for a load of 1.25.
 inline std::int64_t most_rows(const Tensor<i32, "P/s/d X/e">& received, std::int64_t mean) {
   const MoeMesh mesh(received.device());
   const auto by_device = split<"X/e -> Y/e Z">(
       split<"P/s/d -> O/s/d N">(received, {{"O", mesh.size("s") * mesh.size("d")}}), {{"Y", mesh.size("e")}});
   const auto most = all_reduce_max<"O/s/d Y/e -> ">(sum<"O/s/d N Y/e Z -> O/s/d Y/e">(by_device));
-  const std::int64_t rows = item(most);
-  return std::max<std::int64_t>(1, mesh.device()->is_dry() ? mean * 5 / 4 : rows);
+  return std::max<std::int64_t>(1, item(most, static_cast<i32>(mean * 5 / 4)));
 }
 
 // Every row reaches its expert. The counts travel first; then a device knows how many rows it gets. Rows travel in

@@ -41,6 +41,7 @@ TEST_CASE("constants, indices and masks", "[ops]") {
     expect_whole(whole(causal_mask<"Q/d K/t">(mesh, 6, 12)), {6, 12},
                  [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
     expect(item(full<f32, "">(mesh, {}, 2.5)) == 2.5F, "item");
+    expect(item(full<i32, "">(mesh, {}, 7), 40) == 7, "item, with what a dry run would get");
   });
 }
 

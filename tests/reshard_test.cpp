@@ -327,12 +327,17 @@ TEST_CASE("reshard: submeshes with different values under one name are an error"
   });
 }
 
-TEST_CASE("reshard: not in a dry run", "[reshard]") {
+TEST_CASE("reshard, save, load and gather_texts: not in a dry run", "[reshard]") {
   const auto device = DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
   const Line mesh(device);
   const One from{ones<f32, "A/d">(mesh, {{"A", 4}})};
   One to{ones<f32, "A/d">(mesh, {{"A", 4}})};
-  expect_error([&] { io::reshard(mesh, from, to); },
-               "reshard: a dry run has one device, which cannot know what the others hold; leave reshard out of it: "
-               "`if (!mesh.device()->is_dry())`");
+  const std::string why =
+      "a dry run has one device, which cannot know what the others hold; leave reshard, save, load and the like out of "
+      "it: `if (!mesh.device()->is_dry())`";
+  expect_error([&] { io::reshard(mesh, from, to); }, "reshard: source: " + why);
+  expect_error([&] { io::save(mesh, "nowhere", 7, from); }, "checkpoint 'nowhere/step-00000007' was not saved: " + why);
+  expect_error([&] { io::load(mesh, "nowhere", to); }, why);
+  expect_error([&] { static_cast<void>(io::gather_texts(*device, "")); }, why);
+  expect_error([&] { io::agree(*device, "reading", nullptr); }, why);
 }

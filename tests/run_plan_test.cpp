@@ -439,6 +439,7 @@ TEST_CASE("a dry device has no elements to look at, and checks what it does not 
   const auto x = random_normal<f32, "A/d">(mesh, {{"A", std::int64_t{1} << 40}}, {0, 0});
   REQUIRE(device->pool()->stats().live == std::size_t{1} << 41);  // half of it, in f32
   REQUIRE(item(all_reduce<"+d -> ">(sum(x))) == 1.0F);
+  REQUIRE(item(all_reduce<"+d -> ">(sum(x)), 2.5) == 2.5F);
   expect_error([&] { static_cast<void>(x.span()); },
                "span: in a dry run tensors have no elements (device 0 (d=0) of mesh d=2)");
   Communicator& group = device->group({"d"});

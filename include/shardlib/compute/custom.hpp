@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/on_host.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/rules/grad.hpp"
@@ -208,9 +209,7 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
     // The kernel is host code. A device's shards are copied to it, and the result back.
-    out.device->host_exec().run([&] {
-      const bool copies = out.device->exec().on_device();
-      const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
+    detail::write_on_host(out, result, [&](const Buffer& there) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         const std::array<Buffer, sizeof...(X)> shards{out.device->to_host(values[I]->data())...};
         kernel(
@@ -218,7 +217,6 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
             Shard<const typename X::value_type>(*values[I], shards[I].template as<const typename X::value_type>())...);
       }
       (std::index_sequence_for<X...>{});
-      if (copies) copy(result, there);
     });
     return result;
   };

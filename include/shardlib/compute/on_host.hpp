@@ -36,14 +36,22 @@ class HostNumbers {
   DType dtype_;
 };
 
-/// The shard of `out`, whose numbers in host memory `fill` sets. In a dry run that does nothing.
+/// Calls fill(buffer), which writes the shard of `out` in host memory: `result` itself, or what is copied there. A dry
+/// run does nothing.
+template <class F>
+void write_on_host(const Value& out, Buffer& result, const F& fill) {
+  out.device->host_exec().run([&] {
+    const bool copies = out.device->exec().on_device();
+    const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
+    fill(there);
+    if (copies) copy(result, there);
+  });
+}
+
+/// The shard of `out`, whose numbers in host memory `fill` sets.
 inline Buffer filled_on_host(const Value& out, const std::function<void(const HostNumbers&)>& fill) {
   Buffer result = allocate(out);
-  if (out.device->is_dry()) return result;
-  const bool copies = out.device->exec().on_device();
-  const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
-  fill(HostNumbers(there, out.dtype));
-  if (copies) copy(result, there);
+  write_on_host(out, result, [&](const Buffer& there) { fill(HostNumbers(there, out.dtype)); });
   return result;
 }
 

@@ -17,10 +17,12 @@
 namespace shardlib::detail {
 
 /// The first row of each place and group on a device: the entry of place p and group x is at [p * groups + x]. Rows are
-/// ordered by x, then by p. `total` is the number of counted rows.
+/// ordered by x, then by p. `total` is the number of counted rows. Where there are no counts to read, in a dry run, all
+/// rows count, and belong to no group.
 struct RowStarts {
   std::int64_t places = 0, groups = 0, total = 0;
   std::vector<std::int64_t> first, size;
+  bool known = false;  ///< whether there are counts
 
   /// Throws if a count is negative or the counts exceed the rows of `tensor`, which the message calls `rows`.
   SHARDLIB_INLINE RowStarts(const Value& counts, const Value& tensor, const char* rows);
@@ -37,7 +39,7 @@ SHARDLIB_INLINE void zero_rows(const Value& out, const Buffer& result, std::int6
 SHARDLIB_INLINE Shape shape_of_rows(const Value& x, std::int64_t rows);
 SHARDLIB_INLINE Shape shape_of_group(const Value& x);
 /// Makes the result of a product of `rows` with `other`: counts its floating-point operations and calls
-/// write(where the counted rows begin, result). In a dry run all rows count, and nothing is written.
+/// write(where the counted rows begin, result).
 SHARDLIB_INLINE Buffer grouped(const Value& out, const Value& rows, const Value& other, const Value& counts,
                                FunctionRef<void(const RowStarts&, const Buffer&)> write);
 

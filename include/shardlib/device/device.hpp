@@ -107,7 +107,8 @@ class Device : public detail::Counted {
   /// The same for loops over host memory.
   [[nodiscard]] Exec host_exec() const { return {.pool = host_pool_.get(), .threads = threads_, .dry = is_dry()}; }
   [[nodiscard]] const Tuning& tuning() const { return tuning_; }  ///< as LaunchOptions gave it
-  /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
+  /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at. Code that
+  /// touches memory by its Exec, and code that communicates, need not ask; tests/rooms.py lists what does.
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
   /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".

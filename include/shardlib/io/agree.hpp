@@ -11,6 +11,11 @@
 
 namespace shardlib::io {
 
+namespace detail {
+/// Throws in a dry run, whose other devices do not exist. `what` begins the message.
+void require_devices(const Device& device, const std::string& what);
+}  // namespace detail
+
 /// Every device's text, on every device, by device index. Collective over the whole mesh. `gather_texts(device,
 /// host_name)`
 [[nodiscard]] std::vector<std::string> gather_texts(Device& device, const std::string& mine,
@@ -24,6 +29,7 @@ void agree(Device& device, const std::string& what, const std::exception_ptr& er
 /// = read_file(path); })`
 template <class F>
 void together(Device& device, const std::string& what, F&& f, Site site = Site::current()) {
+  detail::require_devices(device, what);
   std::exception_ptr error;
   try {
     f();

@@ -177,17 +177,19 @@ SHARDLIB_CREATES(random_uniform, ", {seed, 0}", RandomKey)
 #undef SHARDLIB_CREATES
 
 namespace detail {
-/// Element 0 of the shard. Returns 1 where shards have no memory.
+/// Element 0 of the shard. Returns `planned` where shards have no memory.
 template <class D>
-D first_element(const ValuePtr& x);
+D first_element(const ValuePtr& x, D planned);
 }  // namespace detail
 
-/// A scalar as a number on the host. Its spec must be "", so that every device reads the same number. `item(loss)`
+/// A scalar as a number on the host. Its spec must be "", so that every device reads the same number. A dry run, which
+/// has no numbers, gets `planned`. `item(loss)`, `item(rows, 40)`
 template <dtype D, Spec S>
-auto item(const Tensor<D, S>& x, Site site = Site::current())
+auto item(const Tensor<D, S>& x, std::type_identity_t<D> planned = static_cast<D>(static_cast<detail::scalar_of<D>>(1)),
+          Site site = Site::current())
     -> std::enable_if_t<detail::checked<rules::with_dtype<rules::item, dtype_v<D>>, S>::ok, D> {
   const detail::Calling op{"item", {}, site};
-  return detail::first_element<D>(x.value());
+  return detail::first_element<D>(x.value(), planned);
 }
 /// A compile error for other arguments.
 template <class... Args>

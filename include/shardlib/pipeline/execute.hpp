@@ -297,7 +297,7 @@ template <Spec P, Spec A, class Program, class W>
 
 /// The intervals of all ranks, given those of this rank's last step and the schedule's lists: for pictures and
 /// `measured_costs`. All devices call it together. Times are of one clock; those of several machines are set by a
-/// barrier. `all_intervals(mesh, schedule.tasks(8), step.intervals)`
+/// barrier. A dry run has none. `all_intervals(mesh, schedule.tasks(8), step.intervals)`
 template <Spec P, Spec A>
 [[nodiscard]] std::vector<Interval> all_intervals(const StagedMesh<P, A>& mesh, const TaskLists& lists,
                                                   const std::vector<Interval>& mine) {

@@ -25,8 +25,8 @@ void check_replicas(Device& device, const io::detail::NamedValues& leaves, const
 /// Throws Error, the same on all devices, unless each leaf has the same bits on all devices that hold the same shard:
 /// those along the axes of the mesh that its spec does not name (`"L/d M"` on `Mesh<"d t">`: along t). The error names
 /// the leaf, the axes and the devices, and ends with `when`. Collective: a checksum of each leaf goes to all. Leaves
-/// with the same name after `rename` are copies of one array. `check_replicas(mesh, weights, "after step 7", {{"step",
-/// 7}})`
+/// with the same name after `rename` are copies of one array. A dry run compares nothing.
+/// `check_replicas(mesh, weights, "after step 7", {{"step", 7}})`
 template <Spec A, class Tree>
 void check_replicas(const Mesh<A>& mesh, const Tree& tree, const std::string& when,
                     const ReplicatedNumbers& numbers = {}, const io::Rename& rename = {}) {

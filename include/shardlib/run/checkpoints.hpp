@@ -51,7 +51,6 @@ template <Spec A, class Tree>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Tree& state, const Training& training,
                                          const io::Rename& rename = {}) {
   Checkpoints c;
-  if (mesh.device()->is_dry()) return c;
   c.leaves = [rename, &state] { return io::detail::named_values(state, rename); };
   if (training.directory.empty()) return c;
   const std::string folder = training.directory + "/checkpoints";

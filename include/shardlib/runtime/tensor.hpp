@@ -43,7 +43,7 @@ std::span<const std::int64_t> Tensor<D, S>::global_shape() const {
 }
 template <class D, Spec S>
 std::span<const D> Tensor<D, S>::span() const& {
-  if (value()->device->is_dry())
+  if (value()->device->is_dry())  // zeros in their place would take the memory that a dry run does without
     throw Error("span: in a dry run tensors have no elements (" + value()->device->describe() + ")");
   return {reinterpret_cast<const D*>(detail::host_data(*value())), static_cast<std::size_t>(value()->count())};
 }

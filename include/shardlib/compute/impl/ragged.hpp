@@ -13,21 +13,24 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE RowStarts::RowStarts(const Value& counts, const Value& tensor, const char* rows)
-    : places(counts.local[0]), groups(counts.local[1]) {
-  const Buffer on_host = counts.on_host();
-  const auto* const n = on_host.as<const std::int32_t>();
-  first.resize(static_cast<std::size_t>(places * groups));
-  size.resize(first.size());
-  for (std::int64_t x = 0; x < groups; ++x)
-    for (std::int64_t p = 0; p < places; ++p) {
-      if (n[at(p, x)] < 0)
-        throw Error("a count of rows is " + std::to_string(n[at(p, x)]) + ", of place " + std::to_string(p) +
-                    " and group " + std::to_string(x) + " of this device's shard; counts must not be negative");
-      first[at(p, x)] = total;
-      size[at(p, x)] = n[at(p, x)];
-      total += n[at(p, x)];
-    }
+SHARDLIB_INLINE RowStarts::RowStarts(const Value& counts, const Value& tensor, const char* rows) {
+  counts.device->exec().read(counts.as<const std::int32_t>(), counts.count(), [&](const std::int32_t* n) {
+    known = true;
+    places = counts.local[0];
+    groups = counts.local[1];
+    first.resize(static_cast<std::size_t>(places * groups));
+    size.resize(first.size());
+    for (std::int64_t x = 0; x < groups; ++x)
+      for (std::int64_t p = 0; p < places; ++p) {
+        if (n[at(p, x)] < 0)
+          throw Error("a count of rows is " + std::to_string(n[at(p, x)]) + ", of place " + std::to_string(p) +
+                      " and group " + std::to_string(x) + " of this device's shard; counts must not be negative");
+        first[at(p, x)] = total;
+        size[at(p, x)] = n[at(p, x)];
+        total += n[at(p, x)];
+      }
+  });
+  if (!known) total = tensor.local[0];
   if (total > tensor.local[0])
     throw Error("this device counts " + std::to_string(total) + " rows, but " + rows + " " +
                 std::to_string(tensor.local[0]) + " of `" + std::string(to_string(tensor.spec->dims[0]).view()) +
@@ -64,11 +67,6 @@ inline void add_grouped_flops(const Value& out, const Value& rows, const Value& 
 SHARDLIB_INLINE Buffer grouped(const Value& out, const Value& rows, const Value& other, const Value& counts,
                                FunctionRef<void(const RowStarts&, const Buffer&)> write) {
   Buffer result = allocate(out);
-  if (out.device->is_dry()) {
-    for (const Value* x : {&rows, &other, &counts}) static_cast<void>(x->data());
-    add_grouped_flops(out, rows, other, rows.local[0]);
-    return result;
-  }
   const RowStarts starts(counts, rows, "the operand has");
   add_grouped_flops(out, rows, other, starts.total);
   write(starts, result);
@@ -134,15 +132,13 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   const auto n = static_cast<std::size_t>(group.size());
   const Buffer from = rows->data();
   Buffer result = allocate(out);
-  if (out.device->is_dry()) {  // as if the rows spread evenly
-    static_cast<void>(sent->data());
-    static_cast<void>(received->data());
+  const RowStarts mine(*sent, *rows, "the operand has"), gets(*received, out, "the result has");
+  if (!mine.known) {  // as if the rows spread evenly
     const std::size_t bytes = std::min(rows->bytes(), out.bytes()) / n * (n - 1);
     const Buffer messages = out.device->pool()->allocate(bytes);
     if (n > 1) add_traffic(out, bytes, axes);
     return result;
   }
-  const RowStarts mine(*sent, *rows, "the operand has"), gets(*received, out, "the result has");
   const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
   std::vector<RowRuns> to, of;
   for (std::int64_t peer = 0; peer < group.size(); ++peer) {

@@ -13,7 +13,15 @@
 
 namespace shardlib::io {
 
+SHARDLIB_INLINE void detail::require_devices(const Device& device, const std::string& what) {
+  if (device.is_dry())
+    throw Error(what + (what.empty() ? "" : ": ") +
+                "a dry run has one device, which cannot know what the others hold; leave reshard, save, load and the "
+                "like out of it: `if (!mesh.device()->is_dry())`");
+}
+
 SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std::string& mine, Site site) {
+  detail::require_devices(device, "");
   Communicator& all = device.everybody();
   const auto n = static_cast<std::size_t>(all.size());
   Pool& pool = *device.host_pool();

@@ -76,7 +76,8 @@ inline void choose_way(const StageProgram& program, const TaskLists& lists, std:
   set_direct(program.device, program.axis, purpose.value(), {peers.begin(), peers.end()});
 }
 
-/// The ranks agree on what they run, and on the way of their messages.
+/// The ranks agree on what they run, and on the way of their messages. In a dry run no other rank can answer, and no
+/// message travels.
 inline void prepare(const StageProgram& program, const TaskLists& lists, const std::string& schedule) {
   if (program.axis.empty() || program.device->is_dry()) return;
   const std::uint64_t fingerprint = fingerprint_of(program, lists);
