@@ -230,8 +230,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   state.weights = initial_weights(s);
   lora.weights = initial_adapters(s);
   run::check_groups(o.optimizer.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
-  const bool dry = s.mesh.device()->is_dry();
-  if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
+  if (!o.load.empty()) load_hugging_face(s, state.weights);
   if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
@@ -261,7 +260,6 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   // Of six FLOPs for each parameter, two make its gradient.
   if (o.lora > 0) program.flops_per_token -= 2.0 * static_cast<double>(parameter_count(state.weights) - looked_up);
   run::train(s.mesh.device(), o.training, data, toml, program);
-  if (dry) return;
   if (!o.save.empty())
     export_model(s, state.ema.empty() ? state.weights : state.ema[0], lora.ema.empty() ? lora.weights : lora.ema[0],
                  config_json(s, *data.tokenizer));

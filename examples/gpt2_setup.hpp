@@ -28,6 +28,12 @@ struct Options : TrainerOptions {
   gpt2::ModelConfig config;  // epsilon, recompute and prefetch; Setup::config has the rest
 };
 
+// The options of a dry run: see train_or_plan.
+inline Options without_files(Options o) {
+  o.load = o.save = o.logits = "";
+  return o;
+}
+
 // The arguments of the functions below: the mesh, the options and the number of tokens.
 struct Setup {
   Mesh2 mesh;

@@ -491,10 +491,6 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
 template <class Model>
 void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& schedule, const run::Data& data,
            const std::string& toml) {
-  if (!device->is_dry())
-    io::together(*device, "", [&] {  // only one rank draws: the machines of the others may not have the folder
-      if (device->rank() == 0 && !o.timeline.empty()) run::require_output(o.training, o.timeline, "--timeline");
-    });
   const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   auto& trained = trainer.trained;
@@ -613,7 +609,13 @@ int program(int argc, char** argv) {
     return 0;
   o.training.step_svg = planned.step_svg;
   o.training.planned_peak = planned.planned_peak;
-  launch(mesh, body(o, schedule), run::launch_options(o.training));
+  const auto check_and_train = [&, train = body(o, schedule)](const DevicePtr& device) {
+    io::together(*device, "", [&] {  // one rank draws, and the others' machines may not have the folder
+      if (device->rank() == 0 && !o.timeline.empty()) run::require_output(o.training, o.timeline, "--timeline");
+    });
+    train(device);
+  };
+  launch(mesh, check_and_train, run::launch_options(o.training));
   return 0;
 }
 

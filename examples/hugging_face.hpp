@@ -35,6 +35,8 @@ struct HuggingFace {
   // Keys of config.json, as JSON, that an export repeats from the loaded one.
   std::map<std::string, std::string> kept;
   std::int64_t positions = 0;  // max_position_embeddings of the loaded one
+
+  [[nodiscard]] bool empty() const { return load.empty() && save.empty() && logits.empty(); }
 };
 
 // Declares the options. `kinds` names the models in --help, as in "Llama or Mistral".
@@ -213,7 +215,7 @@ inline void check_files(const HuggingFace& files, const run::Training& training,
 template <Spec A, class Model>
 void load_weights(const Mesh<A>& mesh, const HuggingFace& files, const run::Training& training,
                   const io::StoredTable& table, bool tied, Model& w) {
-  if (mesh.device()->is_dry()) return;
+  if (files.empty()) return;
   io::together(*mesh.device(), "", [&] {
     if (mesh.rank() != 0) return;
     if (!files.save.empty()) run::require_writable_folder(files.save, "--export");
@@ -275,7 +277,6 @@ template <class Config>
 void write_outputs(const DevicePtr& device, const HuggingFace& files, const run::Training& training,
                    const run::Data& data, const run::Program& program, const io::StoredTable& table,
                    const Config& config) {
-  if (device->is_dry()) return;
   if (!files.save.empty()) run::export_folder(*device, training.directory, files.save, table, config());
   if (!files.logits.empty()) run::write_logits(*device, *data.tokenizer, training.prompt, program.decode, files.logits);
 }

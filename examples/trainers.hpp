@@ -71,6 +71,13 @@ Options one_layer(Options o) {
   return o;
 }
 
+// The options of a dry run, in which `train` loads and writes no models.
+template <class Options>
+Options without_files(Options o) {
+  o.files = {};
+  return o;
+}
+
 // Trains by `train(device, o)` on each device, or does what --plan and --graph ask for. It decides --gather auto in
 // `o`, unless `may_gather_once` says that the program cannot gather weights once per step.
 template <class Options, class F>
@@ -79,10 +86,14 @@ void train_or_plan(const shardlib::run::Options& options, Options& o, const std:
   const auto body = [&](const Options& used) -> shardlib::DeviceBody {
     return [&](const shardlib::DevicePtr& device) { train(device, used); };
   };
-  if (may_gather_once) shardlib::run::choose_gather(o.gather, o.training, mesh, body(o));
+  Options planned = without_files(o);
+  if (may_gather_once) {
+    shardlib::run::choose_gather(planned.gather, o.training, mesh, body(planned));
+    o.gather = planned.gather;
+  }
   shardlib::run::announce(options, o.training);
-  const Options single = one_layer(o);
-  if (!shardlib::run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute,
-                              may_gather_once ? &o.gather : nullptr))
+  const Options single = one_layer(planned);
+  if (!shardlib::run::dry_run(o.training, mesh, body(planned), body(single), "", &planned.config.recompute,
+                              may_gather_once ? &planned.gather : nullptr))
     shardlib::launch(mesh, body(o), shardlib::run::launch_options(o.training));
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Lists the rooms of include/shardlib, and checks that includes between them point one way, that any header can be included
-first, and that gpt_fsdp stays short.
+first, that few headers know of dry runs, and that gpt_fsdp stays short.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
 header at the top that is not an umbrella, on a header that, if it is included first, has the definitions of another one
-included before that one's declarations, on definitions that two sources of shardlib::compiled include, and on a gpt_fsdp of
-more than 500 lines. Needs nothing but Python's standard library.
+included before that one's declarations, on definitions that two sources of shardlib::compiled include, on a file that asks
+whether a run is dry without a reason in the list, and on a gpt_fsdp of more than 500 lines. Needs nothing but Python's standard
+library.
 """
 import pathlib
 import re
@@ -32,6 +33,20 @@ ROOMS = {
     "pipeline": "pipeline parallelism: stages, schedules, execution",
     "io": "text, tokens, checkpoints, file formats, trees from one layout to another",
     "run": "what the trainers share: options, loop, plan, reports",
+}
+# In a dry run, the pool, the communicators and Exec of these rooms do nothing. Others need not ask whether it is one,
+# except these headers.
+DRY_ROOMS = {"memory", "comm", "device"}
+ASKS_IF_DRY = {
+    "runtime/tensor.hpp": "span: zeros in place of the elements would take the memory that a plan does without",
+    "compute/impl/attention.hpp": "the one device stands for the mean of all, which do different amounts of work",
+    "autodiff/impl/tape.hpp": "plans show a collective also if nothing reads its result",
+    "pipeline/impl/prepare.hpp": "no other rank can say what it runs",
+    "pipeline/impl/execute.hpp": "no other rank has times to collect",
+    "io/impl/agree.hpp": "what all devices do together through host memory is an error there",
+    "run/impl/check_replicas.hpp": "a step that compares replicas can be planned",
+    "run/impl/leaf_histograms.hpp": "a step that makes histograms can be planned",
+    "run/impl/training_loop.hpp": "`train` counts one step instead of training",
 }
 GPT_FSDP = ["gpt_model.hpp", "gpt_setup.hpp", "gpt_fsdp.hpp", "gpt_fsdp.cpp"]
 UMBRELLAS = {"shardlib.hpp", "shapes.hpp", "pipeline.hpp"}
@@ -96,6 +111,20 @@ def defined_twice(include):
                 yield f"{include / name}:{line}: {match[1]} has definitions, which shardlib::compiled would have twice"
 
 
+def asks_if_dry(include, examples):
+    """The headers and examples that ask whether a run is dry, and should not; and those of the list that no longer do."""
+    asks = re.compile(r"(?:\.|->)(?:is_dry|is_meta)\(\)")
+    known = set()
+    for path in sorted([*include.rglob("*.hpp"), *examples.rglob("*.[ch]pp")]):
+        name = path.relative_to(include).as_posix() if include in path.parents else path.name
+        if name.split("/")[0] in DRY_ROOMS or not asks.search(path.read_text()):
+            continue
+        known.add(name)
+        if name not in ASKS_IF_DRY:
+            yield f"{path}: asks whether the run is dry; leave that to device/, memory/ and comm/, as by Exec::run and item(x, planned)"
+    yield from (f"{name} no longer asks whether a run is dry: take it off the list" for name in sorted(ASKS_IF_DRY.keys() - known))
+
+
 def too_long(examples, most=500):
     """gpt_fsdp's model, setup and trainer, if a reader has more lines to read than promised."""
     lines = sum(len((examples / name).read_text().splitlines()) for name in GPT_FSDP)
@@ -106,7 +135,9 @@ def too_long(examples, most=500):
 def main():
     root = arguments(root=pathlib.Path(__file__).resolve().parents[1]).root
     include = root / "include" / "shardlib"
-    found = [*mistakes(include), *read_too_early(include), *defined_twice(include), *too_long(root / "examples")]
+    examples = root / "examples"
+    found = [*mistakes(include), *read_too_early(include), *defined_twice(include), *asks_if_dry(include, examples),
+             *too_long(examples)]  # fmt: skip
     print("\n".join(found))
     sys.exit(1 if found else 0)
 
