@@ -29,7 +29,7 @@ struct NewTokens {
 template <dtype C>
 auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const NewTokens& tokens, const Layer<C>& w,
                       const ModelConfig& config) -> Tensor<C, "B/r/d L/s M/t"> {
-  const auto [q, k, v] = queries_keys_values(x, w, config, tokens.first);
+  const auto [q, k, v] = w.queries_keys_values(x, config, tokens.first);
   const auto places = cast<C>(tokens.places);
   const auto new_k = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(k),
              new_v = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(v);
@@ -40,7 +40,7 @@ auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const 
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   const auto y =
       einsum_unreduced<"B/r/d Q K/t L/s Klen, B/r/d Klen K/t D -> B/r/d L/s Q K/t D">(probabilities, cache.v);
-  return output_projection(y, w.w_o, config);
+  return w.output_projection(y, config);
 }
 
 template <dtype C>
@@ -52,7 +52,7 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
     const Layer<C>& layer = w.layers[i];
     const auto attended = cached_attention(gathered_norm(x, layer.norm1, config), caches[i], tokens, layer, config);
     x = x + cast<f32>(attended);
-    x = x + cast<f32>(feed_forward(gathered_norm(x, layer.norm2, config), layer, config));
+    x = x + cast<f32>(layer.feed_forward(gathered_norm(x, layer.norm2, config), config));
   }
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
   return output_logits(x, w.final_norm, unembed, config);

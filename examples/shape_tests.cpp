@@ -16,24 +16,23 @@
 
 using namespace shardlib;
 
-// The type of f's result for arguments of these types.
+// The type of f's result for arguments of these types; of a member function, the first one is the object.
 template <auto f, class... Args>
-using result = decltype(f(std::declval<const Args&>()...));
+using result = std::invoke_result_t<decltype(f), const Args&...>;
 template <class Is, class Expected>
 inline constexpr bool same = std::is_same_v<Is, Expected>;
 
-using gpt::Batch, gpt::ModelConfig, gpt::NewTokens, gpt::Residual;
+using gpt::Batch, gpt::Ids, gpt::ModelConfig, gpt::NewTokens, gpt::Residual;
 using Layer = gpt::Layer<f32>;
 using Model = gpt::Model<f32>;
 using Cache = gpt::Cache<f32>;
 using Hidden = Tensor<f32, "B/r/d L/s M">;
-using Ids = Tensor<i32, "B/r/d L/s">;
 using GptMesh = Mesh<"r d s t">;
 
 // Layers: what goes in and what comes out. A branch ends with the sum over t, of which each device has a shard.
 static_assert(same<result<gpt::gathered_norm<f32>, Residual, Tensor<f32, "M/t/d/s">, ModelConfig>, Hidden>);
-static_assert(same<result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>, Residual>);
-static_assert(same<result<gpt::feed_forward<f32>, Hidden, Layer, ModelConfig>, Residual>);
+static_assert(same<result<&Layer::attention, Layer, Hidden, Ids, ModelConfig>, Residual>);
+static_assert(same<result<&Layer::feed_forward, Layer, Hidden, ModelConfig>, Residual>);
 static_assert(same<result<gpt::layer<f32>, Residual, Ids, Layer, ModelConfig>, Residual>);
 
 // The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
@@ -42,8 +41,9 @@ static_assert(same<result<gpt::token_losses, Tensor<f32, "B/r/d L/s V/t">, Ids>,
 static_assert(same<result<gpt::loss<f32>, Model, Batch, ModelConfig>, Tensor<f32, "+d +r +s +t">>);
 
 // In bf16 products and gradients are bf16, and the residual stream and the loss stay f32.
-static_assert(same<result<gpt::attention<bf16>, Tensor<bf16, "B/r/d L/s M">, Ids, gpt::Layer<bf16>, ModelConfig>,
-                   Tensor<bf16, "B/r/d L/s M/t">>);
+static_assert(
+    same<result<&gpt::Layer<bf16>::attention, gpt::Layer<bf16>, Tensor<bf16, "B/r/d L/s M">, Ids, ModelConfig>,
+         Tensor<bf16, "B/r/d L/s M/t">>);
 static_assert(same<result<gpt::layer<bf16>, Residual, Ids, gpt::Layer<bf16>, ModelConfig>, Residual>);
 
 // The bodies of templates are checked where they are instantiated: all that the loss and decoding call, in both dtypes.
@@ -61,7 +61,7 @@ static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/r/d L/s V/
 // Decoding: attention to a cache has the type of training's.
 using Cached = decltype(gpt::cached_attention(std::declval<Hidden>(), std::declval<Cache&>(), std::declval<NewTokens>(),
                                               std::declval<Layer>(), ModelConfig{}));
-static_assert(same<Cached, result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>>);
+static_assert(same<Cached, result<&Layer::attention, Layer, Hidden, Ids, ModelConfig>>);
 
 // Training: every weight is fully sharded over d, s and t. It is replicated over r, so its gradient is a sum over r
 // that is still pending, which no update takes: only the reduced one has the weight's own type.

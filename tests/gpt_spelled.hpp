@@ -23,7 +23,7 @@ inline auto segment_mask(const Tensor<i32, "B/r/d L/s">& segments, const Tensor<
 
 inline auto attention(const Tensor<f32, "B/r/d L/s M">& x, const Mask& seen, const Layer& w, const ModelConfig& config)
     -> Tensor<f32, "B/r/d L/s M +t"> {
-  const auto [q, new_k, new_v] = gpt::queries_keys_values(x, w, config, 0);
+  const auto [q, new_k, new_v] = w.queries_keys_values(x, config, 0);
   const auto k = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_k));
   const auto v = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_v));
   const auto scores =
@@ -39,7 +39,7 @@ inline auto attention(const Tensor<f32, "B/r/d L/s M">& x, const Mask& seen, con
 inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const ModelConfig& config) -> Residual {
   const auto attended = attention(gpt::gathered_norm(x, w.norm1, config), seen, w, config);
   const auto y = save_for_backward(x + reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t">(attended));
-  return y + gpt::feed_forward(gpt::gathered_norm(y, w.norm2, config), w, config);
+  return y + w.feed_forward(gpt::gathered_norm(y, w.norm2, config), config);
 }
 
 inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen/s Klen">& causal,
