@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -704,6 +705,65 @@ TEST_CASE("errors of messages from GPU to GPU end both devices", "[nccl]") {
           std::string::npos);
     CHECK(text.ends_with(" (device 1 (d=1) of mesh d=2)"));
   }
+}
+
+TEST_CASE("members that cannot be connected end their communicators of NCCL", "[nccl]") {
+  if (under_mpi()) return;
+  const Apart apart;
+  const Temporarily nccl(tuning.nccl, &stand_in::functions);
+  // The receiver of the first connection does not come to where NCCL connects the two.
+  const Temporarily absent(stand_in::world.failing, std::map<std::string, int>{{"absent", 1}});
+  on_mesh("d=2",
+          [](const DevicePtr& device) {
+            const std::string text = error_of([&] { set_direct(device->everybody(), true); });
+            expect(text.find("ncclCommInitRank has not ended after 1 seconds") != std::string::npos, text);
+            stand_in::locked([&] {
+              const auto mine = std::ranges::find_if(stand_in::world.comms.rbegin(), stand_in::world.comms.rend(),
+                                                     [&](const auto& comm) { return comm->rank == device->rank(); });
+              expect((*mine)->has_ended, "the error has ended it");
+              return detail::nccl::Result::success;
+            });
+          },
+          {.kind = DeviceKind::simulated, .watchdog = {.timeout = std::chrono::milliseconds(1000)}});
+  CHECK(take_faults().empty());
+}
+
+namespace {
+/// Notes the lines of the messages that it is given.
+class LinesOfMessages final : public Communicator {
+ public:
+  explicit LinesOfMessages(std::vector<unsigned>& lines) : lines_(lines) {}
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return 1; }
+  [[nodiscard]] bool takes_rows() const override { return false; }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+
+ private:
+  Request note(const detail::OpInfo& op) {
+    lines_.push_back(op.site.line());
+    return {};
+  }
+  Request start_collective(const detail::CollectiveCall&, const detail::OpInfo& op, const Operands&) override {
+    return note(op);
+  }
+  Request start_send(const Buffer&, int, const detail::OpInfo& op) override { return note(op); }
+  Request start_recv(const Buffer&, int, const detail::OpInfo& op) override { return note(op); }
+
+  std::vector<unsigned>& lines_;
+};
+}  // namespace
+
+TEST_CASE("a message through host memory has the line of its call", "[nccl]") {
+  const auto pool = Pool::make(Region::make_simulated());
+  std::vector<unsigned> lines;
+  const auto group = detail::nccl::group(
+      std::make_unique<StagedCommunicator>(std::make_unique<LinesOfMessages>(lines), Pool::make()),
+      {.library = {.functions = &stand_in::functions}, .pool = pool, .stream = pool->device_memory()->make_stream()});
+  const Buffer block = pool->allocate(4);
+  const unsigned line = __LINE__;
+  group->send(block, 0);
+  group->recv(block, 0).wait();
+  CHECK(lines == std::vector{line + 1, line + 2});
 }
 
 TEST_CASE("messages from GPU to GPU must agree on the length", "[nccl]") {

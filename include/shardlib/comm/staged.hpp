@@ -54,12 +54,12 @@ class StagedCommunicator final : public Communicator {
     return Request(
         std::make_unique<Arriving>(start_in(*inner_, call, op, {staged(operands.send), recv}), recv, operands.recv));
   }
-  Request start_send(const Buffer& buffer, int to, const detail::OpInfo& /*op*/) override {
-    return inner_->send(staged(buffer), to);
+  Request start_send(const Buffer& buffer, int to, const detail::OpInfo& op) override {
+    return inner_->send(staged(buffer), to, op.site);
   }
-  Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& /*op*/) override {
+  Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& op) override {
     const Buffer received = place_for(buffer);
-    return Request(std::make_unique<Arriving>(inner_->recv(received, from), received, buffer));
+    return Request(std::make_unique<Arriving>(inner_->recv(received, from, op.site), received, buffer));
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -101,13 +101,13 @@ class NcclCommunicator final : public Communicator {
     return state_ != State::uses_host && on_gpu(send, recv);
   }
   Request start_send(const Buffer& buffer, int to, const OpInfo& op) override {
-    if (!messages_.takes(buffer, to)) return staged_->send(buffer, to);
+    if (!messages_.takes(buffer, to)) return staged_->send(buffer, to, op.site);
     flights().ask();
     messages_.send(message(buffer, to, true, op), buffer);
     return {};
   }
   Request start_recv(const Buffer& buffer, int from, const OpInfo& op) override {
-    if (!messages_.takes(buffer, from)) return staged_->recv(buffer, from);
+    if (!messages_.takes(buffer, from)) return staged_->recv(buffer, from, op.site);
     flights().ask();
     return Request(messages_.recv(message(buffer, from, false, op), buffer));
   }

@@ -49,14 +49,14 @@ class DirectMessages {
     forget_sent();
     const Buffer length = length_of(buffer.bytes());
     put_send(doing, buffer);
-    staged_.send(length, doing.peer);
+    staged_.send(length, doing.peer, doing.op.site);
   }
   std::unique_ptr<Request::Pending> recv(const Doing& doing, const Buffer& buffer) {
     forget_sent();
     const Buffer length = length_of(0);
     auto data = put_recv(doing, buffer);
-    return std::make_unique<Arriving>(connection(doing), staged_.recv(length, doing.peer), length, std::move(data),
-                                      doing);
+    return std::make_unique<Arriving>(connection(doing), staged_.recv(length, doing.peer, doing.op.site), length,
+                                      std::move(data), doing);
   }
 
  private:
@@ -128,10 +128,10 @@ class DirectMessages {
       const auto made = connections_.try_emplace(ends, staged_, use_, use_.pool->device_memory()->make_stream()).first;
       const Doing first{.call = {.bytes = 1}, .peer = peer, .sends = sends};
       Connection& by = made->second;
-      by.open(first, sends ? mine.id : theirs.id, 2, sends ? 0 : 1, timeout);
       // With the first message NCCL connects the two in both calls. Later it would keep the sender waiting.
       const Buffer byte = use_.pool->allocate(first.call.bytes);
       by.or_abort([&] {
+        by.open(first, sends ? mine.id : theirs.id, 2, sends ? 0 : 1, timeout);
         if (sends)
           put_send(first, byte);
         else
