@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 
 #include "model_parts.hpp"
 
@@ -98,8 +99,8 @@ struct Cache {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-/// The keys that a query sees, which are those of its own segment up to itself: a mask for the attention of this file, or
-/// segments for the library's. The other one is empty.
+/// The keys that a query sees, which are those of its own segment up to itself: a mask for the attention of this file,
+/// or segments for the library's. The other one is empty.
 struct Mask {
   Tensor<bool_, "B/d Qlen Klen"> seen;
   Tensor<i32, "B/d L"> segments;
