@@ -65,43 +65,44 @@ run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor
   return run::update(trained, s.o.optimizer, s.o.training, step, grads, {item(total), norm}, factors);
 }
 
-// Calls `then` with the loss and the gradients of all microbatches. `f` is a function of W in the dtype of computation,
-// of further arguments in `before`, and of a batch. Sums over several microbatches are f32, sharded as the gradients.
-template <class W, class F, class Then, class... Before>
-run::StepResult with_summed_grads(const Setup& s, const run::Step& step, const F& f, const Then& then,
-                                  const Before&... before) {
+// Returns a function that computes the loss and the gradients of microbatch i. `f` is a function of `weights`, by the
+// first of which it is differentiated, and of a batch.
+template <class F, class... Weights>
+auto microbatch_grads(const Setup& s, const run::Step& step, const F& f, const Weights&... weights) {
   const auto& microbatches = step.microbatches;
-  const run::Training& t = s.o.training;
-  const auto positions = iota<"L">(s.mesh, t.seq);
-  const gpt::StepDropout of_step{s.o.dropout, t.seed, step.number, std::ssize(microbatches)};
-  const auto microbatch_grads = [&](std::size_t i) {
+  const gpt::StepDropout of_step{s.o.dropout, s.o.training.seed, step.number, std::ssize(microbatches)};
+  return [&s, &f, &microbatches, &weights..., of_step, positions = iota<"L">(s.mesh, s.o.training.seq)](std::size_t i) {
     const auto dropout = of_step.of(static_cast<std::int64_t>(i));
-    return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), positions, s.config(), dropout);
+    return value_and_grad(s.mesh, f, weights..., place(s, microbatches[i]), positions, s.config(), dropout);
   };
-  if (microbatches.size() == 1) {
-    auto [loss, grads] = microbatch_grads(0);
-    return then(loss, grads);
+}
+
+// Updates the weights by the gradients of all microbatches, which `of` computes. Sums of several are in f32.
+template <class W, class C, class F>
+run::StepResult update_by(const Setup& s, run::Trained<W, C>& trained, const run::Step& step, const F& of) {
+  if (step.microbatches.size() == 1) {
+    const auto [loss, grads] = of(0);
+    return update(s, trained, loss, grads, step);
   }
-  auto [loss, sums] = run::sum_microbatches<gradient_t<Mesh2, W>>(step, microbatch_grads);
-  return then(loss, sums);
+  const auto [loss, sums] = run::sum_microbatches<gradient_t<Mesh2, W>>(step, of);
+  return update(s, trained, loss, sums, step);
 }
 
 template <dtype C>
 run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
-  if (s.o.lora > 0) {
-    const auto then = [&](const auto& loss, const auto& grads) { return update(s, trained.lora, loss, grads, step); };
-    return with_summed_grads<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora.copies,
-                                                  trained.base.copies);
-  }
-  const auto finish = [&](const auto& loss, const auto& grads) { return update(s, trained.base, loss, grads, step); };
   const gpt2::Model<C>& copies = trained.base.copies;
-  if (!s.o.gather.per_step) return with_summed_grads<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, copies);
-  auto whole = gather_weights<gpt2::Model<C, true>>(copies);
-  const auto scatter = [&](const auto& loss, auto& sums) {
-    whole = {};
-    return finish(loss, scatter_gradients<gpt2::Model<C>>(std::exchange(sums, {})));
+  if (s.o.lora > 0)
+    return update_by(s, trained.lora, step,
+                     microbatch_grads(s, step, gpt2::adapted_loss<C>, trained.lora.copies, copies));
+  if (!s.o.gather.per_step)
+    return update_by(s, trained.base, step, microbatch_grads(s, step, gpt2::loss<C, false>, copies));
+  // --gather per-step: gathers the weights once, before the microbatches, and scatters the gradients once, after them.
+  using Sums = gradient_t<Mesh2, gpt2::Model<f32, true>>;
+  const auto of = [&](const gpt2::Model<C, true>& whole) {
+    return run::sum_microbatches<Sums>(step, microbatch_grads(s, step, gpt2::loss<C, true>, whole));
   };
-  return with_summed_grads<gpt2::Model<f32, true>>(s, step, gpt2::loss<C, true>, scatter, whole);
+  const auto [loss, grads] = run::gathered_once<gpt2::Model<C, true>, gpt2::Model<C>>(copies, of);
+  return update(s, trained.base, loss, grads, step);
 }
 
 template <dtype C>
@@ -237,27 +238,21 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
     return run::program_of(s.mesh, trains, o.training);
   };
   run::Program program = o.lora > 0 ? keep(trained.lora) : keep(trained.base);
-  const std::int64_t trained_bytes = program.weight_bytes;
   program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
   const auto loss_of = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
   program.validate = [&](const io::TokenBatch& rows) { return run::sum_of_parts(o.training, rows, loss_of); };
   program.decode = Decoder<C>(s, [&] { return trained.model(); });
   program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
   program.weight_bytes = run::shard_bytes(state.weights) + run::shard_bytes(lora.weights);
-  const auto in_compute = [](std::int64_t bytes) {
-    return bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
-  };
-  const std::int64_t in_c = in_compute(program.weight_bytes);
-  const std::int64_t gathered = o.gather.per_step ? s.mesh.size("d") : 0;  // times as large, next to those at rest
-  program.copy_bytes = (std::same_as<C, f32> ? 0 : in_c) + gathered * in_c;
-  program.gradient_bytes =
-      std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_compute(trained_bytes) : trained_bytes);
+  if (!std::same_as<C, f32>)
+    program.copy_bytes = run::shard_bytes(trained.base.copies) + run::shard_bytes(trained.lora.copies);
+  if (o.gather.per_step) run::note_gathered(program, trained.base, s.mesh.size("d"));
   program.context = o.context;
   program.dtype = o.dtype;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
   program.flops_per_token =
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
-  // Of six FLOPs for each parameter, two make its gradient.
+  // Two of the six FLOPs for each parameter make its gradient.
   if (o.lora > 0) program.flops_per_token -= 2.0 * static_cast<double>(parameter_count(state.weights) - looked_up);
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (!o.save.empty())
