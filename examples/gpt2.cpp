@@ -60,9 +60,10 @@ template <class W, class C, class Grads>
 run::StepResult update(const Setup& s, run::Trained<W, C>& trained, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const auto factors = [&](std::string_view leaf) { return factors_of(s.o, leaf); };
-  const auto total = all_reduce<"+d +t -> ">(loss);  // before the norm, at which a GPU's host waits for all of the step
-  const double norm = global_norm(s.mesh, grads, factors);
-  return run::update(trained, s.o.optimizer, s.o.training, step, grads, {item(total), norm}, factors);
+  const auto total = all_reduce<"+d +t -> ">(loss);
+  // The host reads the loss and the norm together. The host of a GPU waits for the step here, and nowhere else.
+  const auto result = run::step_result({total}, squared_global_norm(s.mesh, grads, factors));
+  return run::update(trained, s.o.optimizer, s.o.training, step, grads, result, factors);
 }
 
 // Returns a function that computes the loss and the gradients of microbatch i. `f` is a function of `weights`, by the

@@ -67,9 +67,10 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
   const auto finish = [&](auto pending) {
     const auto grads = reduce_gradients(mesh, std::move(pending.second));  // the sums over r, once per step
     const auto loss = all_reduce<"+d +r +s +t -> ">(pending.first);
-    const double norm = global_norm(mesh, grads, o.optimizer.groups);  // here a GPU's host waits for all of the step
+    // The host reads the loss and the norm together. The host of a GPU waits for the step here, and nowhere else.
+    const auto result = run::step_result({loss}, squared_global_norm(mesh, grads, o.optimizer.groups));
     // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
-    return run::update(trained, o.optimizer, o.training, step, grads, {item(loss), norm});
+    return run::update(trained, o.optimizer, o.training, step, grads, result);
   };
   if (o.gather.per_step) return finish(per_step_grads(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return finish(summed_grads(mesh, trained.copies, o, step));

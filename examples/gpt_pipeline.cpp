@@ -155,8 +155,8 @@ class Gpt : Layout<"p r d s t"> {
     return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
   }
   [[nodiscard]] double flops_per_token() const { return gpt::flops_per_token(o, parameters(), o.training.seq); }
-  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +r +s +t">& loss) {
-    return item(all_reduce<"+d +p +r +s +t -> ">(loss));
+  [[nodiscard]] static Tensor<f32, ""> total(const Tensor<f32, "+d +p +r +s +t">& loss) {
+    return all_reduce<"+d +p +r +s +t -> ">(loss);
   }
 };
 
@@ -280,7 +280,9 @@ class Tutorial : Layout<"p d t"> {
   [[nodiscard]] double flops_per_token() const {
     return run::training_flops_per_token(parameters(), o.layers, heads() * o.d_head, o.training.seq);
   }
-  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +t">& loss) { return item(all_reduce<"+d +p +t -> ">(loss)); }
+  [[nodiscard]] static Tensor<f32, ""> total(const Tensor<f32, "+d +p +t">& loss) {
+    return all_reduce<"+d +p +t -> ">(loss);
+  }
 
  private:
   [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
@@ -314,16 +316,18 @@ class Trainer {
     auto [loss, pending] = summed_grads(step);
     const auto grads =
         reduce_gradients(mesh_, std::move(pending), [&](std::string_view leaf) { return model.owners(leaf); });
-    const double norm = pipeline::global_norm(
+    const auto squares = pipeline::squared_global_norm(
         mesh_, grads, [&](std::string_view leaf) { return model.counts(leaf) && factors(leaf).rate != 0; });
-    return run::update(trained, o_.optimizer, o_.training, step, grads, {Model::total(loss), norm}, factors);
+    // The host reads the loss and the norm together. The host of a GPU waits for the step here, and nowhere else.
+    const auto result = run::step_result({Model::total(loss)}, squares);
+    return run::update(trained, o_.optimizer, o_.training, step, grads, result, factors);
   }
 
   [[nodiscard]] double validate(const io::TokenBatch& rows) {
     const auto microbatches = static_cast<int>(o_.training.microbatches);
     const auto batches = model.batches(io::split_rows(rows, microbatches));
-    return Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), trained.model(),
-                                        model.activation_sizes(batches[0].inputs.size("B"))));
+    return item(Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), trained.model(),
+                                             model.activation_sizes(batches[0].inputs.size("B")))));
   }
 
   // Draws the last step as measured, and above it the simulation with its task times.

@@ -56,24 +56,33 @@ void declare(run::Options& options, Options& o) {
 template <dtype C>
 using Trained = run::Trained<moe::Model, moe::ModelOf<C, false>>;
 
-// The mean of the microbatches' numbers, and the sums of their gradients, in f32. Gradients of whole weights are
-// pending: "M H/t D +d +e +s".
+// Numbers of the microbatches. The host reads all of them at the end of the step: the host of a GPU waits at a read.
+struct Numbers {
+  run::Scalars cross_entropy, expert_load, dropped;
+  friend Numbers operator+(Numbers all, const Numbers& more) {
+    const auto append = [&](run::Scalars Numbers::*of) {
+      (all.*of).insert((all.*of).end(), (more.*of).begin(), (more.*of).end());
+    };
+    append(&Numbers::cross_entropy);
+    append(&Numbers::expert_load);
+    append(&Numbers::dropped);
+    return all;
+  }
+};
+
+// The numbers of the microbatches, and the sums of their gradients, in f32. Gradients of whole weights are pending:
+// "M H/t D +d +e +s".
 template <dtype C, bool Whole>
-auto summed_grads(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step)
-    -> std::pair<run::StepResult, gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>> {
+auto summed_grads(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step) {
   using Sums = gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>;
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
-  double load = 0, dropped = 0;
-  auto [loss, sums] = run::sum_microbatches<Sums>(step, [&](std::size_t i) {
+  return run::sum_microbatches<Sums>(step, [&](std::size_t i) {
     const auto batch =
         run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
     auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<C, Whole>, weights, batch, o.config, microbatches);
-    const double cross_entropy = item(all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy));
-    load += item(metrics.balance.load) / static_cast<double>(microbatches);
-    dropped += item(metrics.balance.dropped) / static_cast<double>(microbatches);
-    return std::pair{cross_entropy, std::move(grads)};
+    const auto cross_entropy = all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy);
+    return std::pair{Numbers{{cross_entropy}, {metrics.balance.load}, {metrics.balance.dropped}}, std::move(grads)};
   });
-  return {{loss, 0, {{"expert_load", load}, {"dropped", dropped}}}, std::move(sums)};
 }
 
 template <dtype C>
@@ -81,9 +90,10 @@ run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Optio
   const auto& weights = trained.copies;
   const auto of = [&]<bool Whole>(const moe::ModelOf<C, Whole>& w) { return summed_grads(mesh, w, o, step); };
   // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
-  auto [result, grads] =
+  const auto [numbers, grads] =
       o.gather.per_step ? run::gathered_once<moe::ModelOf<C, true>, moe::Model>(weights, of) : of(weights);
-  result.grad_norm = global_norm(mesh, grads, o.optimizer.groups);
+  const auto result = run::step_result(numbers.cross_entropy, squared_global_norm(mesh, grads, o.optimizer.groups),
+                                       {{"expert_load", numbers.expert_load}, {"dropped", numbers.dropped}});
   return run::update(trained, o.optimizer, o.training, step, grads, result);
 }
 

@@ -13,6 +13,7 @@
 
 #include "nccl_stand_in.hpp"
 #include "pipeline_model.hpp"
+#include "shardlib/pipeline/communication.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -62,12 +63,17 @@ void check_steps(const std::string& mesh, const pipeline::Schedule& schedule) {
     for (std::size_t step = 0; step < 2; ++step) {
       device->host_pool()->reset_peak();
       const std::size_t live = device->host_pool()->stats().live;
+      const auto& queue = *device->pool()->device_memory()->queue();
+      const std::uint64_t waits = queue.waits();
       const auto made =
           pipeline::value_and_grad(staging.mesh, schedule, microbatches, program, staging.model, activation_sizes);
       taken[2 * static_cast<std::size_t>(staging.mesh.rank()) + step] = device->host_pool()->stats().peak - live;
-      results.push_back({static_cast<f32>(item(all_reduce<"+d +p +r +s +t -> ">(made.loss)))});
       const gpt::StageModel<f32> gradients = reduce_gradients(
           staging.mesh, made.gradients, [&](std::string_view leaf) { return gpt::owners(schedule, false, leaf); });
+      const double norm = pipeline::global_norm(staging.mesh, gradients, [](std::string_view) { return true; });
+      expect(norm > 0 && (step == 0 || queue.waits() - waits == 1),
+             "the host waits for the norm, and for nothing else");
+      results.push_back({static_cast<f32>(item(all_reduce<"+d +p +r +s +t -> ">(made.loss)))});
       for_each_leaf(
           [&](std::string_view name, const auto& leaf) {
             const HostArray<f32> values = fetch(leaf);

@@ -169,6 +169,11 @@ double norm_without_a_mesh(const Weights& grads) {
   return global_norm(grads);
 }
 
+// expect: squared_global_norm: it does not take this argument; write `squared_global_norm\(mesh, grads\)`
+auto squared_norm_without_a_mesh(const Weights& grads) {
+  return squared_global_norm(grads);
+}
+
 // expect: fetch: the leaf `bf16\[M\]` is not an array of f32, and all arrays of a tree have one dtype; if all leaves are bf16,
 // expect: write `fetch<bf16>\(tree\)`, else `fetch` each leaf
 struct TwoDtypes {

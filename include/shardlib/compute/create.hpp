@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/random.hpp"
@@ -54,6 +55,8 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
 
 /// Copies the shard's first element to the host. In a dry run there is none.
 SHARDLIB_INLINE void copy_first(const Value& x, void* element);
+/// The numbers of scalars of f32, in a dry run 1. The host gets all of them at once: it waits for their device once.
+[[nodiscard]] SHARDLIB_INLINE std::vector<f32> scalars_on_host(const std::vector<ValuePtr>& scalars);
 template <class D>
 D first_element(const ValuePtr& x, D planned) {
   copy_first(*x, &planned);

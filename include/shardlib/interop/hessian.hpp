@@ -27,7 +27,7 @@ double norm_of_leaves(const Mesh<A>& mesh, const Tree& tree) {
   Tensor<f32, dual_spec("", A)> total;
   const auto all = [](std::string_view) { return true; };
   for_each_leaf([&](std::string_view, const auto& leaf) { add_squares(mesh, total, cast<f32>(leaf), all); }, tree);
-  return root_of(total);
+  return root_of(over_devices(mesh, total));
 }
 template <class Tree>
 inline constexpr bool leaves_of_f32_or_f64 = all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {

@@ -57,6 +57,8 @@ class SimulatedQueue {
   bool advance(std::uint64_t until);
   /// Runs all work, as a host that waits for the stream of a GPU.
   void synchronize();
+  /// How often the host has called `synchronize`.
+  [[nodiscard]] std::uint64_t waits() const;
 
  private:
   struct Work {

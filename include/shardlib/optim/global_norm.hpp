@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/device/device.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
@@ -47,19 +48,20 @@ void add_squares(const Mesh<A>& mesh, Tensor<f32, S>& total, const Tree& tree, c
       total = total ? total + squares : squares;
     }
 }
-/// The Euclidean norm of what add_squares has added, over all devices. 0 if it has added nothing.
-template <Spec S>
-double root_of(const Tensor<f32, S>& total) {
-  return total ? std::sqrt(static_cast<double>(item(all_reduce<make_op<S, "">>(total)))) : 0;
+/// What add_squares has added, over all devices. 0 if it has added nothing.
+template <Spec A, Spec S>
+Tensor<f32, ""> over_devices(const Mesh<A>& mesh, const Tensor<f32, S>& total) {
+  return total ? all_reduce<make_op<S, "">>(total) : zeros<f32, "">(mesh, {});
+}
+/// The root of that, as a number on the host.
+inline double root_of(const Tensor<f32, "">& squares) {
+  return std::sqrt(static_cast<double>(item(squares)));
 }
 }  // namespace detail
 
-/// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
-/// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
-/// freezes do not count. Throws for a leaf on another mesh, and for the mesh of a pipeline's stage, whose norm is not
-/// that of all ranks: pipeline::global_norm has it. `global_norm(mesh, grads)`
+/// The square of global_norm as a scalar, which the host does not wait for. `squared_global_norm(mesh, grads)`
 template <Spec A, class Tree, class Decays = LeafRules>
-[[nodiscard]] double global_norm(const Mesh<A>& mesh, const Tree& tree, const Decays& decays = {}) {
+[[nodiscard]] Tensor<f32, ""> squared_global_norm(const Mesh<A>& mesh, const Tree& tree, const Decays& decays = {}) {
   detail::require_factors<Decays>();
   detail::require_no_stage(mesh.device());
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
@@ -67,13 +69,26 @@ template <Spec A, class Tree, class Decays = LeafRules>
   Tensor<f32, everywhere> total;
   detail::add_squares(mesh, total, tree,
                       [&](std::string_view name) { return detail::leaf_factors(decays, name).rate != 0; });
-  return detail::root_of(total);
+  return detail::over_devices(mesh, total);
+}
+/// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
+/// replicated over an axis counts on the first device of that axis. Leaves that `decays`, as an optimizer takes it,
+/// freezes do not count. Throws for a leaf on another mesh, and for the mesh of a pipeline's stage, whose norm is not
+/// that of all ranks: pipeline::global_norm has it. `global_norm(mesh, grads)`
+template <Spec A, class Tree, class Decays = LeafRules>
+[[nodiscard]] double global_norm(const Mesh<A>& mesh, const Tree& tree, const Decays& decays = {}) {
+  return detail::root_of(squared_global_norm(mesh, tree, decays));
 }
 /// A compile error without a mesh.
 template <class Tree, class... More>
 requires(!requires { Tree::axes; }) double global_norm(const Tree& tree, const More&... more) {
   detail::wrong_call<"global_norm", "global_norm(mesh, grads)">(tree, more...);
   return 0;
+}
+template <class Tree, class... More>
+requires(!requires { Tree::axes; }) Tensor<f32, ""> squared_global_norm(const Tree& tree, const More&... more) {
+  detail::wrong_call<"squared_global_norm", "squared_global_norm(mesh, grads)">(tree, more...);
+  return {};
 }
 
 }  // namespace shardlib

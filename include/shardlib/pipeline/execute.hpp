@@ -334,19 +334,26 @@ template <Spec P, Spec A, class G, class Owners = detail::NoOwners>
   return sums;
 }
 
-/// The Euclidean norm of all ranks' gradients together, of reduced ones. Each element counts once, as in
-/// shardlib::global_norm; `counts(leaf name)` is false where another rank counts the leaf: of a weight that several
-/// ranks hold, one does. Without leaves outside of the Arrays over the stage axis, leave it out.
-/// `global_norm(mesh, gradients, [](std::string_view) { return true; })`
+/// The square of global_norm as a scalar of the whole mesh, which the host does not wait for.
+/// `squared_global_norm(mesh, gradients, [](std::string_view) { return true; })`
 template <Spec P, Spec A, class Tree, class Counts = detail::CountsAll>
-[[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts = {}) {
+[[nodiscard]] Tensor<f32, ""> squared_global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients,
+                                                  const Counts& counts = {}) {
   namespace core = shardlib::detail;
   constexpr bool is_shared = std::is_same_v<Counts, detail::CountsAll> && detail::has_shared<P, Tree>();
   static_assert(core::checked<rules::counted_leaf, core::Literal{std::string_view(P)}, is_shared>::ok);
   constexpr Spec part = core::dual_spec("", StagedMesh<P, A>::stage_axes);
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
   core::add_squares(mesh.stage(), total, gradients, counts);
-  return core::root_of(mesh.part_of_sum(total));
+  return core::over_devices(mesh.whole(), mesh.part_of_sum(total));
+}
+/// The Euclidean norm of all ranks' gradients together, of reduced ones. Each element counts once, as in
+/// shardlib::global_norm; `counts(leaf name)` is false where another rank counts the leaf: of a weight that several
+/// ranks hold, one does. Without leaves outside of the Arrays over the stage axis, leave it out.
+/// `global_norm(mesh, gradients, [](std::string_view) { return true; })`
+template <Spec P, Spec A, class Tree, class Counts = detail::CountsAll>
+[[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts = {}) {
+  return shardlib::detail::root_of(pipeline::squared_global_norm(mesh, gradients, counts));
 }
 
 }  // namespace shardlib::pipeline

@@ -21,8 +21,10 @@
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/leaves.hpp"
+#include "shardlib/types/tensor.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib::run {
@@ -130,9 +132,18 @@ std::vector<shardlib::detail::ValuePtr> leaf_values(const Tree& tree) {
 }
 }  // namespace detail
 
+/// Scalars, each the same number on every device.
+using Scalars = std::vector<Tensor<f32, "">>;
+
+/// The result of a step: the sum of `losses`, the norm of the gradients, and numbers of the program's own, each the
+/// mean of its scalars. The host reads all of them at once, so the host of a GPU waits for a step once, here.
+/// `run::step_result({loss}, squared_global_norm(mesh, grads))`
+[[nodiscard]] SHARDLIB_INLINE StepResult step_result(const Scalars& losses, const Tensor<f32, "">& squared_norm,
+                                                     const std::vector<std::pair<std::string, Scalars>>& numbers = {});
+
 /// Makes the update if the step accepts the result, which is returned: the gradients are clipped by its norm, the
 /// optimizer makes a step, and the average follows. `factors(leaf name)` are a leaf's LeafFactors. Without them they
-/// are those of the options. `return update(trained, o.optimizer, o.training, step, grads, {loss, norm});`
+/// are those of the options. `return update(trained, o.optimizer, o.training, step, grads, result);`
 template <class W, class C, class Grads, class F>
 StepResult update(Trained<W, C>& trained, const OptimizerOptions& o, const Training& t, const Step& step,
                   const Grads& grads, StepResult result, const F& factors) {

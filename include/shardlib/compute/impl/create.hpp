@@ -28,6 +28,19 @@ SHARDLIB_INLINE void copy_first(const Value& x, void* element) {
   x.device->exec().copy(element, x.data().data(), size_of(x.dtype));
 }
 
+SHARDLIB_INLINE std::vector<f32> scalars_on_host(const std::vector<ValuePtr>& scalars) {
+  std::vector<f32> numbers(scalars.size(), 1);
+  if (scalars.empty()) return numbers;
+  const Exec exec = scalars[0]->device->exec();
+  const std::size_t bytes = numbers.size() * sizeof(f32);
+  // A copy to the host waits, so those of a device are gathered in its memory first.
+  const Buffer gathered = exec.on_device() ? scalars[0]->device->pool()->allocate(bytes) : Buffer();
+  f32* const to = gathered ? gathered.as<f32>() : numbers.data();
+  for (std::size_t k = 0; k < numbers.size(); ++k) exec.copy(to + k, scalars[k]->data().data(), sizeof(f32));
+  if (gathered) exec.copy(numbers.data(), to, bytes);
+  return numbers;
+}
+
 /// Records an array. `fill(shard, value)` writes its shard.
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,

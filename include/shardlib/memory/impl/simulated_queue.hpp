@@ -23,7 +23,8 @@ struct SimulatedQueue::State {
   std::deque<Work> work = {};
   std::uint64_t put = 0, done = 0;  ///< numbers of pieces of work
   std::exception_ptr error = {};
-  bool busy = false;  ///< a thread runs work
+  bool busy = false;        ///< a thread runs work
+  std::uint64_t waits = 0;  ///< of the host
 
   bool advance(std::unique_lock<std::mutex>& lock, std::uint64_t until);
   void synchronize(std::unique_lock<std::mutex>& lock);
@@ -83,7 +84,13 @@ SHARDLIB_INLINE bool SimulatedQueue::advance(std::uint64_t until) {
 
 SHARDLIB_INLINE void SimulatedQueue::synchronize() {
   std::unique_lock lock(state_->mutex);
+  ++state_->waits;
   state_->synchronize(lock);
+}
+
+SHARDLIB_INLINE std::uint64_t SimulatedQueue::waits() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->waits;
 }
 
 SHARDLIB_INLINE void SimulatedQueue::State::synchronize(std::unique_lock<std::mutex>& lock) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "shardlib/compute/create.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
@@ -98,6 +99,28 @@ SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o) {
 
 SHARDLIB_INLINE bool is_muon_matrix(std::string_view leaf) {
   return leaf.ends_with("/w_gate") || leaf.ends_with("/w_up") || leaf.ends_with("/w_down");
+}
+
+SHARDLIB_INLINE StepResult step_result(const Scalars& losses, const Tensor<f32, "">& squared_norm,
+                                       const std::vector<std::pair<std::string, Scalars>>& numbers) {
+  std::vector<shardlib::detail::ValuePtr> all{squared_norm.value()};
+  const auto list = [&](const Scalars& scalars) {
+    for (const auto& scalar : scalars) all.push_back(scalar.value());
+  };
+  list(losses);
+  for (const auto& [name, scalars] : numbers) list(scalars);
+  const std::vector<f32> on_host = shardlib::detail::scalars_on_host(all);
+  auto next = on_host.begin();
+  StepResult result;
+  result.grad_norm = std::sqrt(static_cast<double>(*next++));
+  for (std::size_t k = 0; k < losses.size(); ++k) result.loss += static_cast<double>(*next++);
+  for (const auto& [name, scalars] : numbers) {
+    double mean = 0;
+    for (std::size_t k = 0; k < scalars.size(); ++k)
+      mean += static_cast<double>(*next++) / static_cast<double>(scalars.size());
+    result.numbers.emplace_back(name, mean);
+  }
+  return result;
 }
 
 SHARDLIB_INLINE io::Rename stored_names() {
