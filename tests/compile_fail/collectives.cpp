@@ -252,3 +252,13 @@ auto shift_by_what(const Tensor<f32, "M/t F">& x) {
 auto rows_without_counts(const Tensor<f32, "S M">& rows, const Tensor<f32, "X M F">& w) {
   return grouped_einsum<"S M, X M F -> S F">(rows, w);
 }
+
+// expect: all_gather: it does not take these arguments; write `all_gather<..?M/d F -> M F..?>\(x\)`, or by the axis
+auto op_spec_in_parentheses(const Tensor<f32, "M/d F">& w) {
+  return all_gather("M/d F -> M F", w);
+}
+
+// expect: all_reduce: it does not take these arguments; write `all_reduce<..?M \+t -> M..?>\(x\)`, or by the axis
+auto sum_in_parentheses(const Tensor<f32, "M +t">& x) {
+  return all_reduce("M +t -> M", x);
+}

@@ -41,6 +41,7 @@ auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
 }
 SHARDLIB_NEEDS_OP_SPEC(all_gather)
 SHARDLIB_FORM(all_gather, "all_gather<\"M/d F -> M F\">(x)`, or by the axis `all_gather<over<\"d\">>(x)")
+SHARDLIB_SPEC_IN_PARENTHESES(all_gather)
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
@@ -66,6 +67,7 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
 }
 SHARDLIB_NEEDS_OP_SPEC(reduce_scatter)
 SHARDLIB_FORM(reduce_scatter, "reduce_scatter<\"M +t -> M/t\">(x)")
+SHARDLIB_SPEC_IN_PARENTHESES(reduce_scatter)
 
 namespace detail {
 /// Sums over the axes that are partial in `in` and no longer in `out`.
@@ -87,6 +89,7 @@ auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
 }
 SHARDLIB_NEEDS_OP_SPEC(all_reduce)
 SHARDLIB_FORM(all_reduce, "all_reduce<\"M +t -> M\">(x)`, or by the axis `all_reduce<over<\"t\">>(x)")
+SHARDLIB_SPEC_IN_PARENTHESES(all_reduce)
 
 namespace detail {
 /// The maximum over the dims that `out` lacks: first of this device's shard, then over devices.
@@ -125,6 +128,7 @@ auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
 }
 SHARDLIB_NEEDS_OP_SPEC(all_to_all)
 SHARDLIB_FORM(all_to_all, "all_to_all<\"A/t B -> A B/t\">(x)")
+SHARDLIB_SPEC_IN_PARENTHESES(all_to_all)
 
 namespace detail {
 /// Sends the shard to the device `by` places further along the ring of an axis.

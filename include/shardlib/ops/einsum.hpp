@@ -243,11 +243,7 @@ template <OpSpec O, class Out = void, tensor X, tensor Y, tensor Z, tensor U, te
 auto einsum_unreduced(const X& x, const Y& y, const Z& z, const U& u, const V& v, const More&... more)
     -> Tensor<typename X::value_type, detail::of_more<tensor<V>, "einsum_unreduced", O>>;
 SHARDLIB_FORM(einsum_unreduced, "einsum_unreduced<\"A B, B C -> A C\">(x, y)")
-/// A compile error for an op spec in parentheses.
-template <tensor X>
-auto einsum_unreduced(const char* op, const X& x, ...) {
-  return einsum_unreduced(x, op);
-}
+SHARDLIB_SPEC_IN_PARENTHESES(einsum_unreduced)
 
 namespace detail {
 
@@ -309,10 +305,6 @@ auto einsum(const X& x, const Y& y, const Z& z, const U& u, const V& v, const Mo
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;
 SHARDLIB_FORM(einsum, "einsum<\"A B/t, B/t C -> A C\">(x, y)")
-/// A compile error for an op spec in parentheses.
-template <tensor X>
-auto einsum(const char* op, const X& x, ...) {
-  return einsum(x, op);
-}
+SHARDLIB_SPEC_IN_PARENTHESES(einsum)
 
 }  // namespace shardlib

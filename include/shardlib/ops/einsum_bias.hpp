@@ -60,11 +60,7 @@ template <OpSpec O, dtype Out, tensor X, class... More>
 requires(!std::is_same_v<Out, typename X::value_type>) auto einsum_bias(const X& x, const More&... more) {
   return detail::wrong_call<"einsum_bias", "cast<f32>(einsum_bias<\"A B, B C -> A C\">(x, y, bias))">(x, more...);
 }
-/// A compile error for an op spec in parentheses.
-template <tensor X>
-auto einsum_bias(const char* op, const X& x, ...) {
-  return einsum_bias(x, op);
-}
+SHARDLIB_SPEC_IN_PARENTHESES(einsum_bias)
 /// A compile error for an operand that is not a tensor yet.
 template <OpSpec O, class... Args>
 requires(detail::unfinished<Args> || ...) auto einsum_bias(const Args&... args) {
@@ -93,11 +89,7 @@ requires(!std::is_same_v<Out, typename X::value_type>) auto einsum_bias_gelu(con
   return detail::wrong_call<"einsum_bias_gelu", "cast<f32>(einsum_bias_gelu<\"A B, B C -> A C\">(x, y, bias))">(
       x, more...);
 }
-/// A compile error for an op spec in parentheses.
-template <tensor X>
-auto einsum_bias_gelu(const char* op, const X& x, ...) {
-  return einsum_bias_gelu(x, op);
-}
+SHARDLIB_SPEC_IN_PARENTHESES(einsum_bias_gelu)
 /// A compile error for an operand that is not a tensor yet.
 template <OpSpec O, class... Args>
 requires(detail::unfinished<Args> || ...) auto einsum_bias_gelu(const Args&... args) {

@@ -207,6 +207,12 @@ concept first_argument = tensor<X> || is_mesh<X>;
   auto op(const X& x, ...) {                         \
     return detail::wrong_call<#op, form>(x, "more"); \
   }
+// For an op spec in parentheses, as of other libraries. A program's own function of such a name is the better one:
+#define SHARDLIB_SPEC_IN_PARENTHESES(op)       \
+  template <tensor X>                          \
+  auto op(const char* spec, const X& x, ...) { \
+    return op(x, spec);                        \
+  }
 // The same for an op that takes sizes in braces, which g++ passes to no ellipsis:
 #define SHARDLIB_FORM_WITH_SIZES(op, form)          \
   SHARDLIB_FORM(op, form)                           \
