@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <shardlib/comm/dry.hpp>
+#include <shardlib/io/agree.hpp>
+#include <shardlib/io/checkpoint/checkpoint.hpp>
 #include <shardlib/io/reshard.hpp>
 #include <shardlib/pipeline/staged_mesh.hpp>
 #include <shardlib/shardlib.hpp>
