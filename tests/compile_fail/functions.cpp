@@ -155,6 +155,20 @@ auto generic(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(mesh, [](const auto& v) { return sum(v.up); }, w, x);
 }
 
+// expect: value_and_grad: it does not take these arguments; write `value_and_grad\(mesh, f, weights, ...\)`, where f is one function
+template <dtype D>
+Tensor<D, "+d"> loss_in(const Layer& w, const Tensor<D, "B/d M">& x);
+auto template_alone(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, loss_in, w, x);
+}
+
+// expect: value_and_grad: it does not take these arguments; write `value_and_grad\(mesh, f, weights, ...\)`, where f is one function
+Loss two_losses(const Layer& w, const X& x);
+Loss two_losses(const X& w, const X& x);
+auto overloaded_function(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, two_losses, w, x);
+}
+
 // expect: value_and_grad: the loss `B/d M` has dims; `sum` it to a scalar whose sum over the devices is pending, `\+d`
 auto outputs_first(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(

@@ -39,7 +39,6 @@ AllowUnused<F> allow_unused(F f) {
 }
 
 namespace detail {
-
 template <class F>
 inline constexpr bool is_allow_unused = false;
 template <class F>
@@ -228,6 +227,19 @@ template <Spec A, class F, class W, class... Args>
   std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
   return result;
 }
+
+namespace detail {
+inline constexpr Literal one_function =
+    "value_and_grad(mesh, f, weights, ...)`, where f is one function: `loss<f32>`, or a lambda that calls one";
+/// The mesh of a call whose function has no type. g++ converts it first, so that the sentence stands first.
+struct MeshBeforeName {
+  template <Spec A>
+  MeshBeforeName(const Mesh<A>&) noexcept(  // NOLINT(google-explicit-constructor): it is the mesh
+      checked<rules::wrong_call, OpName("value_and_grad"), one_function, 1 + sizeof(Mesh<A>)>::ok);
+};
+}  // namespace detail
+/// A compile error for the name of a template, or of several functions.
+auto value_and_grad(detail::MeshBeforeName mesh, ...) -> Tensor<f32, "?">;
 
 /// `name` selects the results that explicit_activation_checkpointing keeps for the backward pass besides the arguments.
 /// `none` recomputes nothing and keeps everything. `marked` keeps the arguments of save_for_backward. `dots` keeps the
