@@ -25,6 +25,12 @@ void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradient
 template <class T>
 requires std::is_same_v<T, Weights> T operator-(const T& a, const T& b) { return {a.bias - b.bias, a.w - b.w}; }
 Weights operator*(const Weights& a, double b) { return {a.bias * b, a.w * b}; }
+// Braces hold a shape alone, or a shape and its values.
+auto arrays_in_braces(const Data& mesh, std::int64_t n) {
+  const HostArray<i32> one{{1}, {7}};
+  const HostArray<f32> zeros({n, 4}), named({n, 4}, std::vector<f32>(8)), list({n});
+  return std::tuple(one, zeros, named, list, place<Tensor<f32, "M">>(mesh, {{2}, {1.0F, 2.0F}}));
+}
 Weights step_by_operators(const Weights& w, const Weights& grads) { return w - grads * 0.1; }
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with

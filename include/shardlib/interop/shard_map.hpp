@@ -52,7 +52,8 @@ struct HostArray {
   /// An array of zeros.
   explicit HostArray(std::vector<std::int64_t> sizes)
       : shape(std::move(sizes)), data(detail::host_elements(shape, sizeof(D))) {}
-  explicit HostArray(std::initializer_list<std::int64_t> sizes) : HostArray(std::vector<std::int64_t>(sizes)) {}
+  template <std::size_t N>
+  explicit HostArray(const std::int64_t (&sizes)[N]) : HostArray(std::vector<std::int64_t>(sizes, sizes + N)) {}
   /// Throws Error where there is not one value for each element.
   HostArray(std::vector<std::int64_t> sizes, std::vector<D> values) : shape(std::move(sizes)), data(std::move(values)) {
     if (const auto n = detail::host_elements(shape, sizeof(D)); data.size() != n)

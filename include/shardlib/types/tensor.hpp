@@ -294,7 +294,7 @@ template <class T>
 concept tensor = is_tensor<std::remove_cvref_t<T>>;
 
 namespace detail {
-/// An axis and its size as `{"d", 4}`, which a function takes to say what it takes in its place.
+/// One axis as `{"d", 4}`, for compile errors about such braces.
 struct LoneAxis {
   LoneAxis(const char*, int);  // NOLINT(google-explicit-constructor): for braces
 };
@@ -346,8 +346,7 @@ class Mesh {
  private:
   DevicePtr device_;
 };
-/// Without the names of the axes, a Mesh of a device is a compile error, and one of sizes is that of every Mesh of
-/// sizes.
+/// Compile errors: `Mesh mesh(device)` lacks the names of the axes, and `Mesh mesh({{"d", 4}})` has sizes.
 Mesh(const DevicePtr&)->Mesh<"??">;
 Mesh(const std::vector<detail::LoneAxis>&)->Mesh<"d">;
 
