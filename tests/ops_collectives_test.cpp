@@ -321,7 +321,7 @@ TEST_CASE("a shift by the least int comes back by as much", "[ops][shift]") {
     const auto product = [](const Block& w, const Block& b) {
       return sum<"A/d B -> +d">(shift<over<"d">>(w, least) * b);
     };
-    expect(moved(value_and_grad(mesh, product, x, x).second, x, -1), "the gradient");
+    expect(moved(value_and_grad(mesh, product, x, x * 1.0).second, x, -1), "the gradient");
   });
 }
 

@@ -162,8 +162,9 @@ def write_foreign_v3(root):
         write_v3(os.path.join(root, "v3_line_" + codec), line, (100,), codec, shard=(300,), holes={(4,), (6,), (7,), (8,)})
     if zarr.__version__[0] > "2":  # what it writes by itself, which has zstd
         for name, shards in ("v3_own", None), ("v3_own_shards", (300,)):
-            own = zarr.create_array(root, name=name, data=line, chunks=(100,), shards=shards, attributes={"unit": "m"})
-            own[...].tofile(os.path.join(root, name, "expected.raw"))
+            path = os.path.join(root, name)
+            zarr.create_array(path, data=line, chunks=(100,), shards=shards, attributes={"unit": "m"})
+            line.tofile(os.path.join(path, "expected.raw"))
     write_v3(os.path.join(root, "v3_scalar"), numpy.array(42, "<i4"), ())
     write_v3(os.path.join(root, "v3_empty"), numpy.zeros((0, 3), "<f4"), (2, 3))
 
