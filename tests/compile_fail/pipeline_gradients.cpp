@@ -70,3 +70,18 @@ double norm_of_parts(const Staged& mesh, const Parts& parts) {
 double counted_by_all(const Staged& mesh, const Weights& grads) {
   return pipeline::global_norm(mesh, grads);
 }
+
+// expect: random_normal: it does not take these arguments; write `random_normal<f32, ..?B/d L..?>\(mesh.stage\(\), sizes, {seed, 0}\)`
+auto tensor_of_all_stages(const Staged& mesh) {
+  return random_normal<f32, "M/t">(mesh, {{"M", 8}}, {1, 0});
+}
+
+// expect: initialize: it does not take these arguments; write `initialize\(mesh.stage\(\), weights, sizes, seed, distribution\)`
+void weights_of_all_stages(const Staged& mesh, Weights& w) {
+  initialize(mesh, w, {{"M", 8}}, 1, [](std::string_view) { return Normal{0, 1}; });
+}
+
+// expect: value_and_grad: it does not take these arguments; write `value_and_grad\(mesh, schedule, microbatches, program, weights,
+auto microbatches_first(const Staged& mesh, const pipeline::Schedule& schedule, const Weights& w, const Sizes& sizes) {
+  return pipeline::value_and_grad(mesh, 4, schedule, every_leaf, w, sizes);
+}

@@ -126,7 +126,7 @@ struct LoneSize {
 };
 }  // namespace detail
 // Compile errors for calls without the mesh, the dtype, the spec, the names of the dims, the sizes, their outer braces
-// or the last argument.
+// or the last argument, and for a pipeline's mesh of all stages.
 #define SHARDLIB_CREATES(name, more, Last)                                                               \
   template <dtype D, Spec S>                                                                             \
   auto name(const Sizes&, Last = {}) {                                                                   \
@@ -157,6 +157,13 @@ struct LoneSize {
   requires std::is_same_v<X, DevicePtr>                                                                  \
   auto name(const X&, const Sizes& sizes, Last = {}) {                                                   \
     return name<D, S>(sizes);                                                                            \
+  }                                                                                                      \
+  template <dtype D, Spec S, class X>                                                                    \
+  requires requires {                                                                                    \
+    X::stage_axes;                                                                                       \
+  }                                                                                                      \
+  auto name(const X& x, const Sizes& n, Last = {}) {                                                     \
+    return detail::wrong_call<#name, #name "<f32, \"B/d L\">(mesh.stage(), sizes" more ")">(x, n);       \
   }                                                                                                      \
   template <tensor T, class M>                                                                           \
   requires detail::is_mesh<M>                                                                            \

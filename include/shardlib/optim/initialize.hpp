@@ -44,6 +44,15 @@ requires(sizeof...(More) < 2) void initialize(const Mesh<A>& mesh, Tree& tree, c
                                               const More&... more) {
   detail::wrong_call<"initialize", "initialize(mesh, weights, sizes, seed, distribution)">(mesh, tree, sizes, more...);
 }
+/// A compile error for a pipeline's mesh of all stages.
+template <class M, class Tree, class F>
+requires requires {
+  M::stage_axes;
+}
+void initialize(const M& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& f) {
+  detail::wrong_call<"initialize", "initialize(mesh.stage(), weights, sizes, seed, distribution)">(mesh, tree, sizes,
+                                                                                                   seed, f);
+}
 /// A compile error without a mesh.
 template <class Tree, class... More>
 void initialize(Tree& tree, const Sizes& sizes, const More&... more) {

@@ -260,6 +260,8 @@ template <Spec P, Spec A, class Program, class W>
   return result;
 }
 
+SHARDLIB_FORM_OF_CALL(value_and_grad, "value_and_grad(mesh, schedule, microbatches, program, weights, sizes)")
+
 /// The loss without gradients, for validation; and the outputs if `loss` returns them. `value(mesh, schedule, 8,
 /// program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
