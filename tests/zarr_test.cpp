@@ -465,7 +465,7 @@ std::string zstd_frame(const std::string& content, bool has_length, bool has_che
 
 }  // namespace
 
-TEST_CASE("zarr: frames of zstd, as other writers make them, and what is no chunk's", "[zarr]") {
+TEST_CASE("zarr: frames of zstd, as other writers make them, and bytes that are not of a chunk", "[zarr]") {
   if (world_rank() != 0) return;
   const Scratch scratch;
   const std::string p = scratch / "a";

@@ -54,7 +54,7 @@ class Options {
   Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
     return declare(std::move(name), &value, std::move(help), validator);
   }
-  /// A compile error for a flag without its help, or for a value that is no bool or cannot be written to.
+  /// A compile error for a flag without its help, or for a value that is not a bool or cannot be written to.
   template <class T>
   Options& flag(const std::string& /*name*/, const T& /*value*/) {
     static_assert(std::is_void_v<T>,
