@@ -1259,6 +1259,10 @@ def moe(p):
         run, steps = measured(*options, ranks=ranks)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], alone)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
+    for options, ranks in [(["--mesh=d=2,e=2", "--shared=8", "--microbatches=2"], 0), (["--mesh=e=2", "--capacity=4"], 2 if p.mpiexec else 0)]:
+        runs = [measured(*options, "--steps=4", f"--device={device}", ranks=ranks) for device in ("cpu", "simulated")]
+        (_, cpu), (run, steps) = runs
+        run.check(len(steps) == 4 and apart(steps, cpu) < 1e-5, "the CPU's losses on the simulated device")
     for mesh in ["--mesh=d=2,e=2", "--mesh=e=2,t=2", "--mesh=e=2,s=2"]:
         both = []
         for gather in ["per-microbatch", "per-step"]:
