@@ -51,6 +51,14 @@ foreach(target check_cuda_step check_cuda_definitions)
   target_link_libraries(${target} PRIVATE shardlib_own_cuda_flags)
 endforeach()
 
+# A kernel that Kokkos starts, against a stand-in for a Kokkos of CUDA, which Debian does not have.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/kokkos_launch.cu" PROPERTIES LANGUAGE CUDA)
+add_library(check_cuda_kokkos OBJECT EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/tests/kokkos_launch.cu")
+target_include_directories(check_cuda_kokkos BEFORE PRIVATE "${PROJECT_SOURCE_DIR}/tests/stand_in/kokkos")
+target_compile_definitions(check_cuda_kokkos PRIVATE SHARDLIB_LAUNCHER_CUDA SHARDLIB_KOKKOS_CUDA="0")
+target_compile_options(check_cuda_kokkos PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda -Werror=cross-execution-space-call)
+target_link_libraries(check_cuda_kokkos PRIVATE shardlib_own_cuda_flags)
+
 foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
   set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
   set_source_files_properties("${source}" PROPERTIES LANGUAGE CUDA)
@@ -69,5 +77,5 @@ target_include_directories(check_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/tests
 target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
 target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
 
-add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels check_cuda_step mlp_fsdp_cuda)
-add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_step check_cuda_definitions check_cuda_tests)
+add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels check_cuda_kokkos check_cuda_step mlp_fsdp_cuda)
+add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_kokkos check_cuda_step check_cuda_definitions check_cuda_tests)

@@ -1,6 +1,7 @@
-# SHARDLIB_LAUNCHER=cuda or hip: shardlib::shardlib with the toolkit of NVIDIA or AMD, and shardlib_compile_for_gpu for
-# programs. HIP is CUDA's launcher under other names (memory/hip.hpp).
-if(SHARDLIB_LAUNCHER STREQUAL "hip")
+# SHARDLIB_LAUNCHER=cuda or hip, or kokkos with a Kokkos of CUDA: shardlib::shardlib with the toolkit of NVIDIA or AMD, and
+# shardlib_compile_for_gpu for programs. HIP is CUDA's launcher under other names (memory/hip.hpp). Kokkos starts the kernels of
+# CUDA's launcher.
+if(SHARDLIB_GPU_LANGUAGE STREQUAL "HIP")
   if(NOT CMAKE_HIP_ARCHITECTURES)
     set(CMAKE_HIP_ARCHITECTURES gfx90a CACHE STRING "GPUs to compile for: gfx90a is an MI250, gfx942 an MI300X")
   endif()
@@ -16,7 +17,11 @@ if(SHARDLIB_LAUNCHER STREQUAL "hip")
   target_compile_options(shardlib INTERFACE "$<$<COMPILE_LANGUAGE:HIP>:-fno-math-errno>")
 else()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPUs to compile for: 80 is an A100, 90 an H100 or H200")
+    set(default_architecture 90)
+    if(SHARDLIB_LAUNCHER STREQUAL "kokkos" AND Kokkos_CUDA_ARCHITECTURES)
+      set(default_architecture ${Kokkos_CUDA_ARCHITECTURES})
+    endif()
+    set(CMAKE_CUDA_ARCHITECTURES ${default_architecture} CACHE STRING "GPUs to compile for: 80 is an A100, 90 an H100 or H200")
   endif()
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(architecture MATCHES "^([0-9]+)" AND CMAKE_MATCH_1 LESS 80)
@@ -30,6 +35,9 @@ else()
   find_package(CUDAToolkit REQUIRED)
   target_link_libraries(shardlib INTERFACE CUDA::cudart CUDA::cublas CUDA::cublasLt)
   target_compile_definitions(shardlib INTERFACE SHARDLIB_LAUNCHER_CUDA)
+  if(SHARDLIB_LAUNCHER STREQUAL "kokkos")
+    target_compile_definitions(shardlib INTERFACE SHARDLIB_KOKKOS_CUDA="${Kokkos_VERSION}")
+  endif()
   target_compile_options(
     shardlib INTERFACE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20;--extended-lambda;-Xcompiler=-fno-math-errno>")
 endif()
@@ -37,8 +45,7 @@ endif()
 # Makes nvcc or HIP's clang compile the sources of a target. All sources that start kernels need it, and each op starts some. A
 # kernel that calls a function without SHARDLIB_FUNCTION is an error; by default nvcc only warns.
 function(shardlib_compile_for_gpu target)
-  string(TOUPPER "${SHARDLIB_LAUNCHER}" language) # a cache variable: the caller may be another project
   get_target_property(sources ${target} SOURCES)
-  set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE ${language})
+  set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE ${SHARDLIB_GPU_LANGUAGE})
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Werror=cross-execution-space-call>")
 endfunction()

@@ -50,12 +50,15 @@ function(_shardlib_find_kokkos_config)
 endfunction()
 
 function(_shardlib_note_kokkos_spaces)
-  if("${ARGV}" MATCHES "CUDA|HIP|SYCL")
+  set(SHARDLIB_KOKKOS_OF_CUDA NO CACHE INTERNAL "Whether this Kokkos starts the kernels on GPUs")
+  if("CUDA" IN_LIST ARGV AND SHARDLIB_LAUNCHER STREQUAL "kokkos" AND NOT SHARDLIB_KOKKOS_SPACE)
+    set(SHARDLIB_KOKKOS_OF_CUDA YES CACHE INTERNAL "")
+  elseif("${ARGV}" MATCHES "CUDA|HIP|SYCL")
     list(JOIN ARGV ", " devices)
-    message(FATAL_ERROR "shardlib: this Kokkos (${devices}) is for GPUs, so that every source needs its compiler wrapper,"
-                        " which shardlib does not support: it starts kernels on GPUs itself, by SHARDLIB_LAUNCHER=cuda or"
-                        " hip. Set -DKokkos_DIR to a Kokkos of the host (docs/platforms.md); these two launchers also work with"
-                        " -DSHARDLIB_WITH_KOKKOS=OFF.")
+    message(FATAL_ERROR "shardlib: this Kokkos (${devices}) is for GPUs, and only a compiler for GPUs accepts its headers."
+                        " -DSHARDLIB_LAUNCHER=kokkos, with no SHARDLIB_KOKKOS_SPACE, starts kernels by a Kokkos of CUDA. Other"
+                        " launchers need another Kokkos: set -DKokkos_DIR to one of the host (docs/platforms.md). cuda and hip"
+                        " also work with -DSHARDLIB_WITH_KOKKOS=OFF.")
   endif()
   set(serial NO)
   if("SERIAL" IN_LIST ARGV)
@@ -76,8 +79,16 @@ function(_shardlib_find_kokkos)
   _shardlib_find_kokkos_config()
   if(SHARDLIB_KOKKOS_DIR)
     set(Kokkos_DIR "${SHARDLIB_KOKKOS_DIR}")
+    set(Kokkos_LAUNCH_COMPILER OFF) # else one of GPUs replaces the compiler of every target that links it
     find_package(Kokkos CONFIG REQUIRED QUIET)
     _shardlib_note_kokkos_spaces(${Kokkos_DEVICES})
+    if(SHARDLIB_KOKKOS_OF_CUDA)
+      # Its flags are those of its own wrapper of nvcc as the compiler of C++. Here nvcc compiles CUDA, with flags of CMake.
+      set_target_properties(Kokkos::kokkoscore PROPERTIES INTERFACE_COMPILE_OPTIONS "" INTERFACE_COMPILE_DEFINITIONS ""
+                                                          INTERFACE_LINK_OPTIONS "")
+      set(Kokkos_VERSION ${Kokkos_VERSION} PARENT_SCOPE)
+      set(Kokkos_CUDA_ARCHITECTURES ${Kokkos_CUDA_ARCHITECTURES} PARENT_SCOPE)
+    endif()
     message(STATUS "shardlib: Kokkos ${Kokkos_VERSION} (${Kokkos_DEVICES}), ${Kokkos_DIR}")
     return()
   endif()

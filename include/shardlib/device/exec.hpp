@@ -24,11 +24,13 @@
 
 namespace shardlib {
 
-/// The launcher of this program's kernels: "host", "CUDA" or "HIP" (a GPU, else the host), or Kokkos's:
-/// "Kokkos::Serial".
+/// The launcher of this program's kernels: "host", "CUDA", "HIP" or "Kokkos::Cuda" (a GPU, else the host), or one of
+/// Kokkos' spaces of the host: "Kokkos::Serial".
 inline std::string_view launcher_name() {
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
   return detail::kokkos_space_name;
+#elif defined(SHARDLIB_KOKKOS_CUDA)
+  return "Kokkos::Cuda";
 #elif defined(SHARDLIB_LAUNCHER_HIP)
   return "HIP";
 #elif defined(SHARDLIB_LAUNCHER_CUDA)
@@ -99,10 +101,10 @@ struct Exec {
 #if defined(SHARDLIB_WITH_OPENMP)
     if (threads > 1 && n > 1) return for_each_in_parallel(n, f);
 #endif
-#if defined(KOKKOS_ENABLE_SERIAL)
+#if defined(KOKKOS_ENABLE_SERIAL) && !defined(SHARDLIB_KOKKOS_CUDA)
     using Range = Kokkos::RangePolicy<Kokkos::Serial, Kokkos::IndexType<std::int64_t>>;
     Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
-#else  // no Kokkos, or one without the serial space (Debian sid's)
+#else  // no Kokkos, one without the serial space (Debian sid's), or one that starts with a GPU
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
   }

@@ -1,4 +1,4 @@
-// Runs kernels by Kokkos, on the execution space that the build names.
+// Runs kernels by Kokkos, on the execution space of the host that the build names. cuda_launcher.hpp runs them on GPUs.
 #pragma once
 
 #include <algorithm>
@@ -63,20 +63,17 @@ struct KokkosLaunch {
   static constexpr std::size_t tile_bytes = tile_bytes_of<Kernel>, shared_bytes = tile_bytes + team_board_bytes;
 };
 
-inline constexpr bool kokkos_on_host =
-    Kokkos::SpaceAccessibility<Kokkos::HostSpace, KokkosSpace::memory_space>::accessible;
-
 /// How many teams run a kernel: what its scratch is for.
 inline std::int64_t kokkos_teams(std::int64_t items, int threads) {
-  return std::min<std::int64_t>(items, kokkos_on_host ? threads : 1024);
+  return std::min<std::int64_t>(items, threads);
 }
 
 template <class Kernel>
 void run_by_kokkos(std::int64_t items, std::int64_t teams, std::byte* scratch, std::size_t scratch_bytes,
                    const Kernel& kernel) {
   static_assert(Kokkos::SpaceAccessibility<KokkosSpace, Kokkos::HostSpace>::accessible,
-                "SHARDLIB_LAUNCHER=kokkos: this execution space cannot access host memory, and shardlib has no other "
-                "memory yet; set SHARDLIB_KOKKOS_SPACE to Serial or OpenMP");
+                "SHARDLIB_LAUNCHER_KOKKOS: this execution space cannot access host memory; define "
+                "SHARDLIB_KOKKOS_SPACE as Serial, OpenMP or Threads. For a Kokkos of CUDA see docs/gpus.md");
   using Launch = KokkosLaunch<Kernel>;
   KokkosPolicy policy(static_cast<int>(teams), 1);  // a core of the host is a team of one
   policy.set_scratch_size(0, Kokkos::PerTeam(Launch::shared_bytes + 64));

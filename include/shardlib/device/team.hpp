@@ -10,6 +10,17 @@
 namespace shardlib {
 
 namespace detail {
+#if defined(__CUDACC__) || defined(__HIPCC__)
+/// This thread's number in its block.
+__device__ __forceinline__ int cuda_lane() {
+#if defined(SHARDLIB_KOKKOS_CUDA)
+  return static_cast<int>(threadIdx.x + threadIdx.y);  // Kokkos counts the threads of a team along y, and we along x
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+#endif
+
 /// The memory that a team shares in addition to its scratch: a tile for the kernel, and a board of 64 numbers for
 /// reductions.
 inline constexpr std::size_t team_tile_bytes = 4096, team_board_bytes = 64 * 8;

@@ -12,6 +12,7 @@
 
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/function_ref.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/kokkos.hpp"
@@ -19,7 +20,7 @@
 
 namespace shardlib {
 
-#if !defined(SHARDLIB_WITHOUT_KOKKOS)
+#if defined(SHARDLIB_KOKKOS_HEADERS)
 namespace detail {
 
 template <class T, int Rank>
@@ -31,21 +32,41 @@ struct pointers<T, 0> {
   using type = T;
 };
 
+/// A view of the shard, whose elements are at `shard`.
+template <class Space, dtype D, Spec S>
+auto kokkos_view(const Tensor<D, S>& x, const D* shard) {
+  constexpr int rank = parsed<S>.rank();
+  static_assert(rank <= 8, "as_kokkos: a Kokkos::View has at most 8 dims; merge some first");
+  using View = Kokkos::View<typename pointers<const D, rank>::type, Kokkos::LayoutRight, Space,
+                            Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return View(shard, static_cast<std::size_t>(x.local_shape()[I])...);
+  }
+  (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
+}
+
 }  // namespace detail
 
 /// This device's shard as an unmanaged Kokkos::View of the spec's rank (at most 8), LayoutRight. Padding is part
 /// of the shard. `as_kokkos(x)`
 template <dtype D, Spec S>
 auto as_kokkos(const Tensor<D, S>& x) {
-  constexpr int rank = detail::parsed<S>.rank();
-  static_assert(rank <= 8, "as_kokkos: a Kokkos::View has at most 8 dims; merge some first");
-  using View = Kokkos::View<typename detail::pointers<const D, rank>::type, Kokkos::LayoutRight, Kokkos::HostSpace,
-                            Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return View(x.span().data(), static_cast<std::size_t>(x.local_shape()[I])...);
-  }
-  (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
+  return detail::kokkos_view<Kokkos::HostSpace>(x, x.span().data());
 }
+#if defined(SHARDLIB_KOKKOS_CUDA)
+/// The same where it is in a GPU's memory, after the GPU has computed it. Throws for a device with other memory.
+/// `as_kokkos<Kokkos::CudaSpace>(x)`
+template <class Space, dtype D, Spec S>
+requires std::is_same_v<Space, Kokkos::CudaSpace>
+auto as_kokkos(const Tensor<D, S>& x) {
+  const D* const shard = x.value()->template as<const D>();
+  const Exec exec = x.value()->device->exec();
+  if (exec.gpu() == nullptr)
+    throw Error("as_kokkos<Kokkos::CudaSpace>: this device's memory is not a GPU's; use as_kokkos(x), or --device gpu");
+  exec.synchronize();
+  return detail::kokkos_view<Space>(x, shard);
+}
+#endif
 /// A compile error for a tensor without a name: its elements go with it.
 template <dtype D, Spec S>
 auto as_kokkos(const Tensor<D, S>&& x) {

@@ -72,6 +72,10 @@ class Gpu final : public Region {
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
   /// Facts that kernels keep about this GPU, such as the choices of its libraries.
   [[nodiscard]] std::shared_ptr<void>& remembered() { return remembered_; }
+  /// What the launcher keeps for this GPU: with Kokkos, the execution space instance of the stream.
+  [[nodiscard]] std::shared_ptr<void>& kept_by_launcher() const { return kept_by_launcher_; }
+  /// CUDA's number of the GPU.
+  [[nodiscard]] int ordinal() const { return ordinal_; }
   /// Makes this the GPU of the calling thread.
   void use() const;
   /// The same, before the host puts a kernel or a copy into the stream. It may wait (Flights::before_enqueue).
@@ -112,6 +116,7 @@ class Gpu final : public Region {
   std::size_t bytes_ = 0;
   Faults faults_;
   std::shared_ptr<void> remembered_;
+  mutable std::shared_ptr<void> kept_by_launcher_;
   mutable Flights flights_;
   std::unique_ptr<Uploads> uploads_;
 };

@@ -1,10 +1,14 @@
 // Includes Kokkos. The library includes its headers only here. With SHARDLIB_WITHOUT_KOKKOS, programs whose kernels
-// start on GPUs do without it.
+// start on GPUs do without it. SHARDLIB_KOKKOS_CUDA is the version of a Kokkos that starts kernels on GPUs. Only nvcc can
+// compile its headers, so other compilers do without them.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 
-#if !defined(SHARDLIB_WITHOUT_KOKKOS)
+#if !defined(SHARDLIB_WITHOUT_KOKKOS) && (!defined(SHARDLIB_KOKKOS_CUDA) || defined(__CUDACC__))
+/// Is defined where Kokkos' headers are included.
+#define SHARDLIB_KOKKOS_HEADERS
 
 // C++26 has no arithmetic between two enums, but Kokkos 4 uses it to lay out its teams' scratch memory. This operator
 // in its namespace does the same. Later releases of Kokkos do not need it.
@@ -31,20 +35,23 @@ namespace shardlib::detail {
 inline std::string kokkos_text() {
 #if defined(SHARDLIB_WITHOUT_KOKKOS)
   return "no Kokkos";
+#elif defined(SHARDLIB_KOKKOS_CUDA)
+  return "Kokkos " SHARDLIB_KOKKOS_CUDA;
 #else
   return "Kokkos " + std::to_string(KOKKOS_VERSION / 10000) + "." + std::to_string(KOKKOS_VERSION / 100 % 100) + "." +
          std::to_string(KOKKOS_VERSION % 100);
 #endif
 }
 
-/// Initializes Kokkos. Returns false if there is nothing to finalize, as when the program has done it.
+/// Initializes Kokkos. Returns false if there is nothing to finalize, as when the program has done it. A Kokkos of GPUs
+/// starts with the first kernel on a GPU (start_kokkos_on), because it would end a program on a machine without one.
 inline bool initialize_kokkos() {
-#if defined(SHARDLIB_WITHOUT_KOKKOS)
+#if defined(SHARDLIB_WITHOUT_KOKKOS) || defined(SHARDLIB_KOKKOS_CUDA)
   return false;
 #else
   if (Kokkos::is_initialized()) return false;
-  // Its options belong in its environment variables: argv is the program's. Its warnings are about the binding of
-  // threads, which is this library's.
+    // Its options belong in its environment variables: argv is the program's. Its warnings are about the binding of
+    // threads, which is this library's.
 #if KOKKOS_VERSION >= 30700
   Kokkos::initialize(Kokkos::InitializationSettings().set_disable_warnings(true));
 #else
@@ -54,9 +61,20 @@ inline bool initialize_kokkos() {
 #endif
 }
 inline void finalize_kokkos() {
-#if !defined(SHARDLIB_WITHOUT_KOKKOS)
+#if !defined(SHARDLIB_WITHOUT_KOKKOS) && !defined(SHARDLIB_KOKKOS_CUDA)
   Kokkos::finalize();
 #endif
 }
+
+#if defined(SHARDLIB_KOKKOS_CUDA) && defined(__CUDACC__)
+/// Initializes Kokkos with a GPU, unless the program has, and finalizes it when the program ends.
+inline void start_kokkos_on(int gpu) {
+  if (Kokkos::is_initialized()) return;
+  Kokkos::initialize(Kokkos::InitializationSettings().set_disable_warnings(true).set_device_id(gpu));
+  std::atexit([] {
+    if (Kokkos::is_initialized()) Kokkos::finalize();
+  });
+}
+#endif
 
 }  // namespace shardlib::detail

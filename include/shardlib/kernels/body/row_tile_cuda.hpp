@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "shardlib/device/team.hpp"
 #include "shardlib/kernels/body/row_tile.hpp"
 #include "shardlib/spec/dtype.hpp"
 
@@ -51,10 +52,10 @@ __device__ __forceinline__ void start_piece(std::uint32_t to, const void* from, 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ int lane() {
-  return static_cast<int>(threadIdx.x % 32);
+  return shardlib::detail::cuda_lane() % 32;
 }
 __device__ __forceinline__ int first_row() {
-  return static_cast<int>(threadIdx.x / 32) * 16;
+  return shardlib::detail::cuda_lane() / 32 * 16;
 }
 
 }  // namespace cuda
@@ -203,7 +204,7 @@ __device__ __forceinline__ void start_copy(const Team& /*team*/, const OperandRo
   using M = TeamMatrix<Columns>;
   constexpr int lanes = 32 * Team::parts, pieces = Rows * M::groups, apart = lanes / M::groups;  // rows of a lane
   static_assert(pieces % lanes == 0 && apart % 8 == 0);
-  const int g = static_cast<int>(threadIdx.x) % M::groups, row = static_cast<int>(threadIdx.x) / M::groups;
+  const int g = shardlib::detail::cuda_lane() % M::groups, row = shardlib::detail::cuda_lane() / M::groups;
   const bool column = g * M::group < from.width;
   const std::uint32_t at = cuda::shared_address(to.first + M::offset(row, g));
   const bf16* source = from.first + row * from.stride + g * M::group;
@@ -217,7 +218,7 @@ __device__ __forceinline__ void start_copy(const Team& /*team*/, const OperandRo
 template <class T, WarpTeam Team>
 __device__ __forceinline__ void start_copy(const Team& /*team*/, int count, const T* from, T* to) {
   constexpr int elements = 16 / sizeof(T);
-  for (int i = static_cast<int>(threadIdx.x) * elements; i < count; i += 32 * Team::parts * elements)
+  for (int i = shardlib::detail::cuda_lane() * elements; i < count; i += 32 * Team::parts * elements)
     cuda::start_piece(cuda::shared_address(to + i), from + i, true);
 }
 template <WarpTeam Team>
