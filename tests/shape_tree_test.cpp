@@ -45,6 +45,12 @@ static_assert(std::is_same_v<decltype(transpose(Tensor<f32, "A B/t">())), Tensor
 /// of this binary may include value.hpp, which has the real one.
 struct shardlib::detail::Value : shardlib::detail::Counted {};
 
+// A class of the program may have operators before it is complete. Outside of namespaces, the library's are candidates
+// too.
+struct Incomplete;
+Incomplete& operator+(Incomplete& x, int);
+static_assert(std::is_same_v<decltype(std::declval<Incomplete&>() + 1), Incomplete&>);
+
 namespace in_a_namespace {
 struct Pair {
   Tensor<f32, "A/d B/t"> left, right;

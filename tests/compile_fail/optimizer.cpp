@@ -242,6 +242,16 @@ void sum_without_accumulate(Weights& sums, const Weights& grads) {
   sums += grads;
 }
 
+// expect: \* has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
+Weights step_down(const Weights& grads) {
+  return -grads;
+}
+
+// expect: \*= has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
+void clip_without_map_tree(Weights& grads, double scale) {
+  grads *= scale;
+}
+
 // expect: AdamW: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
 void rate_alone(Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
   AdamW().update(w, moments, grads, 1e-3);

@@ -339,9 +339,12 @@ template <class F, class Tree, class... More>
 }
 
 namespace detail {
-/// A struct or an Array of tensors, for which there are no operators.
+/// A struct or an Array of tensors, for which there are no operators. Whether an incomplete type is one is not known.
 template <class T>
-concept tree_of_several = !is_tensor<T> && !is_choice<T> && is_tree<T>();
+concept tree_of_several = requires {
+  sizeof(T);
+}
+&&!is_tensor<T> && !is_choice<T> && is_tree<T>();
 /// The other operand of such an operator. The conversion makes any operator of the program the better one.
 struct OtherOperand {
   template <class X>
@@ -363,19 +366,27 @@ struct OtherNumber {
                   "weights, grads), or accumulate(sums, grads) for a sum");             \
     return tree;                                                                        \
   }
-SHARDLIB_TREE_OPERATOR(+)
-SHARDLIB_TREE_OPERATOR(-)
-SHARDLIB_TREE_OPERATOR(*)
-SHARDLIB_TREE_OPERATOR(/)
+#define SHARDLIB_TREE_OPERATORS(op)                                \
+  SHARDLIB_TREE_OPERATOR(op)                                       \
+  SHARDLIB_TREE_OPERATOR(op## =)                                   \
+  template <detail::tree_of_several Tree>                          \
+  Tree operator op(detail::OtherNumber number, const Tree& tree) { \
+    return tree op number;                                         \
+  }
 /// A compile error that names `accumulate`. `accumulate(sums, grads)`
-SHARDLIB_TREE_OPERATOR(+=)
+SHARDLIB_TREE_OPERATORS(+)
 /// A compile error that names `map_tree`. `map_tree([](const auto& w, const auto& g) { return w - g; }, weights,
 /// grads)`
-SHARDLIB_TREE_OPERATOR(-=)
+SHARDLIB_TREE_OPERATORS(-)
+/// A compile error that names `map_tree`. `map_tree([](const auto& g) { return g * 0.1; }, grads)`
+SHARDLIB_TREE_OPERATORS(*)
+/// A compile error that names `map_tree`. `map_tree([](const auto& g) { return g / 2.0; }, grads)`
+SHARDLIB_TREE_OPERATORS(/)
+#undef SHARDLIB_TREE_OPERATORS
 #undef SHARDLIB_TREE_OPERATOR
 template <detail::tree_of_several Tree>
-Tree operator*(detail::OtherNumber number, const Tree& tree) {
-  return tree * number;
+Tree operator-(const Tree& tree) {
+  return tree * detail::OtherOperand(-1);
 }
 
 /// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.
