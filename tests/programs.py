@@ -518,8 +518,9 @@ def gpt2(p):
     short.check("--seq                  16  (--context 16)" in short.out, "rows of a short model are short by default")
     os.mkdir(f"{p.folder}/notes")
     shutil.copy(p.text, f"{p.folder}/notes/model.safetensors")
+    shutil.copy(f"{weights}/model.safetensors", f"{p.folder}/a-model")
     for option, path in [("--export", f"{p.text}/model"), ("--export", f"{p.folder}/notes"), ("--logits", f"{p.folder}/nowhere/file"),
-                         ("--logits", p.text)]:  # fmt: skip
+                         ("--logits", p.text), ("--logits", f"{p.folder}/a-model"), ("--logits", f"{p.folder}/model.safetensors")]:  # fmt: skip
         for ranks in [0, 2] if p.mpiexec else [0]:
             for program, sizes in [("gpt2", small), ("gpt_fsdp", ["--batch=2", "--seq=16", "--d-model=16", "--d-head=8"])]:
                 steps = [*sizes, "--steps=3", f"--data={p.text}", f"--run={p.folder}/unwritable", "--prompt=Once"]

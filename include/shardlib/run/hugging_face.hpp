@@ -75,7 +75,8 @@ SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::
 SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const std::string& option);
 
 /// Throws UsageError, which begins with --logits, unless this safetensors file can be written, or if it would replace a
-/// file of another format. Call it before training. `require_logits_file(training, "logits.safetensors")`
+/// model, or a file of another format. Call it before training.
+/// `require_logits_file(training, "logits.safetensors")`
 SHARDLIB_INLINE void require_logits_file(const Training& training, const std::string& path);
 
 /// Throws UsageError if an export into `folder` would replace what --load reads: that folder, or a file in it.

@@ -159,7 +159,15 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
 
 SHARDLIB_INLINE void require_logits_file(const Training& training, const std::string& path) {
   require_output(training, path, "--logits");
-  naming_option("--logits", [&] { io::require_no_other_format(path); });
+  naming_option("--logits", [&] {
+    io::require_no_other_format(path);
+    std::error_code none;
+    const bool replaces = std::filesystem::file_size(path, none) > 0 && !none;
+    if (std::filesystem::path(path).filename() == "model.safetensors" ||
+        (replaces && io::SafetensorsFile(path).find("logits") == nullptr))
+      throw UsageError(
+          fmt::format("'{}' is a file of a model, whose weights the logits would replace; choose another path", path));
+  });
 }
 
 SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded) {
