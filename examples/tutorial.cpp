@@ -8,7 +8,6 @@
 // Dims: B batch, X coordinates of a point, H hidden, C classes.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -71,7 +70,7 @@ void train(const Mesh<"d t">& mesh) {
       const float value = item(all_reduce<"+d +t -> ">(l)), right = item(accuracy(weights, batch));
       if (mesh.rank() == 0) fmt::print("step {:3}  loss {:.4f}  accuracy {:3.0f} %\n", step, value, 100 * right);
     }
-    const double scale = std::min(1.0 / global_norm(mesh, grads), 1.0);
+    const double scale = clip_factor(global_norm(mesh, grads), 1.0);
     AdamW{.weight_decay = 0}.update(weights, mu, nu, grads, 0.01, scale, step, [](std::string_view) { return false; });
   }
 }

@@ -819,10 +819,14 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
                              "gradients are not finite");
     Deep broken = grads;
     broken.layers[1] = broken.layers[1] * std::nan("");
-    const double clip = std::min(1.0 / global_norm(mesh, broken), 1.0);  // as in the tutorial; min(1.0, x) is 1
-    expect_error<UsageError>([&] { SGD().update(w, mu, broken, rate, clip, 0, every_leaf); },
-                             "SGD: the scale of the gradients is nan; give a finite number, and skip a step whose "
-                             "gradients are not finite");
+    Deep huge = grads;
+    huge.layers[1] = huge.layers[1] * 1e30;  // its square is infinite
+    for (const Deep& bad : {broken, huge})
+      expect_error<UsageError>(
+          [&] { SGD().update(w, mu, bad, rate, clip_factor(global_norm(mesh, bad), 1.0), 0, every_leaf); },
+          "SGD: the scale of the gradients is nan; give a finite number, and skip a step whose gradients are not "
+          "finite");
+    expect(clip_factor(0.5, 1.0) == 1.0 && clip_factor(4.0, 1.0) == 0.25 && clip_factor(4.0, 0) == 1.0, "clip_factor");
     expect_error<UsageError>([&] { update_average(w, grads, 2.0); },
                              "update_average: the part that it keeps is in [0, 1]");
     AdamW().update(w, moments, grads, rate, 1.0, 0, every_leaf);  // nothing was lost

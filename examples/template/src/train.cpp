@@ -1,7 +1,6 @@
 // Trains the model on a text: train FILE [STEPS]
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -39,7 +38,7 @@ void train(const Mesh<"d">& mesh, const std::string& text, std::int64_t steps) {
   auto moments = AdamW::init(weights);
   for (std::int64_t step = 0; step < steps; ++step) {
     const auto [loss, grads] = value_and_grad(mesh, my::loss<f32>, weights, batch_of(mesh, text, step));
-    const double scale = std::min(1.0 / global_norm(mesh, grads), 1.0);
+    const double scale = clip_factor(global_norm(mesh, grads), 1.0);
     adamw.update(weights, moments, grads, 3e-3, scale, step, [](std::string_view leaf) { return leaf != "decay"; });
     const f32 value = item(all_reduce<"+d -> ">(loss));
     if (mesh.rank() == 0 && (step % 50 == 0 || step + 1 == steps)) fmt::print("step {:4}  loss {:.4f}\n", step, value);

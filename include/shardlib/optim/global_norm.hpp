@@ -1,7 +1,8 @@
-// The global norm of a tree, for clipping.
+// The global norm of a tree, and the factor that clips by it.
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -89,6 +90,13 @@ template <class Tree, class... More>
 requires(!requires { Tree::axes; }) Tensor<f32, ""> squared_global_norm(const Tree& tree, const More&... more) {
   detail::wrong_call<"squared_global_norm", "squared_global_norm(mesh, grads)">(tree, more...);
   return {};
+}
+
+/// The factor that reduces gradients of this norm to the norm `largest` (0: no clipping). It is NaN if the norm is not
+/// finite: an optimizer's update then throws. `clip_factor(global_norm(mesh, grads), 1.0)`
+[[nodiscard]] inline double clip_factor(double norm, double largest) {
+  if (!std::isfinite(norm)) return std::numeric_limits<double>::quiet_NaN();
+  return largest > 0 && norm > largest ? largest / norm : 1.0;
 }
 
 }  // namespace shardlib

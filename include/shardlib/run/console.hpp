@@ -14,8 +14,8 @@ SHARDLIB_INLINE void print_console(std::string_view text);
 /// Writes to the open ConsoleLog alone: errors, and what a terminal shows in another way. `log_console("error: ...\n")`
 SHARDLIB_INLINE void log_console(std::string_view text);
 
-/// The log of this process's console, while this object lives. It begins with `mark`, and with up to 64 KiB of what the
-/// process has printed before. There is one at a time: a second one closes the first.
+/// The log of this process's console and of its warnings, while this object lives. It begins with `mark`, and with up
+/// to 64 KiB of what the process has printed before. There is one at a time: a second one closes the first.
 class ConsoleLog {
  public:
   /// Appends to the file. If it cannot be written, now or later, there is a warning, and the program continues.

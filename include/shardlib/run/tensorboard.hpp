@@ -24,6 +24,7 @@
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/stopwatch.hpp"
+#include "shardlib/support/warning.hpp"
 
 namespace shardlib::run {
 
@@ -189,7 +190,8 @@ inline void TensorBoard::flush() {
   if (!on()) return;
   file_.flush();
   if (file_) return;
-  fmt::print(stderr, "warning: cannot write to the event file '{}': is the disk full? It gets no more events\n", path_);
+  shardlib::detail::warn(
+      fmt::format("cannot write to the event file '{}': is the disk full? It gets no more events", path_));
   file_.close();
 }
 

@@ -13,6 +13,7 @@
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/formats/safetensors_tree.hpp"
 #include "shardlib/optim/adafactor.hpp"
+#include "shardlib/optim/global_norm.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"

@@ -203,11 +203,6 @@ struct Step {
   std::function<void(std::vector<shardlib::detail::ValuePtr> gradients, double scale)> show_gradients = {};
 };
 
-/// The factor that reduces a gradient norm to `clip` (0: no clipping). `clip_factor(norm, 1.0)`
-[[nodiscard]] inline double clip_factor(double norm, double clip) {
-  return clip > 0 && norm > clip ? clip / norm : 1.0;
-}
-
 /// The FLOPs of forward and backward for a token: 6 for each parameter that multiplies, and attention's two products,
 /// not halved for causality (Chowdhery et al. 2022, appendix B). `width` is heads * head width.
 /// `training_flops_per_token(124'000'000, 12, 768, 1024)`

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/run/console.hpp"
+#include "shardlib/support/warning.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -77,6 +78,7 @@ SHARDLIB_INLINE void log_console(std::string_view text) {
 
 SHARDLIB_INLINE ConsoleLog::ConsoleLog(const std::string& path, std::string_view mark) {
   detail::Console& console = detail::console();
+  shardlib::detail::warning_log = &log_console;
   const std::lock_guard lock(console.mutex);
   console.open(path);
   console.owner = this;

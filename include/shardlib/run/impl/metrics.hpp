@@ -30,6 +30,7 @@
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
+#include "shardlib/support/warning.hpp"
 
 namespace shardlib::run {
 
@@ -284,8 +285,9 @@ SHARDLIB_INLINE void JsonLines::append(const std::string& line) {
   if (write_waiting()) return;
   if (waiting_.size() > most) fail("write to");
   if (first)
-    fmt::print(stderr, "warning: cannot write to the file '{}': {}; its lines wait in memory and are tried again\n",
-               path_, std::strerror(errno));
+    shardlib::detail::warn(
+        fmt::format("cannot write to the file '{}': {}; its lines wait in memory and are tried again", path_,
+                    std::strerror(errno)));
 }
 
 SHARDLIB_INLINE void JsonLines::sync() {
@@ -339,7 +341,8 @@ SHARDLIB_INLINE void JsonLines::keep_place() {
     errno = error;
     fail("write to");
   }
-  fmt::print(stderr, "warning: the file '{}' was removed while this run writes to it: it is written again\n", path_);
+  shardlib::detail::warn(
+      fmt::format("the file '{}' was removed while this run writes to it: it is written again", path_));
   *this = std::move(again);
 }
 

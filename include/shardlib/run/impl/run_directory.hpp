@@ -27,6 +27,7 @@
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/text.hpp"
 #include "shardlib/support/version.hpp"
+#include "shardlib/support/warning.hpp"
 
 namespace shardlib::run {
 
@@ -217,7 +218,7 @@ SHARDLIB_INLINE void RunDirectory::keep_files() {
   for (const auto& [path, text] : kept_) {
     if (io::file_exists(path)) continue;
     io::replace_file(path, io::as_bytes(text), true);
-    fmt::print(stderr, "warning: the file '{}' was removed while this run uses it: it is written again\n", path);
+    shardlib::detail::warn(fmt::format("the file '{}' was removed while this run uses it: it is written again", path));
   }
 }
 

@@ -21,6 +21,7 @@
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/text.hpp"
+#include "shardlib/support/warning.hpp"
 
 namespace shardlib::io {
 namespace detail {
@@ -67,16 +68,15 @@ SHARDLIB_INLINE std::string refused_message(const std::string& path, const Stora
          "' away to go back to an older checkpoint";
 }
 SHARDLIB_INLINE void warn_damaged(const std::string& message) {
-  std::fprintf(stderr, "warning: %s; going back to an older one\n", message.c_str());
+  shardlib::detail::warn(message + "; going back to an older one");
 }
 SHARDLIB_INLINE void set_aside(const std::string& path, const std::string& what) {
   const std::string aside = path + "." + what;
   try {
     replace_folder(path, aside);
-    std::fprintf(stderr, "warning: the %s checkpoint is now '%s': look at it, or remove it\n", what.c_str(),
-                 aside.c_str());
+    shardlib::detail::warn("the " + what + " checkpoint is now '" + aside + "': look at it, or remove it");
   } catch (const Error& e) {  // a reader may lack the right to rename
-    std::fprintf(stderr, "warning: the %s checkpoint still counts among those kept: %s\n", what.c_str(), e.what());
+    shardlib::detail::warn("the " + what + " checkpoint still counts among those kept: " + e.what());
   }
 }
 SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
@@ -210,8 +210,8 @@ SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_
     try {
       remove(path);
     } catch (const Error& e) {
-      std::fprintf(stderr, "warning: '%s' is not needed any more, but was not removed: %s; the next save tries again\n",
-                   path.c_str(), e.what());
+      shardlib::detail::warn("'" + path + "' is not needed any more, but was not removed: " + e.what() +
+                             "; the next save tries again");
     }
   };
   remove_stale_temporaries(directory);
@@ -324,8 +324,8 @@ SHARDLIB_INLINE std::vector<std::string> list_checkpoints(const std::string& dir
   try {
     if (file_exists(directory + "/LATEST")) bytes = read_file(directory + "/LATEST");
   } catch (const Error& e) {
-    std::fprintf(stderr, "warning: %s; the newest checkpoint is tried first: remove LATEST before the next save\n",
-                 e.what());
+    shardlib::detail::warn(std::string(e.what()) +
+                           "; the newest checkpoint is tried first: remove LATEST before the next save");
   }
   std::string_view name = as_text(bytes);
   if (name.ends_with('\n')) name.remove_suffix(1);

@@ -27,6 +27,7 @@
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/warning.hpp"
 
 namespace shardlib::io::detail {
 
@@ -114,8 +115,8 @@ SHARDLIB_INLINE CheckpointWriter::~CheckpointWriter() {
   if (!job_) return;
   if (job_->thread.joinable()) job_->thread.join();
   if (std::uncaught_exceptions() == 0 && device_->rank() == 0)
-    std::fprintf(stderr, "warning: the checkpoint of step %lld in '%s' was never finished (AsyncSaver::flush)\n",
-                 static_cast<long long>(job_->meta.step), directory_.c_str());
+    shardlib::detail::warn("the checkpoint of step " + std::to_string(job_->meta.step) + " in '" + directory_ +
+                           "' was never finished (AsyncSaver::flush)");
 }
 
 /// Finds out which arrays there are, and which device writes each file.
