@@ -99,6 +99,7 @@ def zstd(data):
     packed = ctypes.create_string_buffer(library.ZSTD_compressBound(size(len(data))))
     length = library.ZSTD_compress2(context, packed, size(len(packed)), data, size(len(data)))
     library.ZSTD_freeCCtx(context)
+    assert not library.ZSTD_isError(ctypes.c_size_t(length))
     return packed.raw[:length]
 
 

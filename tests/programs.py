@@ -329,6 +329,14 @@ def resuming(p):
               "a run of more steps is not cut")
     run.check(text_of(f"{p.folder}/whole/config.toml") == kept, "config.toml stays that of the steps that were trained")
 
+    newest = checkpoints(f"{p.folder}/whole")[71]
+    largest = max((os.path.join(at, name) for at, _, names in os.walk(newest) for name in names), key=os.path.getsize)
+    os.truncate(largest, os.path.getsize(largest) // 2)
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", "--seed=3", "--allow-change=seed").succeeded()
+    warning = "is damaged: "
+    run.check(warning in run.err and "going back to an older one" in run.err, "a damaged checkpoint is not used")
+    run.check(warning in text_of(f"{p.folder}/whole/console.log"), "console.log has the warning")
+
 
 def sampling_is_stopped(p):
     """A signal ends the sample after the last step; by then the last checkpoint is whole."""
@@ -520,6 +528,7 @@ def gpt2(p):
     shutil.copy(p.text, f"{p.folder}/notes/model.safetensors")
     shutil.copy(f"{weights}/model.safetensors", f"{p.folder}/a-model")
     for option, path in [("--export", f"{p.text}/model"), ("--export", f"{p.folder}/notes"), ("--logits", f"{p.folder}/nowhere/file"),
+                         ("--export", f"{p.folder}/gpt2/checkpoints"),
                          ("--logits", p.text), ("--logits", f"{p.folder}/a-model"), ("--logits", f"{p.folder}/model.safetensors")]:  # fmt: skip
         for ranks in [0, 2] if p.mpiexec else [0]:
             for program, sizes in [("gpt2", small), ("gpt_fsdp", ["--batch=2", "--seq=16", "--d-model=16", "--d-head=8"])]:

@@ -342,8 +342,9 @@ TEST_CASE("training: a save that fails is tried again at the next one", "[run][r
     const auto stopped = ends.run(mesh);
     CHECK(stopped->error.starts_with("3 checkpoints in a row could not be saved; the last error: checkpoint '"));
     CHECK(stopped->error.find("was not saved: cannot write 'x': No space left on device") != std::string::npos);
-    CHECK(stopped->error.ends_with(
-        "; make room, and give the same command to resume from the last checkpoint that is complete"));
+    CHECK(
+        stopped->error.ends_with("; make room, and give the same command, which resumes from the last complete "
+                                 "checkpoint, or starts again if there is none"));
     CHECK(ends.checkpoints() == std::vector<std::string>{"step-00000008"});
 
     // The last one has no next: it is tried again at once.

@@ -400,6 +400,12 @@ void mesh_of_sizes_alone() {
   const Mesh mesh({{"d", 4}});
 }
 
+// expect: a Mesh is made of the device that `launch` gives to its function, and `launch` has the sizes: launch\(
+struct AxisAndSize {};
+void mesh_of_a_vector(const std::vector<AxisAndSize>& sizes) {
+  const Mesh mesh(sizes);
+}
+
 // expect: a Mesh has the names of its axes in its type; write `const Mesh<..?d t..?> mesh\(device\)`
 void mesh_of_a_device_alone(const DevicePtr& device) {
   const Mesh mesh(device);

@@ -346,9 +346,12 @@ class Mesh {
  private:
   DevicePtr device_;
 };
-/// Compile errors: `Mesh mesh(device)` lacks the names of the axes, and `Mesh mesh({{"d", 4}})` has sizes.
+/// Compile errors: `Mesh mesh(device)` lacks the names of the axes, and `Mesh mesh({{"d", 4}})` and
+/// `Mesh mesh(parse_mesh("d=4"))` have sizes.
 Mesh(const DevicePtr&)->Mesh<"??">;
 Mesh(const std::vector<detail::LoneAxis>&)->Mesh<"d">;
+template <class AxisSize>
+Mesh(const std::vector<AxisSize>&) -> Mesh<"d">;
 
 namespace detail {
 

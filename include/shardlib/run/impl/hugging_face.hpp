@@ -148,6 +148,8 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
   if (io::file_exists(folder) && !std::filesystem::is_directory(folder, ignored))
     throw UsageError(
         fmt::format("{}: '{}' is not a folder, but a model is a folder of files: choose another path", option, folder));
+  if (io::file_exists(folder + "/LATEST"))
+    throw UsageError(fmt::format("{}: '{}' has the checkpoints of a run: choose another folder", option, folder));
   try {
     io::make_folders(folder);
   } catch (const Error& error) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "shardlib/run/training.hpp"
+#include "shardlib/runtime/bindings.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
@@ -94,7 +95,10 @@ class Judge {
   bool accepts(const StepResult& result, std::int64_t step) {
     const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     const std::string spike = finite && watches() ? window_.spike(result.loss, result.grad_norm) : "";
-    why_ = finite ? spike : fmt::format("loss {} and gradient norm {} are not finite", result.loss, result.grad_norm);
+    why_ = finite
+               ? spike
+               : fmt::format("loss {} and gradient norm {} are not finite", shardlib::detail::show_number(result.loss),
+                             shardlib::detail::show_number(result.grad_norm));
     if (why_.empty()) {
       window_.add(result.loss, result.grad_norm);
       skips_ = 0;
@@ -109,9 +113,10 @@ class Judge {
   [[noreturn]] void fail(std::int64_t step, bool finite) const {
     throw Error(fmt::format(
         "step {}: {}{}; lower --learning-rate, look at the data of this step, {}or continue with "
-        "--on-spike {}rewind. The last checkpoint is untouched",
+        "--on-spike {}rewind{}",
         step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
-        finite ? "" : "find the first op with a NaN, if one has it, by --find-nan, ", skips_ > 0 ? "" : "skip or "));
+        finite ? "" : "find the first op with a NaN, if one has it, by --find-nan, ", skips_ > 0 ? "" : "skip or ",
+        training_.directory.empty() ? "" : ". The last checkpoint is untouched"));
   }
 
   [[nodiscard]] StepVerdict verdict() const { return verdict_; }

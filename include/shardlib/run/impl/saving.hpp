@@ -66,7 +66,7 @@ class Saving {
     if (++failures_ == most_failures)
       throw Error(
           fmt::format("{} checkpoints in a row could not be saved; the last error: {}; make room, and give the "
-                      "same command to resume from the last checkpoint that is complete",
+                      "same command, which resumes from the last complete checkpoint, or starts again if there is none",
                       failures_, error.what()));
     say_(fmt::format("warning: {}; the next save tries again ({} of {} failures in a row that end the run)",
                      error.what(), failures_, most_failures));

@@ -16,6 +16,7 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE std::string show_number(double value) {
+  if (std::isnan(value)) return "nan";  // the sign of a NaN tells nothing
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
