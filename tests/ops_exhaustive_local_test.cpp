@@ -76,7 +76,7 @@ void check(const Linear& op, const std::vector<Pair>& legal) {
   });
 }
 
-using OpRule = rules::Verdict (*)(std::string_view, const TensorSpec&);
+using OpRule = rules::Verdict (*)(const ParsedOp&, const TensorSpec&);
 /// All pairs that the rule accepts, `count` of them.
 std::vector<Pair> legal_pairs(OpRule rule, const std::vector<Layout>& from, const std::vector<Layout>& to,
                               std::size_t count) {

@@ -40,7 +40,7 @@ Buffer summed(const detail::Value& in, const detail::Value& out) {
                         Reduction::sum);
 }
 
-using Rule = rules::Verdict (*)(std::string_view, const TensorSpec&);
+using Rule = rules::Verdict (*)(const ParsedOp&, const TensorSpec&);
 struct Collective {
   const char* name;
   Rule rule;
@@ -208,7 +208,7 @@ struct EinsumFamily {
         const auto transposed = [&](const Layout& operand, const detail::Value& value, const Layout& other,
                                     const detail::Value& other_value, const Global& gradient, const char* which) {
           const Layout due(text_of(rules::dual(operand.spec, axes)));
-          const Layout kept(std::string(detail::reachable(Spec(due.text), Spec(ct.text), Spec(other.text))));
+          const Layout kept(text_of(detail::reachable(due.spec, ct.spec, other.spec)));
           const std::string op = arrow(ct.text + ", " + other.text, kept.text);
           expect(rules::einsum(op, ct.text, other.text).ok(), what + ": its transpose " + op + " is not legal");
           const auto grad = multiply(*vct, other_value, kept.spec);

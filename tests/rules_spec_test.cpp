@@ -210,8 +210,11 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
     static_cast<void>(rule(o, a));
     static_cast<void>(rule(a, b));
   }
-  for (auto rule : {einsum, rules::index, add, map2, concat, cotangent}) static_cast<void>(rule(op, a, b));
-  for (auto rule : {shift, local_max, along, rope}) static_cast<void>(rule(op, x, b));
+  for (auto rule : {einsum, rules::index, concat}) static_cast<void>(rule(op, a, b));
+  for (auto rule : {add, map2, cotangent}) static_cast<void>(rule(op, a, b));
+  for (auto rule : {along, rope}) static_cast<void>(rule(op, x, b));
+  static_cast<void>(shift(op, x, b));
+  static_cast<void>(local_max(op, x, b));
   static_cast<void>(where(o, a, b));
   static_cast<void>(create(op, a, b));
   static_cast<void>(triangle("tril", op, x, b));

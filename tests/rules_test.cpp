@@ -1110,6 +1110,8 @@ TEST_CASE("rules: layout") {
   refuse_concat("P, L -> K", "P +t", "L",
                 "the second operand, `L`, must have the other dims of the first, `P +t`: it has no pending sum over t; "
                 "take `to_partial<\"L -> L +t\">` (no traffic)");
+  refuse_concat("P, L -> K", "P L", "L X",
+                "the second operand, `L X`, must have the other dims of the first, `P L`: dim 2 is `X`, not `L`");
   refuse_concat("P, L -> K", "P/t", "L/t", gather_first("P/t", "P/t", "P"));
   refuse_concat("X, L -> K", "L", "L", "the operand `L` has no dim `X`");
   refuse_concat("2, L -> K", "2 A", "L A", "an integer dim has one exact size; name it first, `rename<\"2 -> name\">`");
@@ -1958,7 +1960,7 @@ TEST_CASE("law: the dual of the dual is the spec itself, and sharded stays") {
 }
 
 TEST_CASE("law: a collective's transpose maps the dual of its result to the dual of its operand") {
-  using Rule = rules::Verdict (*)(std::string_view, const TensorSpec&);
+  using Rule = rules::Verdict (*)(const ParsedOp&, const TensorSpec&);
   struct Pair {
     const char* name;
     Rule forward, backward;

@@ -30,7 +30,7 @@ namespace shardlib::detail {
 
 /// A pending sum over all axes of a mesh, `+d +t`.
 template <Spec A>
-inline constexpr Spec sum_over_mesh = dual_spec(Spec(""), A);
+inline constexpr Spec sum_over_mesh = dual_spec<"", A>();
 /// The same, of a VJP that names no mesh.
 inline constexpr Spec sum_over_unnamed = Spec((Text("+") + rules::unnamed_axes).view());
 

@@ -24,7 +24,7 @@ namespace detail {
 /// The Euclidean norm of leaves of f32 or f64.
 template <Spec A, class Tree>
 double norm_of_leaves(const Mesh<A>& mesh, const Tree& tree) {
-  Tensor<f32, dual_spec("", A)> total;
+  Tensor<f32, dual_spec<"", A>()> total;
   const auto all = [](std::string_view) { return true; };
   for_each_leaf([&](std::string_view, const auto& leaf) { add_squares(mesh, total, cast<f32>(leaf), all); }, tree);
   return root_of(over_devices(mesh, total));

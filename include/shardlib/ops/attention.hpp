@@ -49,10 +49,10 @@ template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
                         std::optional<double> scale, SequenceOrder order = SequenceOrder::contiguous) {
   constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no axes beyond these
-  constexpr Spec ct = dual_spec(Out::spec, axes), key_ct = dual_spec(Keys::spec, axes);
+  constexpr Spec ct = dual_spec<Out::spec, axes>(), key_ct = dual_spec<Keys::spec, axes>();
   constexpr Spec sums = spec_of(spec_without_dim(parsed<Out::spec>, Dim));
   static constexpr OpSpec transpose = op_spec_of(ct, Out::spec, key_ct);
-  static constexpr OpParts parts = parse_op(transpose);
+  static constexpr const OpParts& parts = parsed_op<transpose>.parts;
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the cotangent of the keys is summed over the query heads that share them");
   return Out(
@@ -124,7 +124,7 @@ namespace detail {
 /// The all_to_all of an operand with these dims and others, forth or back.
 template <OpSpec Exchange, Spec S>
 constexpr OpSpec exchange_of(bool back) {
-  const Spec there = spec_of(rules::detail_::exchanged("the operand", parse_op(Exchange), parsed<S>).spec);
+  const Spec there = spec_of(rules::detail_::exchanged("the operand", parsed_op<Exchange>.parts, parsed<S>).spec);
   return back ? op_spec_of(there, S) : op_spec_of(S, there);
 }
 template <OpSpec Exchange, class X>
@@ -133,7 +133,7 @@ auto exchanged(const X& x, const Site& site) {
 }
 template <OpSpec Exchange>
 constexpr DimName exchanged_length() {
-  return DimName{parse_op(Exchange).in[0].dims[0].name};
+  return DimName{parsed_op<Exchange>.parts.in[0].dims[0].name};
 }
 template <dtype D, dtype E, dtype F, dtype I>
 inline constexpr bool segmented_ulysses_dtypes =

@@ -77,7 +77,7 @@ inline constexpr auto gathering_vjp = [](const auto& ct, const auto& other, cons
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using Other = std::remove_cvref_t<decltype(other)>;
   using D = typename X::value_type;
-  static constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, Other::spec, X::spec>());
+  static constexpr Spec due = dual_spec<X::spec, axes_of<Ct::spec, Other::spec, X::spec>()>();
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, due);
   static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_scatter", Tensor<D, due>>(
@@ -91,7 +91,7 @@ inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, c
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using X = std::remove_cvref_t<decltype(x)>;
   using D = typename Y::value_type;
-  static constexpr Spec due = dual_spec(Y::spec, axes_of<Ct::spec, X::spec, Y::spec>());
+  static constexpr Spec due = dual_spec<Y::spec, axes_of<Ct::spec, X::spec, Y::spec>()>();
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Whole, due);
   static constexpr rules::Traveling shards = rules::traveling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_unreduced", Tensor<D, due>>(
@@ -188,10 +188,10 @@ auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Si
   } else {
     using Result = Tensor<D, detail::result_for<D, rules::einsum_scatter, O, S, T>>;
     static constexpr Spec axes = detail::axes_of<S, T, Result::spec>();
-    static constexpr Spec ct = detail::dual_spec(Result::spec, axes), x_due = detail::dual_spec(S, axes),
-                          y_due = detail::dual_spec(T, axes);
+    static constexpr Spec ct = detail::dual_spec<Result::spec, axes>(), x_due = detail::dual_spec<S, axes>(),
+                          y_due = detail::dual_spec<T, axes>();
     static constexpr OpSpec to_x = detail::op_spec_of(ct, T, x_due), to_y = detail::op_spec_of(ct, S, y_due);
-    static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
+    static constexpr Spec products = detail::spec_of(rules::unreduced(detail::parsed_op<O>.parts));
     static constexpr rules::Traveling shards = rules::traveling(detail::parsed<products>, detail::parsed<Result::spec>);
     const detail::Calling op{"einsum_scatter", O, site};
     return Result(detail::record_einsum_scatter(

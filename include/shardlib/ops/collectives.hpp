@@ -187,7 +187,7 @@ template <class Out, class X>
 inline constexpr auto shard_vjp = [](const auto& ct) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   static constexpr OpSpec O = transpose_op<Out, X>();
-  static constexpr Spec whole = spec_of(parse_op(O).out);
+  static constexpr Spec whole = spec_of(parsed_op<O>.parts.out);
   return record_linear<Tensor<typename Ct::value_type, whole>>(OpInfo{"shard_backward", O, {}}, ct,
                                                                sizes_of(ct.value()), embed_shard, cut_shard);
 };

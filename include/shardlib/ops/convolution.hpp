@@ -57,12 +57,13 @@ NumbersIn numbers_in(const Convolution<D>& kernel) {
 template <OpSpec Lengths, bool Transposed, class Out, class X, class Y, class... V>
 Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& global, const WindowLoops& loops,
                 const V&... vjps) {
-  static constexpr OpParts lengths = parse_op(Lengths);
+  static constexpr const OpParts& lengths = parsed_op<Lengths>.parts;
   static constexpr TensorSpec seen =
       rules::under_windows(parsed<(Transposed ? Out::spec : X::spec)>, lengths.in[0], lengths.in[1], lengths.out);
   static constexpr OpSpec product =
       Transposed ? op_spec_of(X::spec, Y::spec, spec_of(seen)) : op_spec_of(spec_of(seen), Y::spec, Out::spec);
-  static_assert(rules::detail_::einsum(parse_op(product)).empty(), "a convolution is an einsum over its windows");
+  static_assert(rules::detail_::einsum(parsed_op<product>.parts).empty(),
+                "a convolution is an einsum over its windows");
   return record<"conv_unreduced", Out>(
       op, x.device(), global,
       Convolution<typename X::value_type>{&einsum_plan<product>(), x.value(), y.value(), &lengths, &seen, loops,
@@ -73,8 +74,10 @@ Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& glo
 /// find most of their elements between those of the cotangent, so they are added to the operand's.
 template <OpSpec Lengths, class Due>
 struct ConvOperandVjp {
-  static constexpr OpParts lengths = parse_op(Lengths);
-  static constexpr OpSpec reverse = op_spec_of(spec_of(lengths.out), spec_of(lengths.in[1]), spec_of(lengths.in[0]));
+  static constexpr OpSpec reverse = [] {
+    constexpr const OpParts& lengths = parsed_op<Lengths>.parts;
+    return op_spec_of(spec_of(lengths.out), spec_of(lengths.in[1]), spec_of(lengths.in[0]));
+  }();
   WindowLoops loops;
   template <class Ct, class W>
   auto operator()(const Ct& ct, const W& w, const GlobalSizes& global) const {
@@ -132,7 +135,7 @@ auto windows(const Tensor<D, S>& x, const Sizes& sizes, std::initializer_list<Wi
              Site site = Site::current()) -> Tensor<D, detail::result_for<D, rules::windows, Lengths, S>> {
   using Out = Tensor<D, detail::result_for<D, rules::windows, Lengths, S>>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
-  static constexpr OpParts lengths = parse_op(Lengths);
+  static constexpr const OpParts& lengths = detail::parsed_op<Lengths>.parts;
   const detail::Calling op{"windows", Lengths, site};
   const auto [global, loops] =
       detail::window_sizes(op, lengths, detail::parsed<Out::spec>, x.value(), nullptr, sizes, moves);
@@ -161,8 +164,8 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializ
   using Out = Tensor<D, detail::result_for<D, rules::conv, O, Lengths, S, T>>;
   static constexpr Spec axes = detail::axes_of<S, T, Out::spec>();
   const detail::Calling op{"conv_unreduced", O, site};
-  const auto [global, loops] =
-      detail::window_sizes(op, parse_op(Lengths), detail::parsed<Out::spec>, x.value(), w.value(), {}, windows);
+  const auto [global, loops] = detail::window_sizes(op, detail::parsed_op<Lengths>.parts, detail::parsed<Out::spec>,
+                                                    x.value(), w.value(), {}, windows);
   return detail::convolution<Lengths, false, Out>(
       op, x, w, global, loops,
       detail::vjp(x, detail::save(w), detail::ConvOperandVjp<Lengths, Dual<Tensor<D, S>, axes>>{loops}),

@@ -28,13 +28,13 @@ namespace detail {
 /// Numbers the names of dims: the dims of the operands and of the result as small integers.
 template <OpSpec O>
 struct EinsumIds {
-  static constexpr OpParts op = parse_op(O);
   using Ids = Small<int, max_dims>;
   struct All {
     Ids in[2];
     Ids out;
   };
   static constexpr All ids = [] {
+    constexpr const OpParts& op = parsed_op<O>.parts;
     Small<std::string_view, 3 * max_dims> names;
     const auto number = [&](std::string_view name) {
       if (!names.contains(name)) names.push_back(name);
@@ -67,12 +67,10 @@ Buffer einsum_of_one(const Value& in, const Value& out);
 
 /// The spec of an operand's cotangent without the dims that both the result and the other operand lack. The op summed
 /// over those dims, so the VJP repeats them afterwards.
-constexpr Spec reachable(Spec due, Spec ct, Spec other) {
-  TensorSpec spec = parse_tensor(due).spec;
-  const TensorSpec a = parse_tensor(ct).spec, b = parse_tensor(other).spec;
-  for (int i = spec.rank(); i-- > 0;)
-    if (!a.has(spec.dims[i].name) && !b.has(spec.dims[i].name)) spec.dims.erase(i);
-  return Spec(to_string(spec).view());
+constexpr TensorSpec reachable(TensorSpec due, const TensorSpec& ct, const TensorSpec& other) {
+  for (int i = due.rank(); i-- > 0;)
+    if (!ct.has(due.dims[i].name) && !other.has(due.dims[i].name)) due.dims.erase(i);
+  return due;
 }
 
 /// Records a product without typed VJPs. Where it is differentiated again, its VJPs are made at run time.
@@ -96,8 +94,8 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
   using Other = std::remove_cvref_t<decltype(other)>;
   using D = typename X::value_type;
   constexpr Spec axes = axes_of<Ct::spec, Other::spec, X::spec>();
-  constexpr Spec due = dual_spec(X::spec, axes);
-  constexpr Spec kept = reachable(due, Ct::spec, Other::spec);
+  constexpr Spec due = dual_spec<X::spec, axes>();
+  constexpr Spec kept = spec_of(reachable(parsed<due>, parsed<Ct::spec>, parsed<Other::spec>));
   static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, kept);
   const auto grad =
       multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, Tensor<D, Ct::spec>(ct.value()), other);
@@ -133,8 +131,8 @@ template <class X>
 inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& global) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using D = typename X::value_type;
-  constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, X::spec>());
-  constexpr Spec kept = reachable(due, Ct::spec, "");
+  constexpr Spec due = dual_spec<X::spec, axes_of<Ct::spec, X::spec>()>();
+  constexpr Spec kept = spec_of(reachable(parsed<due>, parsed<Ct::spec>, {}));
   const auto grad = einsum_unreduced<op_spec_of(Ct::spec, kept), D>(ct);
   if constexpr (kept == due)
     return grad;
@@ -170,7 +168,7 @@ EinsumOrder einsum_order(const OpInfo& op, const OpParts& parts, const std::vect
 /// The product of the operands in `Set`, in the order that was planned. `R` is the dtype of the whole product.
 template <OpSpec O, unsigned Set, class R, class... X>
 auto product_of(const EinsumOrder& order, const Site& site, const std::tuple<const X&...>& x) {
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = parsed_op<O>.parts;
   using D = typename std::tuple_element_t<0, std::tuple<X...>>::value_type;
   if constexpr ((Set & (Set - 1)) == 0) {
     return std::get<std::countr_zero(Set)>(x);
@@ -198,7 +196,7 @@ auto product_of(const EinsumOrder& order, const Site& site, const std::tuple<con
 }
 template <OpSpec O, class R, class... X>
 auto product_of_many(const Site& site, const X&... x) {
-  const EinsumOrder order = einsum_order(OpInfo{"einsum_unreduced", O, site}, parse_op(O), {x.value()...});
+  const EinsumOrder order = einsum_order(OpInfo{"einsum_unreduced", O, site}, parsed_op<O>.parts, {x.value()...});
   return product_of<O, (1U << sizeof...(X)) - 1, R>(order, site, std::tuple<const X&...>(x...));
 }
 template <class D, class Out, class... E>
@@ -250,7 +248,7 @@ namespace detail {
 /// The products of each device, with the sums over devices that the result of `O` lacks.
 template <OpSpec O, class Sum, class... X>
 auto einsum_reduced(const Site& site, const X&... x) {
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = parsed_op<O>.parts;
   static constexpr Spec products = spec_of(rules::unreduced(parts)), result = spec_of(parts.out);
   static constexpr OpSpec sum = op_spec_of(products, result);
   static constexpr OpSpec op = [] {

@@ -63,16 +63,16 @@ ValuePtr record_lookup(const OpInfo& op, const Lookup<D>& rows, const TensorSpec
 /// The equivalent einsum: the result's cotangent times one-hot rows gives the table's cotangent.
 template <OpSpec O, Spec Ct, Spec Due, Spec... Indices>
 constexpr OpSpec scatter_op() {
-  const OpParts op = parse_op(O);
+  const OpParts& op = parsed_op<O>.parts;
   const Brackets dims = bracketed_dims(op.in[0]);
   OpParts scatter;
-  scatter.in.push_back(parse_tensor(Ct).spec);
-  for (TensorSpec one_hot : {parse_tensor(Indices).spec...}) {
+  scatter.in.push_back(parsed<Ct>);
+  for (TensorSpec one_hot : {parsed<Indices>...}) {
     one_hot.dims.push_back(op.in[0].dims[dims[scatter.in.size() - 1]]);
     one_hot.dims[one_hot.rank() - 1].bracketed = false;
     scatter.in.push_back(one_hot);
   }
-  scatter.out = parse_tensor(Due).spec;
+  scatter.out = parsed<Due>;
   return OpSpec(to_string(scatter).view());
 }
 
@@ -83,11 +83,11 @@ struct LookupVjp {
     using D = typename Table::value_type;
     using Due = Dual<Table, axes_of<Table::spec, I::spec..., Out::spec>()>;
     static constexpr OpSpec scatter = scatter_op<O, Ct::spec, Due::spec, I::spec...>();
-    static constexpr OpParts parts = parse_op(scatter);
+    static constexpr const OpParts& parts = parsed_op<scatter>.parts;
     static_assert(rules::detail_::einsum(parts).empty(),
                   "the transpose of index_unreduced is the einsum with one-hot rows");
     // If the table is also an operand of an einsum, its cotangent is dense already: add the rows to that.
-    constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
+    constexpr Brackets dims = bracketed_dims(parsed_op<O>.parts.in[0]);
     const ScatterAdd<D> add{ct.value(), indices_along(dims, ids...), &parsed<Out::spec>};
     return Due(record_scatter(OpInfo{"scatter_add", scatter, {}}, add, parsed<Due::spec>, global, true));
   }
@@ -97,7 +97,7 @@ struct LookupVjp {
 template <OpSpec O, class Out, class Table, class... I>
 Out lookup(const OpInfo& op, const Table& table, const I&... ids) {
   using D = typename Table::value_type;
-  constexpr Brackets dims = bracketed_dims(parse_op(O).in[0]);
+  constexpr Brackets dims = bracketed_dims(parsed_op<O>.parts.in[0]);
   const Lookup<D> kernel{table.value(), indices_along(dims, ids...)};
   const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, {&table.value(), &ids.value()...});
   if constexpr (floating<D>)
@@ -159,7 +159,7 @@ struct ScatterAddVjp {
 template <OpSpec O, class Out, class Rows, class... I>
 Out scatter_rows(const OpInfo& op, const Sizes& sizes, const Rows& rows, const I&... ids) {
   using Due = Dual<Rows, axes_of<Rows::spec, I::spec..., Out::spec>()>;
-  constexpr Brackets dims = bracketed_dims(parse_op(O).out);
+  constexpr Brackets dims = bracketed_dims(parsed_op<O>.parts.out);
   static_cast<void>(sizes_by_name(op, parsed<Rows::spec>, {&rows.value(), &ids.value()...}));
   return record<"scatter_add", Out>(
       op, rows.device(), sizes_by_name(op, parsed<Out::spec>, rows.value(), sizes),

@@ -88,7 +88,7 @@ GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec
 template <OpSpec O, dtype D, Spec S>
 auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   const detail::Calling op{"merge", O, site};
   return detail::relabel<"merge", Out>(op, x, detail::merged_sizes(op, parts, detail::parsed<Out::spec>, x.value()));
 }
@@ -100,7 +100,7 @@ template <OpSpec O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::split, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::split, O, S>>;
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   const detail::Calling op{"split", O, site};
   return detail::relabel<"split", Out>(op, x,
                                        detail::split_sizes(op, parts, detail::parsed<Out::spec>, x.value(), sizes));
@@ -178,7 +178,7 @@ template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_for<D, rules::concat, O, S, T>> {
   using Out = Tensor<D, detail::result_for<D, rules::concat, O, S, T>>;
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
   const detail::Calling op{"concat", O, site};
@@ -201,7 +201,7 @@ DimSize size_inside(const OpInfo& op, const ValuePtr& x, int at, std::int64_t be
 
 template <OpSpec O, class Out, class X>
 Out pad(const OpInfo& op, const X& x, std::int64_t before, std::int64_t after, double value) {
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = parsed_op<O>.parts;
   constexpr int at = parsed<X::spec>.find(parts.in[0].dims[0].name);
   const DimSize own = size_inside(op, x.value(), at, before, after, value);
   using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
@@ -217,7 +217,7 @@ template <OpSpec O, dtype D, Spec S>
 auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>> {
   using Out = Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>>;
-  static constexpr OpParts parts = parse_op(O);
+  static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
   const detail::Calling op{"narrow", O, site};
   const DimSize own = detail::size_around(op, x.value(), at, begin, size);

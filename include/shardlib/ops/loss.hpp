@@ -30,18 +30,18 @@ struct CrossEntropySpecs {
   OpSpec pick{""};     ///< "lead [V/axes], lead -> lead +axes"
   bool sharded = false;
 };
-constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
-  TensorSpec with = parse_tensor(logits).spec, lead = with;
+constexpr CrossEntropySpecs cross_entropy_specs(const TensorSpec& logits) {
+  TensorSpec with = logits, lead = logits;
   lead.dims.erase(lead.rank() - 1);
   const TensorSpec summed = rules::pending_sum(with, lead);
-  const Text a = to_string(with), b = to_string(lead), c = to_string(summed);
+  const Spec a = spec_of(with), b = spec_of(lead), c = spec_of(summed);
   CrossEntropySpecs specs;
   specs.reduce = op_spec_of(a, b);
   specs.sum = op_spec_of(a, c);
   specs.finish = op_spec_of(c, b);
   specs.partial = op_spec_of(b, c);
   with.dims[with.rank() - 1].bracketed = true;
-  specs.pick = op_spec_of(to_string(with), b, c);
+  specs.pick = op_spec_of(spec_of(with), b, c);
   specs.sharded = !summed.partial.empty();
   return specs;
 }
@@ -107,7 +107,7 @@ template <dtype D, Spec S, dtype I, Spec T>
 auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
               detail::result_for<detail::summed_in<D, T>, rules::cross_entropy, S, T>> {
-  static constexpr auto specs = detail::cross_entropy_specs(S);
+  static constexpr auto specs = detail::cross_entropy_specs(detail::parsed<S>);
   using Out = Tensor<D, detail::result_for<detail::summed_in<D, T>, rules::cross_entropy, S, T>>;
   const detail::Calling op{"cross_entropy", specs.pick, site};
   // No gradient flows through the single steps: cross_entropy_of records the derivative of the whole op.
@@ -161,14 +161,14 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
                         accumulator_t<D>>,
         detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>> {
   using A = accumulator_t<D>;
-  static constexpr auto specs = detail::cross_entropy_specs(detail::result_of<rules::einsum, O, S, T>);
+  static constexpr auto specs = detail::cross_entropy_specs(detail::parsed<detail::result_of<rules::einsum, O, S, T>>);
   const detail::LinearCrossEntropy l{
       {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
   using Out = Tensor<A, detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>>;
   if (detail::stores_logits(l, dtype_v<A>, stored))
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
-  static constexpr Spec due_x = detail::dual_spec(S, axes), due_table = detail::dual_spec(T, axes);
+  static constexpr Spec due_x = detail::dual_spec<S, axes>(), due_table = detail::dual_spec<T, axes>();
   return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,
                                                  {&detail::parsed<due_x>, &detail::parsed<due_table>}));
 }

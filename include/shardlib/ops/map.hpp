@@ -228,7 +228,7 @@ struct MapLoops : MapFunction {
 template <class X, class Ct>
 auto unbroadcast(const Ct& ct) {
   constexpr Spec axes = axes_of<X::spec, Ct::spec>();
-  constexpr Spec due = dual_spec(X::spec, axes);
+  constexpr Spec due = dual_spec<X::spec, axes>();
   if constexpr (parsed<Ct::spec>.rank() == parsed<X::spec>.rank())
     return ct;
   else
@@ -240,7 +240,8 @@ template <OpName Name, class X, class Ct>
 ValuePtr unbroadcast_value(const ValuePtr& ct) {
   using Full = Tensor<typename X::value_type, Ct::spec>;
   using Returned = decltype(unbroadcast<X>(std::declval<Full>()));
-  static_assert(checked<rules::cotangent, Name, Returned::spec, dual_spec(X::spec, axes_of<X::spec, Ct::spec>())>::ok);
+  static_assert(
+      checked<rules::cotangent, Name, Returned::spec, dual_spec<X::spec, axes_of<X::spec, Ct::spec>()>()>::ok);
   if constexpr (std::is_same_v<Returned, Full>)
     return ct;
   else

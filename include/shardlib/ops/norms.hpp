@@ -101,7 +101,7 @@ inline constexpr bool norm_dtypes =
 template <Norm kind, class Out, class X, class Scale>
 Out affine_norm(AffineNorm norm, const X& x, const Scale& scale, const Scale* bias) {
   constexpr Spec axes = axes_of<X::spec, Scale::spec>();
-  static constexpr Spec due_x = dual_spec(X::spec, axes), due_scale = dual_spec(Scale::spec, axes);
+  static constexpr Spec due_x = dual_spec<X::spec, axes>(), due_scale = dual_spec<Scale::spec, axes>();
   norm.x = x.value();
   norm.scale = scale.value();
   if (bias != nullptr) norm.bias = bias->value();

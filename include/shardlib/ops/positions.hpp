@@ -148,8 +148,7 @@ template <DimName Kept, DimName Dropped, Spec S>
 constexpr OpSpec diagonal_op() {
   TensorSpec table = parsed<S>;
   table.dims[table.find(Dropped)].bracketed = true;
-  return op_spec_of(to_string(table), only_dims<S, parsed<S>.find(Kept)>(),
-                    result_of<rules::diagonal, Kept, Dropped, S>);
+  return op_spec_of(spec_of(table), only_dims<S, parsed<S>.find(Kept)>(), result_of<rules::diagonal, Kept, Dropped, S>);
 }
 /// Throws if the diagonal ends before the dim that stays.
 void require_diagonal(const OpInfo& op, const ValuePtr& x, int kept, int dropped);

@@ -59,12 +59,11 @@ namespace detail {
 /// The op spec of one group: without the first dim of `weights`, which is operand or result number `at`.
 template <Spec A, Spec B, Spec Out, int At>
 constexpr OpSpec of_one_group() {
-  const auto without_first = [](Spec s) {
-    TensorSpec spec = parse_tensor(s).spec;
+  const auto without_first = [](TensorSpec spec) {
     spec.dims.erase(0);
     return spec_of(spec);
   };
-  return op_spec_of(A, At == 1 ? without_first(B) : B, At == 2 ? without_first(Out) : Out);
+  return op_spec_of(A, At == 1 ? without_first(parsed<B>) : B, At == 2 ? without_first(parsed<Out>) : Out);
 }
 /// The rows of each group times its weights. Also the cotangent of the rows.
 template <class D>

@@ -76,7 +76,7 @@ auto vjp_of_result(const X& x, const SavedTensors<Saved...>& saved, const F& f) 
 template <class Out, class X>
 constexpr OpSpec transpose_op() {
   constexpr Spec axes = axes_of<Out::spec, X::spec>();
-  return op_spec_of(dual_spec(Out::spec, axes), dual_spec(X::spec, axes));
+  return op_spec_of(dual_spec<Out::spec, axes>(), dual_spec<X::spec, axes>());
 }
 
 // ---- sizes and checks ----------------------------------------------------------------------------------------------

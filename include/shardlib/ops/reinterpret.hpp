@@ -37,7 +37,7 @@ auto reinterpret(const Tensor<D, S>& x, const Mesh<A>& mesh, Site site = Site::c
   using Out = Tensor<D, detail::result_of<rules::reinterpret, Axes, A, S>>;
   const detail::Calling op{"reinterpret", Axes, site};
   return Out(detail::reinterpreted(op, x.value(), mesh.device(), detail::parsed<Out::spec>,
-                                   detail::parsed<detail::dual_spec(S, detail::axes_of<S>())>));
+                                   detail::parsed<detail::dual_spec<S, detail::axes_of<S>()>()>));
 }
 /// A compile error: a tensor comes first, and the new mesh second.
 template <OpSpec Axes, class First, class... Args>

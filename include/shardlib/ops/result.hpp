@@ -139,7 +139,9 @@ using mapped_t = typename decltype(mapped_dtype<typename decltype(map_returns<F,
 
 /// The full op spec of an op of one operand, for which the user gave only the result or the axes.
 template <OpName Name, OpSpec O, Spec S>
-inline constexpr OpSpec full_op = OpSpec(rules::completed(Name, O, parsed<S>).view());
+inline constexpr OpSpec full_op = parsed_op<O>.form == ParsedOp::whole
+                                      ? O
+                                      : OpSpec(rules::completed(Name, parsed_op<O>, parsed<S>).view());
 
 template <OpName Name, Spec... S>
 inline constexpr Spec no_op_spec = result_of<rules::no_op_spec2, Name, S...>;

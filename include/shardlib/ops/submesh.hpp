@@ -126,8 +126,8 @@ struct Submeshes {
   static auto enter(SubmeshCall& run, const Tensor<D, S>& x) -> typename inside<I, Tensor<D, S>>::type {
     using There = typename inside<I, Tensor<D, S>>::type;
     const Calling op{"on_submeshes", P, {}};
-    return There(
-        run.enter(x.value(), I, parsed<There::spec>, parsed<dual_spec(S, A)>, parsed<dual_spec(There::spec, axes)>));
+    return There(run.enter(x.value(), I, parsed<There::spec>, parsed<dual_spec<S, A>()>,
+                           parsed<dual_spec<There::spec, axes>()>));
   }
   template <int I, class T>
   static T enter(SubmeshCall& run, const T& x) {
@@ -142,7 +142,7 @@ struct Submeshes {
   static auto leave(SubmeshCall& run, const Tensor<D, S>& y) {
     using Out = typename outside<Tensor<D, S>>::type;
     const Calling op{"on_submeshes", P, {}};
-    return Out(run.leave(y.value(), parsed<Out::spec>, parsed<dual_spec(S, axes)>));
+    return Out(run.leave(y.value(), parsed<Out::spec>, parsed<dual_spec<S, axes>()>));
   }
   template <class... T>
   static auto leave(SubmeshCall& run, const std::tuple<T...>& y) {

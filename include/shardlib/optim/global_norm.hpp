@@ -65,7 +65,7 @@ template <Spec A, class Tree, class Decays = LeafRules>
 [[nodiscard]] Tensor<f32, ""> squared_global_norm(const Mesh<A>& mesh, const Tree& tree, const Decays& decays = {}) {
   detail::require_factors<Decays>();
   detail::require_no_stage(mesh.device());
-  constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
+  constexpr Spec everywhere = detail::dual_spec<"", A>();  // "+d +t"
   if constexpr (detail::checked_tree<"global_norm", Tree>) detail::require_matches(decays, tree);
   Tensor<f32, everywhere> total;
   detail::add_squares(mesh, total, tree,

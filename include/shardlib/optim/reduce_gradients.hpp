@@ -33,7 +33,7 @@ struct reduced_gradient<M, Of<G...>> {
 };
 template <class M, class D, Spec S>
 struct reduced_gradient<M, Tensor<D, S>> {
-  using type = Tensor<D, dual_spec(dual_spec(spec_of(rules::without_sums(parsed<S>)), M::axes), M::axes)>;
+  using type = Tensor<D, dual_spec<dual_spec<spec_of(rules::without_sums(parsed<S>)), M::axes>(), M::axes>()>;
 };
 
 template <class W, class G>

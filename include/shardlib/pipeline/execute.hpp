@@ -178,7 +178,7 @@ std::optional<Outputs> outputs_of_rank(const std::vector<ValuePtr>& values) {
 template <Spec P, Spec A, class Program, class W>
 struct results {
   using types = program_types<P, A, Program, W>;
-  using loss = Tensor<typename types::loss::value_type, core::dual_spec("", A)>;
+  using loss = Tensor<typename types::loss::value_type, core::dual_spec<"", A>()>;
   using outputs = typename types::outputs;
   static constexpr bool has_outputs = std::tuple_size_v<outputs> > 0;
   using step = std::conditional_t<has_outputs, GradientsAndOutputs<loss, typename types::gradients, outputs>,
@@ -344,7 +344,7 @@ template <Spec P, Spec A, class Tree, class Counts = detail::CountsAll>
   namespace core = shardlib::detail;
   constexpr bool is_shared = std::is_same_v<Counts, detail::CountsAll> && detail::has_shared<P, Tree>();
   static_assert(core::checked<rules::counted_leaf, core::Literal{std::string_view(P)}, is_shared>::ok);
-  constexpr Spec part = core::dual_spec("", StagedMesh<P, A>::stage_axes);
+  constexpr Spec part = core::dual_spec<"", StagedMesh<P, A>::stage_axes>();
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
   core::add_squares(mesh.stage(), total, gradients, counts);
   return core::over_devices(mesh.whole(), mesh.part_of_sum(total));

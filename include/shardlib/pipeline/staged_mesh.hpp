@@ -85,7 +85,7 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
     core::Bindings names(op, mesh.device());
     for (const NamedSize& given : sizes)
       if (core::parsed<S>.has(given.name)) names.bind(given);
-    const TensorSpec& spec = dual ? core::parsed<core::dual_spec(S, A)> : core::parsed<S>;
+    const TensorSpec& spec = dual ? core::parsed<core::dual_spec<S, A>()> : core::parsed<S>;
     shapes.push_back(core::make_value(op, mesh.device(), dtype_v<D>, spec, names.sizes(core::parsed<S>)));
   };
   core::visit(add, {}, tree);

@@ -22,8 +22,9 @@ constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const 
   return align(operands(q, x));
 }
 
-constexpr Text attention_title(std::string_view length, std::string_view width, std::string_view over) {
-  return Text("causal_attention<") + quoted(length) + ", " + quoted(width) + (over.empty() ? "" : ", ") + over + ">: ";
+constexpr Text attention_title(std::string_view length, std::string_view width, const ParsedOp& over) {
+  return Text("causal_attention<") + quoted(length) + ", " + quoted(width) + (over.text.empty() ? "" : ", ") +
+         over.text + ">: ";
 }
 
 /// The call along this length, sharded or not.
@@ -33,13 +34,13 @@ constexpr Text attention_along(const Dim& length, std::string_view width) {
 }
 
 /// Whether the length is sharded as the call says: over the axes of `over`, or over none if that is empty.
-constexpr Text attended_length(std::string_view length, std::string_view width, std::string_view over,
+constexpr Text attended_length(std::string_view length, std::string_view width, const ParsedOp& over,
                                const TensorSpec& q) {
   const Text whole = unsharded(q, length);
   const int at = q.find(length);
-  if (at < 0 || (over.empty() && whole.empty())) return whole;
+  if (at < 0 || (over.text.empty() && whole.empty())) return whole;
   const Dim& dim = q.dims[at];
-  if (over.empty())
+  if (over.text.empty())
     return dim.axes.empty() ? whole
                             : whole + ", or write " + attention_along(dim, width) +
                                   ", which sends keys and values from shard to shard (communicates)";
@@ -61,7 +62,7 @@ constexpr Text of_other_width(const TensorSpec& values, const TensorSpec& keys, 
          ", and the result has them after " + change("narrow", width, values.dims[at].name) + " (local copies)";
 }
 
-constexpr Verdict attention(std::string_view length, std::string_view width, std::string_view over,
+constexpr Verdict attention(std::string_view length, std::string_view width, const ParsedOp& over,
                             const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values) {
   const TensorSpec &q = queries, &k = keys;
   const auto fail = [&](const Text& why) { return Verdict{queries, attention_title(length, width, over) + why}; };
@@ -83,7 +84,7 @@ constexpr Verdict attention(std::string_view length, std::string_view width, std
   return {queries, {}};
 }
 
-constexpr Verdict attention_in_segments(std::string_view length, std::string_view width, std::string_view over,
+constexpr Verdict attention_in_segments(std::string_view length, std::string_view width, const ParsedOp& over,
                                         const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values,
                                         const TensorSpec& segments) {
   Verdict verdict = attention(length, width, over, queries, keys, values);
@@ -112,12 +113,12 @@ constexpr Verdict causal_attention_in_segments(std::string_view length, std::str
 }
 
 /// causal_attention<"L", "D", over<"s">>(q, k, v): L is sharded over exactly these axes, in all operands.
-constexpr Verdict causal_attention_over(std::string_view length, std::string_view width, std::string_view over,
+constexpr Verdict causal_attention_over(std::string_view length, std::string_view width, const ParsedOp& over,
                                         const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values) {
   return detail_::attention(length, width, over, queries, keys, values);
 }
 constexpr Verdict causal_attention_over_in_segments(std::string_view length, std::string_view width,
-                                                    std::string_view over, const TensorSpec& queries,
+                                                    const ParsedOp& over, const TensorSpec& queries,
                                                     const TensorSpec& keys, const TensorSpec& values,
                                                     const TensorSpec& segments) {
   return detail_::attention_in_segments(length, width, over, queries, keys, values, segments);
@@ -151,11 +152,11 @@ constexpr Exchanged exchanged(const char* what, const OpParts& exchange, const T
   return {out, {}};
 }
 
-constexpr Verdict ulysses(std::string_view exchange, std::string_view width, const TensorSpec& queries,
+constexpr Verdict ulysses(const ParsedOp& exchange, std::string_view width, const TensorSpec& queries,
                           const TensorSpec& keys, const TensorSpec& values, const TensorSpec* segments) {
-  const Text title = Text("ulysses_attention<") + quoted(exchange) + ", " + quoted(width) + ">: ";
+  const Text title = Text("ulysses_attention<") + quoted(exchange.text) + ", " + quoted(width) + ">: ";
   const auto fail = [&](const Text& why) { return Verdict{queries, title + why}; };
-  const OpParts parts = parse_op(exchange);
+  const OpParts& parts = exchange.parts;
   if (!parts.error.empty()) return fail(parts.error);
   if (parts.in.size() != 1 || parts.in[0].rank() != 2 || !parts.in[0].partial.empty())
     return fail("write the length and the heads before and after the exchange, as in `L/s H -> L H/s`");
@@ -188,12 +189,12 @@ constexpr Verdict ulysses(std::string_view exchange, std::string_view width, con
 
 /// ulysses_attention<"L/s H -> L H/s", "D">(q, k, v): all operands have the length and the heads that the exchange
 /// names. After it, the rule is that of causal_attention along a whole length.
-constexpr Verdict ulysses_attention(std::string_view exchange, std::string_view width, const TensorSpec& queries,
+constexpr Verdict ulysses_attention(const ParsedOp& exchange, std::string_view width, const TensorSpec& queries,
                                     const TensorSpec& keys, const TensorSpec& values) {
   return detail_::ulysses(exchange, width, queries, keys, values, nullptr);
 }
 /// As above, with the segments of the positions, which have the length too, but not the heads.
-constexpr Verdict ulysses_attention_in_segments(std::string_view exchange, std::string_view width,
+constexpr Verdict ulysses_attention_in_segments(const ParsedOp& exchange, std::string_view width,
                                                 const TensorSpec& queries, const TensorSpec& keys,
                                                 const TensorSpec& values, const TensorSpec& segments) {
   return detail_::ulysses(exchange, width, queries, keys, values, &segments);

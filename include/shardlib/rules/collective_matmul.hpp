@@ -33,8 +33,8 @@ constexpr Traveling traveling(const TensorSpec& whole, const TensorSpec& sharded
 }
 
 /// gathering<"A/t B -> A B">: the rule of all_gather, for one dim and one axis.
-constexpr Verdict gathering(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("gathering", op, x);
+constexpr Verdict gathering(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("gathering", op, x);
   if (const Verdict verdict = detail_::gather(call); !verdict.ok()) return verdict;
   const Traveling shards = traveling(call.op.out, call.op.in[0]);
   if (!shards.others.empty())
@@ -84,28 +84,28 @@ constexpr Verdict gathering_operand(const OpCall& call, const Verdict& verdict, 
 }  // namespace detail_
 
 /// einsum_unreduced<"A B, B C/t -> A C/t"> where `whole`, the first or the second operand, is gathered from `shard`.
-constexpr Verdict einsum_gathering(std::string_view op, const TensorSpec& shard, const TensorSpec& whole,
+constexpr Verdict einsum_gathering(const ParsedOp& op, const TensorSpec& shard, const TensorSpec& whole,
                                    const TensorSpec& other, bool first) {
-  return detail_::gathering_operand(parse_call("einsum_unreduced", op, 2),
+  return detail_::gathering_operand(call_of("einsum_unreduced", op, 2),
                                     first ? einsum(op, whole, other) : einsum(op, other, whole), shard, first);
 }
 /// The same of `einsum`, which completes a sum over other axes.
-constexpr Verdict einsum_reduced_gathering(std::string_view op, const TensorSpec& shard, const TensorSpec& whole,
+constexpr Verdict einsum_reduced_gathering(const ParsedOp& op, const TensorSpec& shard, const TensorSpec& whole,
                                            const TensorSpec& other, bool first) {
-  return detail_::gathering_operand(parse_call("einsum", op, 2),
+  return detail_::gathering_operand(call_of("einsum", op, 2),
                                     first ? einsum_reduced(op, whole, other) : einsum_reduced(op, other, whole), shard,
                                     first);
 }
 
 /// einsum_scatter<"A B/t, B/t C -> A C/t">: the products of each device, summed over the axis that one dim gains.
-constexpr Verdict einsum_scatter(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
-  OpCall call = parse_call("einsum_scatter", op, 2);
+constexpr Verdict einsum_scatter(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y) {
+  OpCall call = call_of("einsum_scatter", op, 2);
   if (!call.why.empty()) return detail_::product(call, x, y);
   const TensorSpec result = call.op.out, products = unreduced(call.op);
   call.op.out = products;
   if (const Verdict verdict = detail_::product(call, x, y); !verdict.ok()) return {result, verdict.why};
   call.op.out = result;
-  if (!reduce_scatter(to_string(products) + " -> " + to_string(result), products).ok())
+  if (!reduce_scatter({products, result}, products).ok())
     return call.fail("each device's products are " + quoted(products) + ", and no `reduce_scatter` turns that into " +
                      quoted(result) + "; write `einsum_unreduced`, and then each collective");
   const Traveling shards = traveling(products, result);

@@ -69,13 +69,13 @@ constexpr Verdict gather(const OpCall& call) {
 }  // namespace detail_
 
 /// all_gather<"A/t -> A">: S -> R. Removes the last axes of one or several dims.
-constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
-  return detail_::gather(parse_call("all_gather", op, x));
+constexpr Verdict all_gather(const ParsedOp& op, const TensorSpec& x) {
+  return detail_::gather(call_of("all_gather", op, x));
 }
 
 /// reduce_scatter<"A +t -> A/t">: P -> S. Completes the partial sum and leaves each device its shard.
-constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("reduce_scatter", op, x);
+constexpr Verdict reduce_scatter(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("reduce_scatter", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -114,8 +114,8 @@ constexpr Text not_named(const TensorSpec& in, const TensorSpec& out) {
 }  // namespace detail_
 
 /// all_reduce<"A +t -> A">: P -> R. Every device gets the sum of all devices' values.
-constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("all_reduce", op, x);
+constexpr Verdict all_reduce(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("all_reduce", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
@@ -130,8 +130,8 @@ constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
 
 /// all_reduce_max<"A V/t -> A">: the local maximum over the dims that the result lacks, then the maximum over the
 /// devices along their axes.
-constexpr Verdict all_reduce_max(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("all_reduce_max", op, x);
+constexpr Verdict all_reduce_max(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("all_reduce_max", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!in.partial.empty())
@@ -144,8 +144,8 @@ constexpr Verdict all_reduce_max(std::string_view op, const TensorSpec& x) {
 }
 
 /// all_to_all<"A/t B -> A B/t">: S -> S. The last axes of one dim become the last axes of another.
-constexpr Verdict all_to_all(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("all_to_all", op, x);
+constexpr Verdict all_to_all(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("all_to_all", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -185,19 +185,20 @@ constexpr Verdict shift(const Text& title, const TensorSpec& spec, std::string_v
 }  // namespace detail_
 
 /// shift<"A/t", "t">(x, k): S -> S. Device i's shard goes to device (i + k) mod n of axis t.
-constexpr Verdict shift(std::string_view spec, std::string_view axis, const TensorSpec& x) {
-  const Text title = Text("shift<") + quoted(spec) + ", " + quoted(axis) + ">";
-  const ParsedTensor parsed = parse_tensor(spec);
+constexpr Verdict shift(const ParsedOp& spec, std::string_view axis, const TensorSpec& x) {
+  const Text title = Text("shift<") + quoted(spec.text) + ", " + quoted(axis) + ">";
+  const ParsedTensor parsed = parse_tensor(spec.text);
   if (!parsed.error.empty()) return {x, title + ": " + parsed.error};
-  if (detail::find(spec, "[") != detail::npos) return {x, title + ": " + no_brackets};
+  if (has_brackets(parsed.spec)) return {x, title + ": " + no_brackets};
   return detail_::shift(title, parsed.spec, axis, x);
 }
 
 /// shift<over<"t">>(x, k): only the axis is given.
-constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
-  const auto axis = over_axes(op);
+constexpr Verdict shift_over(const ParsedOp& op, const TensorSpec& x) {
+  const auto axis = over_axes(op.text);
   if (axis.empty())
-    return {x, title_of("shift", op) + ": write the axis whose ring the shards pass round, `shift<over<\"t\">>(x, k)`"};
+    return {x, title_of("shift", op.text) +
+                   ": write the axis whose ring the shards pass round, `shift<over<\"t\">>(x, k)`"};
   return detail_::shift(Text("shift<") + quoted(x) + ", " + quoted(axis) + ">", x, axis, x);
 }
 
@@ -208,8 +209,8 @@ constexpr Verdict not_awaited(const TensorSpec& from, const TensorSpec& to, cons
 }
 
 /// shard<"A -> A/t">: R -> S. Each device keeps its shard, without communication.
-constexpr Verdict shard(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("shard", op, x);
+constexpr Verdict shard(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("shard", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -231,8 +232,8 @@ constexpr Verdict shard(std::string_view op, const TensorSpec& x) {
 }
 
 /// to_partial<"A -> A +t">: R -> P. The first device of the axis keeps the value, the others hold zero.
-constexpr Verdict to_partial(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("to_partial", op, x);
+constexpr Verdict to_partial(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("to_partial", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");

@@ -6,12 +6,14 @@
 #include <string_view>
 
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/spec/op.hpp"
 #include "shardlib/spec/spec.hpp"
 
 namespace shardlib::rules {
 
 using detail::joined;
 using detail::number;
+using detail::over_axes;
 using detail::quoted;
 using detail::Small;
 using detail::Text;
@@ -24,27 +26,28 @@ struct Verdict {
   constexpr bool ok() const { return why.empty(); }
 };
 
-/// The parsed operands of one op call, with the op's name for messages.
-struct OpCall {
-  Text title;  ///< "all_gather<`A/t -> A`>"
-  OpParts op;
-  Text why;
-
-  /// The verdict also carries the result that the user wrote, so that one mistake gives one error.
-  constexpr Verdict fail(const Text& reason) const { return {op.out, title + ": " + reason}; }
-  /// The error in the call itself, before the op's own rules.
-  constexpr Verdict fail() const { return {op.error.empty() ? op.out : TensorSpec(), why}; }
-  constexpr Verdict accept() const { return {op.out, {}}; }
-};
-
 constexpr Text title_of(std::string_view name, std::string_view spec) {
   return Text(name) + "<" + quoted(spec) + ">";
 }
 
-/// The axes of `over<"d t">`, which arrives as the text "over<d t>" (never a valid spec). Empty for other texts.
-constexpr std::string_view over_axes(std::string_view op) {
-  return op.starts_with("over<") && op.ends_with(">") ? op.substr(5, op.size() - 6) : std::string_view();
-}
+/// One op call: its operands and its result, with the op's name and op spec for messages.
+struct OpCall {
+  std::string_view name;
+  const ParsedOp* spec;
+  OpParts op;  ///< the op spec, completed if the call gives the result or the axes alone
+  Text why;
+
+  /// "all_gather<`A/t -> A`>"
+  constexpr Text title() const {
+    const bool completed = spec->form == ParsedOp::whole ? spec->text.empty() : op.error.empty();
+    return title_of(name, completed ? to_string(op) : Text(spec->text));
+  }
+  /// The verdict also carries the result that the user wrote, so that one mistake gives one error.
+  constexpr Verdict fail(const Text& reason) const { return {op.out, title() + ": " + reason}; }
+  /// The error in the call itself, before the op's own rules.
+  constexpr Verdict fail() const { return {op.error.empty() ? op.out : TensorSpec(), why}; }
+  constexpr Verdict accept() const { return {op.out, {}}; }
+};
 
 constexpr const char* describe(Placement::Kind kind) {
   return kind == Placement::replicated ? "replicated" : kind == Placement::sharded ? "sharded" : "partial";
@@ -100,14 +103,14 @@ constexpr Text suggestion(const char* op, const TensorSpec& from, const TensorSp
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wundefined-inline"
 #endif
-constexpr Verdict all_gather(std::string_view op, const TensorSpec& x);
-constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x);
-constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x);
-constexpr Verdict all_to_all(std::string_view op, const TensorSpec& x);
-constexpr Verdict shard(std::string_view op, const TensorSpec& x);
-constexpr Verdict to_partial(std::string_view op, const TensorSpec& x);
-constexpr Verdict rearrange(std::string_view op, const TensorSpec& x);
-constexpr Verdict rename(std::string_view names, const TensorSpec& x);
+constexpr Verdict all_gather(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict reduce_scatter(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict all_reduce(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict all_to_all(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict shard(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict to_partial(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict rearrange(const ParsedOp& op, const TensorSpec& x);
+constexpr Verdict rename(const ParsedOp& names, const TensorSpec& x);
 #if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
@@ -115,7 +118,7 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x);
 /// Names the op that turns `from` into `to`, and its cost. Empty if no single op does. `casts` allows layout casts
 /// without communication. Before a collective they are left out, because they would undo it.
 constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool casts = true) {
-  const Text op = to_string(from) + " -> " + to_string(to);
+  const ParsedOp op(from, to);
   if (all_gather(op, from).ok()) return "gather it with " + suggestion("all_gather", from, to) + " (communicates)";
   if (reduce_scatter(op, from).ok()) return "take " + suggestion("reduce_scatter", from, to) + " (communicates)";
   if (all_reduce(op, from).ok()) return "take " + suggestion("all_reduce", from, to) + " (communicates)";
@@ -174,17 +177,27 @@ constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, con
 }
 
 inline constexpr const char* no_brackets = "brackets belong in the op spec of index_unreduced and scatter_add only";
-/// Parses an op spec of `operands` operands. Only index_unreduced and scatter_add handle brackets.
-constexpr OpCall parse_call(std::string_view name, std::string_view op, int operands) {
-  OpCall call{title_of(name, op), parse_op(op), {}};
+constexpr bool has_brackets(const TensorSpec& spec) {
+  for (const Dim& dim : spec.dims)
+    if (dim.bracketed) return true;
+  return false;
+}
+constexpr bool has_brackets(const OpParts& op) {
+  bool any = has_brackets(op.out);
+  for (const TensorSpec& x : op.in) any = any || has_brackets(x);
+  return any;
+}
+/// The call of an op of `operands` operands. Only index_unreduced and scatter_add handle brackets.
+constexpr OpCall call_of(std::string_view name, const ParsedOp& op, int operands) {
+  OpCall call{name, &op, op.parts, {}};
   if (!call.op.error.empty()) {
-    call.why = call.title + ": " + call.op.error;
+    call.why = call.title() + ": " + call.op.error;
   } else if (call.op.in.size() != operands) {
-    call.why = call.title + ": the op spec has " + number(call.op.in.size()) +
+    call.why = call.title() + ": the op spec has " + number(call.op.in.size()) +
                (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands) +
                "; pass one tensor for each operand, or correct the op spec";
-  } else if (name != "index_unreduced" && name != "scatter_add" && detail::find(op, "[") != detail::npos) {
-    call.why = call.title + ": " + no_brackets;
+  } else if (name != "index_unreduced" && name != "scatter_add" && has_brackets(call.op)) {
+    call.why = call.title() + ": " + no_brackets;
   }
   return call;
 }
@@ -192,30 +205,27 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, int oper
 /// The op spec of an op of one operand, completed from its result alone, "M F/t", or from the axes alone, "over<d>".
 /// A full op spec stays unchanged. `why` is the error where the axes do not determine the result for this operand.
 struct Completed {
-  OpParts op;  ///< views into `op` and `x`
+  OpParts op;
   Text why;
 };
-constexpr Completed complete(std::string_view name, std::string_view op, const TensorSpec& x) {
-  if (detail::find(op, "->") != detail::npos) return {parse_op(op), {}};
-  const auto over = over_axes(op);
-  const ParsedTensor named = parse_tensor(over);
-  const TensorSpec &in = x, &axes = named.spec;
+constexpr Completed complete(std::string_view name, const ParsedOp& op, const TensorSpec& x) {
+  if (op.form == ParsedOp::whole) return {op.parts, {}};
+  const TensorSpec &in = x, &axes = op.named.spec;
   Completed result;
   result.op.in.push_back(in);
-  if (over.empty()) {
-    const ParsedTensor out = parse_tensor(op);
-    result.op.out = out.spec;
-    result.op.error = out.error;
+  if (op.form == ParsedOp::result) {
+    result.op.out = op.named.spec;
+    result.op.error = op.named.error;
     return result;
   }
   const auto fail = [&](const Text& why) {
     result.op.error = why;
-    result.why = Text(name) + "<" + op + "> of " + quoted(x) + ": " + why;
+    result.why = Text(name) + "<" + op.text + "> of " + quoted(x) + ": " + why;
     return result;
   };
   TensorSpec out = in;
   const bool gathers = name == "all_gather" || name == "gathering";
-  if (!named.error.empty() || !are_names(axes))
+  if (!op.named.error.empty() || !are_names(axes))
     return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
   for (const Dim& axis : axes.dims) {
     const Placement placement = in.placement(axis.name);
@@ -249,36 +259,35 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
   return result;
 }
 /// The completed op spec as a text.
-constexpr Text completed(std::string_view name, std::string_view op, const TensorSpec& x) {
+constexpr Text completed(std::string_view name, const ParsedOp& op, const TensorSpec& x) {
   const Completed full = complete(name, op, x);
-  return full.op.error.empty() ? to_string(full.op) : Text(op);
+  return full.op.error.empty() ? to_string(full.op) : Text(op.text);
 }
 
-/// Parses the op spec of an op of one operand and checks the operand against it.
-constexpr OpCall parse_call(std::string_view name, std::string_view op, const TensorSpec& x) {
-  OpCall call;
-  if (detail::find(op, "->") != detail::npos) {
-    call = parse_call(name, op, 1);
+/// The call of an op of one operand, which is checked against the op spec.
+constexpr OpCall call_of(std::string_view name, const ParsedOp& op, const TensorSpec& x) {
+  OpCall call{name, &op, {}, {}};
+  if (op.form == ParsedOp::whole) {
+    call = call_of(name, op, 1);
   } else {
     const Completed full = complete(name, op, x);
     call.op = full.op;
-    call.title = title_of(name, full.op.error.empty() ? to_string(full.op) : Text(op));
     call.why = full.why;
     if (call.why.empty() && !full.op.error.empty())
-      call.why = call.title + ": " + full.op.error;
-    else if (call.why.empty() && detail::find(op, "[") != detail::npos)
-      call.why = call.title + ": " + no_brackets;
+      call.why = call.title() + ": " + full.op.error;
+    else if (call.why.empty() && has_brackets(call.op))
+      call.why = call.title() + ": " + no_brackets;
   }
   if (!call.why.empty()) return call;
   const TensorSpec &is = x, &in = call.op.in[0], &out = call.op.out;
   if (is == in) return call;
   if (is == out) {
-    call.why = call.title + ": the operand already is what the result should be, " + quoted(x) + "; drop the op";
+    call.why = call.title() + ": the operand already is what the result should be, " + quoted(x) + "; drop the op";
   } else if (const Text direct = conversion(is, out); !direct.empty() && same_names(in, out)) {
-    call.why = call.title + ": the operand is " + quoted(x) + ", but the op spec expects " + quoted(to_string(in)) +
+    call.why = call.title() + ": the operand is " + quoted(x) + ", but the op spec expects " + quoted(to_string(in)) +
                ": " + difference(is, in) + "; instead of this op, " + direct + ", or correct the op spec";
   } else {
-    call.why = call.title + ": " + check_operand(is, in, "the operand", false);
+    call.why = call.title() + ": " + check_operand(is, in, "the operand", false);
   }
   return call;
 }
@@ -287,8 +296,7 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, const Te
 constexpr Verdict tensor(std::string_view spec) {
   const auto parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {{}, "tensor spec " + quoted(spec) + ": " + parsed.error};
-  for (const Dim& dim : parsed.spec.dims)
-    if (dim.bracketed) return {{}, "tensor spec " + quoted(spec) + ": " + no_brackets};
+  if (has_brackets(parsed.spec)) return {{}, "tensor spec " + quoted(spec) + ": " + no_brackets};
   return {parsed.spec, {}};
 }
 
@@ -368,8 +376,7 @@ constexpr Text shards_differ(const TensorSpec& x, const Dim& a, const TensorSpec
   gathered.dims[y.find(b.name)].axes = a.axes;
   sharded.dims[x.find(a.name)].axes = b.axes;
   Text remedy = "take " + suggestion("all_gather", y, gathered) + " (communicates)";
-  if (shard(to_string(x) + " -> " + to_string(sharded), x).ok())
-    remedy = remedy + " or " + suggestion("shard", x, sharded) + " (no traffic)";
+  if (shard({x, sharded}, x).ok()) remedy = remedy + " or " + suggestion("shard", x, sharded) + " (no traffic)";
   return why + remedy;
 }
 

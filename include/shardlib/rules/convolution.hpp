@@ -34,8 +34,8 @@ constexpr bool are_lengths(const OpParts& lengths) {
     if (!are_names(*names) || names->rank() != lengths.out.rank()) return false;
   return true;
 }
-constexpr Text lengths_form(std::string_view of) {
-  return "windows move as " + quoted(of) +
+constexpr Text lengths_form(const ParsedOp& of) {
+  return "windows move as " + quoted(of.text) +
          " says, which must name as many lengths of the operand as dims of the window and lengths of the result, "
          "without axes: `L, K -> N`, or `H W, P Q -> Y X`";
 }
@@ -75,10 +75,10 @@ constexpr Text conv_lone_dim(const OpParts& op, const OpParts& lengths) {
 
 /// conv_unreduced<"B L C, K C F -> B N F", "L, K -> N">: the einsum "B N K C, K C F -> B N F" of the elements under
 /// each window. The lengths and the window are unsharded.
-constexpr Verdict conv(std::string_view op, std::string_view of, const TensorSpec& x, const TensorSpec& w) {
-  const OpCall call = parse_call("conv_unreduced", op, 2);
+constexpr Verdict conv(const ParsedOp& op, const ParsedOp& of, const TensorSpec& x, const TensorSpec& w) {
+  const OpCall call = call_of("conv_unreduced", op, 2);
   if (!call.why.empty()) return call.fail();
-  const OpParts lengths = parse_op(of);
+  const OpParts& lengths = of.parts;
   if (!detail_::are_lengths(lengths)) return call.fail(detail_::lengths_form(of));
   if (const Text why = check_operand(x, call.op.in[0], "the operand"); !why.empty()) return call.fail(why);
   if (const Text why = check_operand(w, call.op.in[1], "the tensor of weights"); !why.empty()) return call.fail(why);
@@ -99,9 +99,9 @@ constexpr Verdict conv(std::string_view op, std::string_view of, const TensorSpe
 }
 
 /// windows<"L, K -> N">: "B L C" becomes "B N K C". The lengths are unsharded.
-constexpr Verdict windows(std::string_view of, const TensorSpec& x) {
-  const auto fail = [&](const Text& why) { return Verdict{{}, title_of("windows", of) + ": " + why}; };
-  const OpParts lengths = parse_op(of);
+constexpr Verdict windows(const ParsedOp& of, const TensorSpec& x) {
+  const auto fail = [&](const Text& why) { return Verdict{{}, title_of("windows", of.text) + ": " + why}; };
+  const OpParts& lengths = of.parts;
   if (!detail_::are_lengths(lengths)) return fail(detail_::lengths_form(of));
   for (int i = 0; i < lengths.out.rank(); ++i) {
     const auto l = lengths.in[0].dims[i].name, k = lengths.in[1].dims[i].name, n = lengths.out.dims[i].name;

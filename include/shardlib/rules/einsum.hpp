@@ -192,8 +192,8 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
 }  // namespace detail_
 
 /// einsum_unreduced<"a b, b c -> a c">: multiplies and sums on each device, never over devices.
-constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
-  return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
+constexpr Verdict einsum(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y) {
+  return detail_::product(call_of("einsum_unreduced", op, 2), x, y);
 }
 
 /// The spec of the products on each device: the result's dims with the operands' shards, and all sums pending.
@@ -224,7 +224,7 @@ constexpr Verdict reduced(OpCall call, const Products& product) {
   if (products == result)
     return call.fail("no sum over devices is completed in " + quoted(result) +
                      ", so nothing would be communicated; write `einsum_unreduced`");
-  const Text sum = to_string(products) + " -> " + to_string(result);
+  const ParsedOp sum(products, result);
   if (reduce_scatter(sum, products).ok() || all_reduce(sum, products).ok()) return call.accept();
   return call.fail("each device's products are " + quoted(products) +
                    ", and no single `reduce_scatter` or `all_reduce` turns that into " + quoted(result) +
@@ -234,15 +234,15 @@ constexpr Verdict reduced(OpCall call, const Products& product) {
 }  // namespace detail_
 
 /// einsum<"a b/t, b/t c -> a c/t">: einsum_unreduced, and the one reduce_scatter or all_reduce that makes the result.
-constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
-  const OpCall call = parse_call("einsum", op, 2);
+constexpr Verdict einsum_reduced(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y) {
+  const OpCall call = call_of("einsum", op, 2);
   if (!call.why.empty()) return detail_::product(call, x, y);
   return detail_::reduced(call, [&](const OpCall& products) { return detail_::product(products, x, y); });
 }
 
 /// einsum_unreduced<"a b -> b">: sums and permutes one operand.
-constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("einsum_unreduced", op, x);
+constexpr Verdict einsum1(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("einsum_unreduced", op, x);
   if (!call.why.empty()) return call.fail();
   if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
   if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);

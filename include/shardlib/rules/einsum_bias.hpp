@@ -33,9 +33,9 @@ constexpr Text bias(const TensorSpec& out, const TensorSpec& b) {
 
 /// einsum_bias<"a b, b c -> a c">: the einsum of two operands with a bias, whose dims are some of the result's. The
 /// product must be whole on each device.
-constexpr Verdict einsum_bias(std::string_view name, std::string_view op, const TensorSpec& x, const TensorSpec& y,
+constexpr Verdict einsum_bias(std::string_view name, const ParsedOp& op, const TensorSpec& x, const TensorSpec& y,
                               const TensorSpec& bias) {
-  OpCall call = parse_call(name, op, 2);
+  OpCall call = call_of(name, op, 2);
   if (!call.why.empty()) return detail_::product(call, x, y);
   const TensorSpec result = call.op.out;
   for (auto axis : unreduced(call.op).partial)

@@ -39,11 +39,11 @@ constexpr Verdict product_of_many(const OpCall& call, const Operands& x) {
                        " dims; multiply two of them first, or `merge` dims (free)");
   return call.accept();
 }
-constexpr Verdict einsum_of(std::string_view op, const Operands& x) {
-  return product_of_many(parse_call("einsum_unreduced", op, x.size()), x);
+constexpr Verdict einsum_of(const ParsedOp& op, const Operands& x) {
+  return product_of_many(call_of("einsum_unreduced", op, x.size()), x);
 }
-constexpr Verdict einsum_reduced_of(std::string_view op, const Operands& x) {
-  const OpCall call = parse_call("einsum", op, x.size());
+constexpr Verdict einsum_reduced_of(const ParsedOp& op, const Operands& x) {
+  const OpCall call = call_of("einsum", op, x.size());
   if (!call.why.empty()) return call.fail();
   return reduced(call, [&](const OpCall& products) { return product_of_many(products, x); });
 }
@@ -66,24 +66,24 @@ constexpr TensorSpec product_of(const OpParts& op, unsigned set) {
 }
 
 /// einsum_unreduced<"a b, b c, c d -> a d">, of three and of four operands.
-constexpr Verdict einsum3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
+constexpr Verdict einsum3(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
   return detail_::einsum_of(op, detail_::operands(x, y, z));
 }
-constexpr Verdict einsum4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
+constexpr Verdict einsum4(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
                           const TensorSpec& u) {
   return detail_::einsum_of(op, detail_::operands(x, y, z, u));
 }
 /// einsum<"a b, b c/t, c/t d -> a d">, of three and of four operands.
-constexpr Verdict einsum_reduced3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
+constexpr Verdict einsum_reduced3(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
   return detail_::einsum_reduced_of(op, detail_::operands(x, y, z));
 }
-constexpr Verdict einsum_reduced4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
+constexpr Verdict einsum_reduced4(const ParsedOp& op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
                                   const TensorSpec& u) {
   return detail_::einsum_reduced_of(op, detail_::operands(x, y, z, u));
 }
 /// einsum and einsum_unreduced of five operands and more.
-constexpr Verdict einsum_of_more(std::string_view name, std::string_view op) {
-  return {{}, title_of(name, op) + ": a product has at most 4 operands; multiply some of them first"};
+constexpr Verdict einsum_of_more(std::string_view name, const ParsedOp& op) {
+  return {{}, title_of(name, op.text) + ": a product has at most 4 operands; multiply some of them first"};
 }
 
 }  // namespace shardlib::rules

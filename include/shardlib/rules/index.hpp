@@ -76,8 +76,8 @@ constexpr Text one_hot_einsum(OpParts op, const Small<Dim, max_dims>& brackets, 
   return einsum(op, words);
 }
 
-constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Operands& indices) {
-  const OpCall call = parse_call("index_unreduced", op, indices.size() + 1);
+constexpr Verdict look_up(const ParsedOp& op, const TensorSpec& table, const Operands& indices) {
+  const OpCall call = call_of("index_unreduced", op, indices.size() + 1);
   if (names_axis_twice(call))  // the result would be sharded over the axis of the indices, and partial over it
     for (const Dim& dim : table.dims)
       for (auto axis : dim.axes)
@@ -89,7 +89,7 @@ constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Op
   const auto brackets = take_brackets(parts.in[0]);
   for (int i = 0; i <= indices.size(); ++i)
     for (const Dim& dim : i == 0 ? parts.out.dims : parts.in[i].dims)
-      if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
+      if (dim.bracketed) return {{}, call.title() + ": brackets belong to the table, the first operand"};
   if (brackets.empty()) return call.fail("no dim of the table is in brackets: write `[V/t] M` for a lookup along V");
   if (const Text why = count_brackets(brackets.size(), indices.size(), "[V] [W] M, B, B -> B M"); !why.empty())
     return call.fail(why);
@@ -113,14 +113,14 @@ constexpr Verdict look_up(std::string_view op, const TensorSpec& table, const Op
   return call.accept();
 }
 
-constexpr Verdict add_rows(std::string_view op, const TensorSpec& rows, const Operands& indices) {
-  const OpCall call = parse_call("scatter_add", op, indices.size() + 1);
+constexpr Verdict add_rows(const ParsedOp& op, const TensorSpec& rows, const Operands& indices) {
+  const OpCall call = call_of("scatter_add", op, indices.size() + 1);
   if (!call.why.empty()) return call.fail();
   OpParts parts = call.op;
   const auto brackets = take_brackets(parts.out);
   for (const TensorSpec& spec : parts.in)
     for (const Dim& dim : spec.dims)
-      if (dim.bracketed) return {{}, call.title + ": brackets belong to the result"};
+      if (dim.bracketed) return {{}, call.title() + ": brackets belong to the result"};
   if (brackets.empty()) return call.fail("no dim of the result is in brackets: write `[V] M` to add rows along V");
   if (const Text why = count_brackets(brackets.size(), indices.size(), "B M, B, B -> [V] [W] M"); !why.empty())
     return call.fail(why);
@@ -138,27 +138,27 @@ constexpr Verdict add_rows(std::string_view op, const TensorSpec& rows, const Op
 }  // namespace detail_
 
 /// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: looks up rows of the table. Rows in other devices' shards are 0.
-constexpr Verdict index(std::string_view op, const TensorSpec& table, const TensorSpec& indices) {
+constexpr Verdict index(const ParsedOp& op, const TensorSpec& table, const TensorSpec& indices) {
   return detail_::look_up(op, table, detail_::operands(indices));
 }
 /// index_unreduced<"[V/t] [W] M, B, B L -> B L M +t">: along two and along three dims.
-constexpr Verdict index2(std::string_view op, const TensorSpec& table, const TensorSpec& i, const TensorSpec& j) {
+constexpr Verdict index2(const ParsedOp& op, const TensorSpec& table, const TensorSpec& i, const TensorSpec& j) {
   return detail_::look_up(op, table, detail_::operands(i, j));
 }
-constexpr Verdict index3(std::string_view op, const TensorSpec& table, const TensorSpec& i, const TensorSpec& j,
+constexpr Verdict index3(const ParsedOp& op, const TensorSpec& table, const TensorSpec& i, const TensorSpec& j,
                          const TensorSpec& k) {
   return detail_::look_up(op, table, detail_::operands(i, j, k));
 }
 
 /// scatter_add<"B/d L M, B/d L -> [V] M +d">: adds rows along V by index, the transpose of index_unreduced.
-constexpr Verdict scatter_add(std::string_view op, const TensorSpec& rows, const TensorSpec& indices) {
+constexpr Verdict scatter_add(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& indices) {
   return detail_::add_rows(op, rows, detail_::operands(indices));
 }
 /// scatter_add<"B/d M, B/d, B/d -> [V] [W] M +d">: along two and along three dims.
-constexpr Verdict scatter_add2(std::string_view op, const TensorSpec& rows, const TensorSpec& i, const TensorSpec& j) {
+constexpr Verdict scatter_add2(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& i, const TensorSpec& j) {
   return detail_::add_rows(op, rows, detail_::operands(i, j));
 }
-constexpr Verdict scatter_add3(std::string_view op, const TensorSpec& rows, const TensorSpec& i, const TensorSpec& j,
+constexpr Verdict scatter_add3(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& i, const TensorSpec& j,
                                const TensorSpec& k) {
   return detail_::add_rows(op, rows, detail_::operands(i, j, k));
 }

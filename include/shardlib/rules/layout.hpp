@@ -25,12 +25,12 @@ constexpr bool is_name(const ParsedTensor& text) {
 
 /// concat<"L1, L2 -> L">(a, b): a linear op. The dim is unsharded and the other dims are equal. All three specs use
 /// different names for the dim, because a name has one size.
-constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorSpec& b) {
+constexpr Verdict concat(const ParsedOp& op, const TensorSpec& a, const TensorSpec& b) {
   const Text form = "write the dim's name in each operand and in the result, `concat<\"L1, L2 -> L\">(a, b)`";
-  if (detail::find(op, "->") == detail::npos) return {{}, title_of("concat", op) + ": " + form};
-  const OpCall call = parse_call("concat", op, 2);
+  if (op.form != ParsedOp::whole) return {{}, title_of("concat", op.text) + ": " + form};
+  const OpCall call = call_of("concat", op, 2);
   if (!call.why.empty()) return {{}, call.why};
-  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title() + ": " + why}; };
   for (const TensorSpec* side : {&call.op.in[0], &call.op.in[1], &call.op.out})
     if (side->rank() != 1 || !side->partial.empty() || !side->dims[0].axes.empty())
       return fail(form + ", without axes");
@@ -53,7 +53,8 @@ constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorS
   if (!(in[0] == in[1])) {
     TensorSpec wanted = in[0];
     wanted.dims[wanted.find(to)] = call.op.in[1].dims[0];
-    const Text advice = conversion(b, wanted);
+    const bool twice = in[0].has(call.op.in[1].dims[0].name);  // then no spec has these dims
+    const Text advice = twice ? Text() : conversion(b, wanted);
     return fail("the second operand, " + quoted(b) + ", must have the other dims of the first, " + quoted(a) + ": " +
                 difference(in[1], in[0]) + (advice.empty() ? "" : "; ") + advice);
   }
@@ -62,12 +63,12 @@ constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorS
 
 /// narrow<"L -> N">(x, begin, size), pad<"L -> N">(x, before, after): linear ops along an unsharded dim. The result's
 /// dim has another name, because a name has one size.
-constexpr Verdict resize(std::string_view name, std::string_view op, const TensorSpec& x) {
+constexpr Verdict resize(std::string_view name, const ParsedOp& op, const TensorSpec& x) {
   const Text form = "write the dim's name in the operand and in the result, " + quoted(Text(name) + "<\"L -> N\">");
-  if (detail::find(op, "->") == detail::npos) return {{}, title_of(name, op) + ": " + form};
-  const OpCall call = parse_call(name, op, 1);
+  if (op.form != ParsedOp::whole) return {{}, title_of(name, op.text) + ": " + form};
+  const OpCall call = call_of(name, op, 1);
   if (!call.why.empty()) return {{}, call.why};
-  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title() + ": " + why}; };
   for (const TensorSpec* side : {&call.op.in[0], &call.op.out})
     if (side->rank() != 1 || !side->partial.empty() || !side->dims[0].axes.empty())
       return fail(form + ", without axes");
@@ -83,7 +84,7 @@ constexpr Verdict resize(std::string_view name, std::string_view op, const Tenso
   return {out, {}};
 }
 /// pad with a number other than 0: as adding a constant, not of a partial operand.
-constexpr Verdict pad_with(std::string_view op, const TensorSpec& x) {
+constexpr Verdict pad_with(const ParsedOp& op, const TensorSpec& x) {
   const Verdict verdict = add_constant("pad", x);
   return verdict.ok() ? resize("pad", op, x) : verdict;
 }
@@ -106,9 +107,9 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
   return {out, {}};
 }
 /// Reports a transpose to an order of the dims.
-constexpr Verdict transpose_to(std::string_view op, const TensorSpec& x) {
-  return {x,
-          title_of("transpose", op) + ": it reverses all dims, or exchanges two; take `rearrange` with this op spec"};
+constexpr Verdict transpose_to(const ParsedOp& op, const TensorSpec& x) {
+  return {x, title_of("transpose", op.text) +
+                 ": it reverses all dims, or exchanges two; take `rearrange` with this op spec"};
 }
 
 /// top_k<"V", "K">(x, k): along an unsharded dim V. K stands in its place.
@@ -200,10 +201,10 @@ constexpr Verdict unstack(std::string_view op, std::string_view what, std::strin
 }
 
 /// rename<"L -> Klen">, rename<"A B -> C D">: copies nothing.
-constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
-  const OpCall call = parse_call("rename", names, 1);
+constexpr Verdict rename(const ParsedOp& names, const TensorSpec& x) {
+  const OpCall call = call_of("rename", names, 1);
   if (!call.why.empty()) return {{}, call.why};
-  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title() + ": " + why}; };
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   if (from.rank() != to.rank()) return fail("write as many names on the right as on the left");
   for (const TensorSpec* side : {&from, &to}) {
@@ -234,8 +235,8 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
 }
 
 /// rearrange<"A B/t -> B/t A">: the same dims in another order (a local copy).
-constexpr Verdict rearrange(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("rearrange", op, x);
+constexpr Verdict rearrange(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("rearrange", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (in.rank() != out.rank()) return call.fail("the result must have exactly the dims of the operand");
@@ -256,10 +257,10 @@ constexpr Verdict rearrange(std::string_view op, const TensorSpec& x) {
 
 namespace detail_ {
 /// Replaces the adjacent dims `from` with `to`. Only the major dim may be sharded.
-constexpr Verdict regroup(const char* op_name, std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call(op_name, op, 1);
+constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of(op_name, op, 1);
   if (!call.why.empty()) return {{}, call.why};
-  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title() + ": " + why}; };
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   const bool merging = std::string_view(op_name) == "merge";
   const TensorSpec &many = merging ? from : to, &one = merging ? to : from;
@@ -312,11 +313,11 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
 }  // namespace detail_
 
 /// merge<"H/t D -> E/t">: merges adjacent dims into one.
-constexpr Verdict merge(std::string_view op, const TensorSpec& x) {
+constexpr Verdict merge(const ParsedOp& op, const TensorSpec& x) {
   return detail_::regroup("merge", op, x);
 }
 /// split<"E/t -> H/t D">: the inverse of merge. The sizes of the new dims are known at run time.
-constexpr Verdict split(std::string_view op, const TensorSpec& x) {
+constexpr Verdict split(const ParsedOp& op, const TensorSpec& x) {
   return detail_::regroup("split", op, x);
 }
 
@@ -361,19 +362,19 @@ constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const Tens
 }  // namespace detail_
 
 /// stack_shards<"B/d/e L/s M -> P/s/d/e U W M">: the shards of B and L along a new first dim.
-constexpr Verdict stack_shards(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("stack_shards", op, x);
+constexpr Verdict stack_shards(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("stack_shards", op, x);
   return call.why.empty() ? detail_::shards(call, call.op.in[0], call.op.out) : call.fail();
 }
 /// unstack_shards<"P/s/d/e U W M -> B/d/e L/s M">: the inverse.
-constexpr Verdict unstack_shards(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("unstack_shards", op, x);
+constexpr Verdict unstack_shards(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("unstack_shards", op, x);
   return call.why.empty() ? detail_::shards(call, call.op.out, call.op.in[0]) : call.fail();
 }
 
 /// broadcast<"M -> B/d M">: repeats a replicated value along new dims.
-constexpr Verdict broadcast(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("broadcast", op, x);
+constexpr Verdict broadcast(const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of("broadcast", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   int last = -1;

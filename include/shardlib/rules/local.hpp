@@ -103,8 +103,8 @@ constexpr Text alike(const Operands& in) {
   return {};
 }
 
-constexpr Verdict sum_like(const char* name, std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call(name, op, x);
+constexpr Verdict sum_like(const char* name, const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of(name, op, x);
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
   if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
@@ -306,18 +306,18 @@ constexpr Verdict cast(bool to_float, bool from_float, const TensorSpec& x) {
 }
 
 /// sum<"A/t B -> B +t">: a sum over a sharded dim stays partial over its axes, and the op spec says so.
-constexpr Verdict sum(std::string_view op, const TensorSpec& x) {
+constexpr Verdict sum(const ParsedOp& op, const TensorSpec& x) {
   return detail_::sum_like("sum", op, x);
 }
 /// mean<"A/t B -> B +t">: the sum divided by the global size.
-constexpr Verdict mean(std::string_view op, const TensorSpec& x) {
+constexpr Verdict mean(const ParsedOp& op, const TensorSpec& x) {
   return detail_::sum_like("mean", op, x);
 }
 
 /// max<"A B -> A">, min, prod and the like, and argmax for one dim: the removed dims must be unsharded, and nothing may
 /// be partial.
-constexpr Verdict local_max(std::string_view name, std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call(name, op, x);
+constexpr Verdict local_max(std::string_view name, const ParsedOp& op, const TensorSpec& x) {
+  const OpCall call = call_of(name, op, x);
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
   if (const Text why = detail_::nonlinear(name, call.op.in[0]); !why.empty()) return {call.op.out, why};

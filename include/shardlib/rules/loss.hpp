@@ -35,9 +35,9 @@ constexpr Verdict cross_entropy(const TensorSpec& logits, const TensorSpec& targ
 
 /// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum. It computes
 /// whole rows of logits from whole rows of x and of the table.
-constexpr Verdict linear_cross_entropy(std::string_view op, const TensorSpec& x, const TensorSpec& table,
+constexpr Verdict linear_cross_entropy(const ParsedOp& op, const TensorSpec& x, const TensorSpec& table,
                                        const TensorSpec& targets) {
-  const OpCall call = parse_call("linear_cross_entropy", op, 2);
+  const OpCall call = call_of("linear_cross_entropy", op, 2);
   if (const Verdict product = detail_::product(call, x, table); !product.ok()) return {{}, product.why};
   const TensorSpec &rows = call.op.in[0], &vocabulary = call.op.in[1], &logits = call.op.out;
   bool whole = logits.rank() > 0 && vocabulary.rank() > 0 &&
@@ -55,7 +55,7 @@ constexpr Verdict linear_cross_entropy(std::string_view op, const TensorSpec& x,
     return call.fail("the logits would be partial over " + Text(logits.partial[0]) +
                      ", and a loss is of their sum; make the operands whole first, with `all_gather` or `all_reduce`, "
                      "or reduce the `einsum_unreduced` and take its `cross_entropy` (all communicate)");
-  return detail_::losses("linear_cross_entropy", call.title + " with targets " + quoted(targets), logits, targets);
+  return detail_::losses("linear_cross_entropy", call.title() + " with targets " + quoted(targets), logits, targets);
 }
 
 }  // namespace shardlib::rules

@@ -40,9 +40,9 @@ constexpr Text counts(const TensorSpec& counts, const char* which, const TensorS
 
 /// ragged_all_to_all<"R/d/e M -> S/d/e M">(rows, sent, received): S -> S. Rows move as their counts do from `P/d/e X`
 /// to `P/d X/e`, or back.
-constexpr Verdict ragged_all_to_all(std::string_view op, const TensorSpec& rows, const TensorSpec& sent,
+constexpr Verdict ragged_all_to_all(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& sent,
                                     const TensorSpec& received) {
-  const OpCall call = parse_call("ragged_all_to_all", op, rows);
+  const OpCall call = call_of("ragged_all_to_all", op, rows);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (in.rank() == 0) return call.fail("the operand has no dim of rows");
@@ -61,7 +61,7 @@ constexpr Verdict ragged_all_to_all(std::string_view op, const TensorSpec& rows,
     return call.fail(why);
   int losing = 0;
   for (int i = 0; i < 2; ++i) losing += sent.dims[i].axes.size() > received.dims[i].axes.size() ? 1 : 0;
-  if (losing != 1 || !all_to_all(to_string(sent) + " -> " + to_string(received), sent).ok())
+  if (losing != 1 || !all_to_all({sent, received}, sent).ok())
     return call.fail("the counts of the rows sent are " + quoted(sent) + ", those of the rows received " +
                      quoted(received) +
                      ": the second must be an `all_to_all` of the first, in which one dim gives its last axes to the "
@@ -71,9 +71,9 @@ constexpr Verdict ragged_all_to_all(std::string_view op, const TensorSpec& rows,
 
 /// grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(rows, weights, counts): the einsum of each row with the weights of its
 /// group, the first dim of the weights.
-constexpr Verdict grouped_einsum(std::string_view op, const TensorSpec& rows, const TensorSpec& weights,
+constexpr Verdict grouped_einsum(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& weights,
                                  const TensorSpec& counts) {
-  const OpCall call = parse_call("grouped_einsum", op, 2);
+  const OpCall call = call_of("grouped_einsum", op, 2);
   if (!call.why.empty()) return call.fail();
   OpParts parts = call.op;
   if (const Text why = check_operand(rows, parts.in[0], "the tensor of rows"); !why.empty()) return call.fail(why);

@@ -76,9 +76,9 @@ constexpr Text check_run(const TensorSpec& mesh, const Axes& axes) {
 }  // namespace detail_
 
 /// reinterpret<"d s -> e">(mesh): the mesh with other axes in place of some that follow each other.
-constexpr Verdict reinterpret_mesh(std::string_view map, const TensorSpec& mesh) {
-  const Text title = title_of("reinterpret", map) + ": ";
-  const AxisMap parsed = parse_axis_map(map);
+constexpr Verdict reinterpret_mesh(const ParsedOp& map, const TensorSpec& mesh) {
+  const Text title = title_of("reinterpret", map.text) + ": ";
+  const AxisMap parsed = parse_axis_map(map.text);
   if (!parsed.error.empty()) return {{}, title + parsed.error};
   for (const AxisMap::Group& group : parsed.groups)
     if (const Text why = detail_::check_run(mesh, group.from); !why.empty()) return {{}, title + why};
@@ -125,10 +125,10 @@ constexpr Text check_group(const AxisMap::Group& group, const TensorSpec& x) {
 
 /// reinterpret<"d s -> e">(x, mesh): a placement over all axes of a group, in their order, becomes one over the axes
 /// that take their place. A tensor that is replicated over all of them stays replicated.
-constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, const TensorSpec& x) {
-  const Text title = title_of("reinterpret", map) + ": ";
+constexpr Verdict reinterpret(const ParsedOp& map, const TensorSpec& mesh, const TensorSpec& x) {
+  const Text title = title_of("reinterpret", map.text) + ": ";
   const auto fail = [&](const Text& why) { return Verdict{{}, title + why}; };
-  const AxisMap parsed = parse_axis_map(map);
+  const AxisMap parsed = parse_axis_map(map.text);
   if (!parsed.error.empty()) return fail(parsed.error);
   TensorSpec out = x;
   Axes mapped;
@@ -171,7 +171,7 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
     if (!mapped.contains(axis) && !axes.contains(axis))
       return fail("the operand " + quoted(x) + " is " + describe(x, axis) + ", which the mesh " + quoted(mesh) +
                   " does not have; name the axis that takes its place, as in " +
-                  quoted(Text(map) + ", " + axis + " -> ...") + ", or take a mesh that has it");
+                  quoted(Text(map.text) + ", " + axis + " -> ...") + ", or take a mesh that has it");
   return {out, {}};
 }
 

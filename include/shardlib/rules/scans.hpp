@@ -40,11 +40,11 @@ constexpr Verdict linear_scan(std::string_view dim, const TensorSpec& a, const T
 }
 
 /// linear_scan<"L", over<"s">>(a, b): along a dim that is sharded over exactly these axes.
-constexpr Verdict linear_scan_over(std::string_view dim, std::string_view over, const TensorSpec& a,
+constexpr Verdict linear_scan_over(std::string_view dim, const ParsedOp& over, const TensorSpec& a,
                                    const TensorSpec& b) {
   if (const Text why = detail_::scanned(a, b); !why.empty()) return {a, why};
   const auto fail = [&](const Text& why) {
-    return Verdict{a, Text("linear_scan<") + quoted(dim) + ", " + over + ">: " + why};
+    return Verdict{a, Text("linear_scan<") + quoted(dim) + ", " + over.text + ">: " + why};
   };
   const int at = b.find(dim);
   if (at < 0) return fail(detail_::unsharded(b, dim));

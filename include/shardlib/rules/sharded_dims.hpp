@@ -33,11 +33,11 @@ constexpr Text form_over(std::string_view name, std::string_view what, const Axe
 /// A call names by `over` exactly the axes that shard its dims, in their order. `subject` are these dims, with "is" or
 /// "are"; `why` is a reason. `whole` and `sharded` are the right calls where no axis shards the dims, and where some
 /// do.
-constexpr Text over_exactly(std::string_view over, const Axes& axes, const Text& subject, std::string_view why,
+constexpr Text over_exactly(const ParsedOp& over, const Axes& axes, const Text& subject, std::string_view why,
                             const Text& whole, const Text& sharded) {
   if (axes.empty()) return subject + " not sharded, so nothing would be communicated; write " + whole;
   const Text names = joined(axes, " ");
-  if (names.view() == over_axes(over)) return {};
+  if (names.view() == over_axes(over.text)) return {};
   return subject + " sharded over " + names + ", and " + why + "; write " + sharded;
 }
 /// The subject of one dim.

@@ -13,7 +13,7 @@ constexpr Text or_over(std::string_view name, std::string_view what, const Axes&
   return ", or write " + form_over(name, what, axes) + ", which sends maxima and sums only (communicates)";
 }
 /// The axes of the call must be those of the dims, in their order.
-constexpr Text over_these(std::string_view name, std::string_view what, std::string_view over, const Text& subject,
+constexpr Text over_these(std::string_view name, std::string_view what, const ParsedOp& over, const Text& subject,
                           const Axes& axes) {
   return over_exactly(over, axes, subject, "the call names exactly these axes", form_of(name, what),
                       form_over(name, what, axes));
@@ -29,11 +29,10 @@ constexpr Verdict softmax(std::string_view name, std::string_view dim, const Ten
   return verdict;
 }
 /// softmax<"V", over<"t">>(x) and log_softmax: along a dim that is sharded over exactly these axes.
-constexpr Verdict softmax_over(std::string_view name, std::string_view dim, std::string_view over,
-                               const TensorSpec& x) {
+constexpr Verdict softmax_over(std::string_view name, std::string_view dim, const ParsedOp& over, const TensorSpec& x) {
   if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {x, why};
   const auto fail = [&](const Text& why) {
-    return Verdict{x, Text(name) + "<" + quoted(dim) + ", " + over + ">: " + why};
+    return Verdict{x, Text(name) + "<" + quoted(dim) + ", " + over.text + ">: " + why};
   };
   const int at = x.find(dim);
   if (at < 0) return fail(detail_::unsharded(x, dim));
@@ -43,8 +42,8 @@ constexpr Verdict softmax_over(std::string_view name, std::string_view dim, std:
 }
 
 /// logsumexp<"A V/t -> A", over<"t">>(x): the removed dims are sharded over exactly these axes.
-constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, const TensorSpec& x) {
-  const OpCall call = parse_call("logsumexp", op, x);
+constexpr Verdict logsumexp_over(const ParsedOp& op, const ParsedOp& over, const TensorSpec& x) {
+  const OpCall call = call_of("logsumexp", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec& out = call.op.out;
   Small<Dim, max_dims> removed;
@@ -60,7 +59,7 @@ constexpr Verdict logsumexp_over(std::string_view op, std::string_view over, con
   return call.accept();
 }
 /// logsumexp<"A V -> A">(x): the removed dims must be unsharded, and nothing may be partial.
-constexpr Verdict logsumexp(std::string_view op, const TensorSpec& x) {
+constexpr Verdict logsumexp(const ParsedOp& op, const TensorSpec& x) {
   Verdict verdict = local_max("logsumexp", op, x);
   const Axes axes = axes_removed(x, verdict.result);
   if (!verdict.ok() && logsumexp_over(op, "over<" + joined(axes, " ") + ">", x).ok())

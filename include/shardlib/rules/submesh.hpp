@@ -33,33 +33,32 @@ struct Leaving {
   std::string_view dim;  ///< empty for summands
   Text error;            ///< empty if the text is such a placement
 };
-constexpr Leaving parse_leaving(std::string_view text) {
-  const ParsedTensor parsed = parse_tensor(text);
-  const TensorSpec& spec = parsed.spec;
-  if (parsed.error.empty() && spec.rank() == 0 && spec.partial.size() == 1) return {spec.partial[0], {}, {}};
-  if (parsed.error.empty() && spec.rank() == 1 && spec.partial.empty() && spec.dims[0].axes.size() == 1 &&
-      !spec.dims[0].bracketed)
+constexpr Leaving leaving_as(const ParsedOp& op) {
+  const TensorSpec& spec = op.named.spec;
+  const bool is_spec = op.form == ParsedOp::result && op.named.error.empty();
+  if (is_spec && spec.rank() == 0 && spec.partial.size() == 1) return {spec.partial[0], {}, {}};
+  if (is_spec && spec.rank() == 1 && spec.partial.empty() && spec.dims[0].axes.size() == 1 && !spec.dims[0].bracketed)
     return {spec.dims[0].axes[0], spec.dims[0].name, {}};
   return {
       {}, {}, "write how results leave the submeshes of an axis e: `N/e`, as shards of a dim, or `+e`, as summands"};
 }
 
 /// on_submeshes<"N/e">(mesh, ...): the mesh that the function gets.
-constexpr Verdict on_submeshes(std::string_view leaving, const TensorSpec& mesh) {
-  const Text title = title_of("on_submeshes", leaving) + ": ";
-  const Leaving leaves = parse_leaving(leaving);
+constexpr Verdict on_submeshes(const ParsedOp& leaving, const TensorSpec& mesh) {
+  const Text title = title_of("on_submeshes", leaving.text) + ": ";
+  const Leaving leaves = leaving_as(leaving);
   if (!leaves.error.empty()) return {{}, title + leaves.error};
   return detail_::without_axis(title, leaves.axis, mesh);
 }
 
 /// An argument of the function, number `argument`, as its mesh sees it. A leaf of a tree keeps its type.
-constexpr Verdict enter_submesh(std::string_view leaving, const TensorSpec& mesh, int argument, bool of_tree,
+constexpr Verdict enter_submesh(const ParsedOp& leaving, const TensorSpec& mesh, int argument, bool of_tree,
                                 const TensorSpec& x) {
-  const std::string_view axis = parse_leaving(leaving).axis;
-  const Text title = title_of("on_submeshes", leaving) + ": argument " + number(argument) + (of_tree ? " has " : ", ") +
-                     quoted(x) + (of_tree ? ", which is " : ", is ");
+  const std::string_view axis = leaving_as(leaving).axis;
+  const Text title = title_of("on_submeshes", leaving.text) + ": argument " + number(argument) +
+                     (of_tree ? " has " : ", ") + quoted(x) + (of_tree ? ", which is " : ", is ");
   if (const Verdict verdict = on_mesh(mesh, x); !verdict.ok())
-    return {x, title_of("on_submeshes", leaving) + ": argument " + number(argument) + ": " + verdict.why};
+    return {x, title_of("on_submeshes", leaving.text) + ": argument " + number(argument) + ": " + verdict.why};
   const Placement placement = x.placement(axis);
   TensorSpec inside = x;
   if (placement.kind == Placement::partial)
@@ -80,9 +79,9 @@ constexpr Verdict enter_submesh(std::string_view leaving, const TensorSpec& mesh
 
 /// A result of the function on the mesh of all submeshes: "N/e" is a new first dim, or the dim N that the result has,
 /// whose elements then follow each other by the index of the axis.
-constexpr Verdict leave_submesh(std::string_view leaving, const TensorSpec& mesh, const TensorSpec& y) {
-  const Leaving leaves = parse_leaving(leaving);
-  const Text title = title_of("on_submeshes", leaving) + ": the function returns ";
+constexpr Verdict leave_submesh(const ParsedOp& leaving, const TensorSpec& mesh, const TensorSpec& y) {
+  const Leaving leaves = leaving_as(leaving);
+  const Text title = title_of("on_submeshes", leaving.text) + ": the function returns ";
   const Verdict inside = on_submeshes(leaving, mesh);
   if (!inside.ok()) return inside;
   if (y.placement(leaves.axis).kind != Placement::replicated)
@@ -98,9 +97,11 @@ constexpr Verdict leave_submesh(std::string_view leaving, const TensorSpec& mesh
     for (auto axis : y.dims[at].axes) axes.push_back(axis);
     out.dims[at].axes = axes;
   } else if (y.dims.full()) {
-    return {{}, title + quoted(y) + " of " + number(max_dims) + " dims, and " + quoted(leaving) + " would be one more"};
+    return {
+        {},
+        title + quoted(y) + " of " + number(max_dims) + " dims, and " + quoted(leaving.text) + " would be one more"};
   } else {
-    out = parse_tensor(leaving).spec;
+    out = leaving.named.spec;
     for (const Dim& dim : y.dims) out.dims.push_back(dim);
     out.partial = y.partial;
   }
@@ -108,20 +109,20 @@ constexpr Verdict leave_submesh(std::string_view leaving, const TensorSpec& mesh
 }
 
 /// The reason why the function does not accept the mesh and `args` more arguments.
-constexpr Verdict submesh_function(std::string_view leaving, int args, int parameters, int at, bool not_const,
+constexpr Verdict submesh_function(const ParsedOp& leaving, int args, int parameters, int at, bool not_const,
                                    std::string_view declared, std::string_view given) {
   const Text form("; write f(part, arguments...), where part is the submesh"),
       arguments = "the submesh and " + number(args) + " more";
-  return misfit(title_of("on_submeshes", leaving) + ": ", parameters, at, not_const, declared,
+  return misfit(title_of("on_submeshes", leaving.text) + ": ", parameters, at, not_const, declared,
                 arguments + ", each by value or as a const reference" + form, "is given " + arguments + form,
                 ", " + quoted(declared) + ", is given " + quoted(given) + form);
 }
 
 /// The function returns tensors.
-constexpr Verdict submesh_result(std::string_view leaving, bool is_tensors, std::string_view returned) {
+constexpr Verdict submesh_result(const ParsedOp& leaving, bool is_tensors, std::string_view returned) {
   if (is_tensors) return {};
   return {{},
-          title_of("on_submeshes", leaving) + ": the function returns " + quoted(returned) +
+          title_of("on_submeshes", leaving.text) + ": the function returns " + quoted(returned) +
               "; return a tensor, or a std::pair or std::tuple of tensors"};
 }
 

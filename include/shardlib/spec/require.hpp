@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "shardlib/spec/op.hpp"
 #include "shardlib/spec/spec.hpp"
 #include "shardlib/spec/text.hpp"
 
@@ -96,11 +97,15 @@ constexpr bool unknown(const T& arg) {
 /// A template argument with an address: a verdict has views into its text. (To g++ 16 `Arg` itself is a temporary.)
 template <auto Arg>
 inline constexpr auto held = Arg;
-/// The argument that a rule gets for a template argument: for a Spec the parsed one, otherwise the argument itself.
+/// The argument that a rule gets for a template argument: for a Spec or an OpSpec the parsed one, otherwise the
+/// argument itself.
 template <auto Arg>
 constexpr const auto& rule_argument() {
-  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(Arg)>, Spec>)
+  using Kind = std::remove_cvref_t<decltype(Arg)>;
+  if constexpr (std::is_same_v<Kind, Spec>)
     return parsed<Arg>;
+  else if constexpr (std::is_same_v<Kind, OpSpec>)
+    return parsed_op<Arg>;
   else
     return held<Arg>;
 }

@@ -388,10 +388,10 @@ constexpr Spec spec_of(const TensorSpec& spec) {
   return Spec(to_string(spec).view());
 }
 
-constexpr OpSpec op_spec_of(std::string_view in, std::string_view out) {
+constexpr OpSpec op_spec_of(const Spec& in, const Spec& out) {
   return OpSpec((Text(in) + " -> " + out).view());
 }
-constexpr OpSpec op_spec_of(std::string_view a, std::string_view b, std::string_view out) {
+constexpr OpSpec op_spec_of(const Spec& a, const Spec& b, const Spec& out) {
   return OpSpec((Text(a) + ", " + b + " -> " + out).view());
 }
 

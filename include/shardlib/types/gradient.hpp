@@ -20,7 +20,7 @@ template <class M>
 struct IsSelfDual {
   template <class D, Spec S>
   constexpr bool operator()(std::type_identity<Tensor<D, S>> /*leaf*/) const {
-    return dual_spec(S, M::axes) == S;
+    return dual_spec<S, M::axes>() == S;
   }
 };
 template <class M, class W>

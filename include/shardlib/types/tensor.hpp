@@ -365,18 +365,17 @@ constexpr Spec axes_of() {
   return Spec(text.view());
 }
 
-constexpr Spec dual_spec(const TensorSpec& s, const TensorSpec& axes) {
-  return spec_of(rules::dual(s, rules::mesh_axes(axes)));
-}
-constexpr Spec dual_spec(Spec s, Spec axes) {
-  return dual_spec(parse_tensor(s).spec, parse_tensor(axes).spec);
+/// The spec of the cotangent of S on these axes.
+template <Spec S, Spec Axes>
+constexpr Spec dual_spec() {
+  return spec_of(rules::dual(parsed<S>, rules::mesh_axes(parsed<Axes>)));
 }
 
 template <class T, Spec Axes>
 struct dual;
 template <class D, Spec S, Spec Axes>
 struct dual<Tensor<D, S>, Axes> {
-  using type = Tensor<D, dual_spec(parsed<S>, parsed<Axes>)>;
+  using type = Tensor<D, dual_spec<S, Axes>()>;
 };
 
 }  // namespace detail
