@@ -123,6 +123,44 @@ inline void require_target(const AverageRequest& request, const std::string& mad
   if (!to_file(request)) require_latest(request.target, step);
 }
 
+/// What the average is made of.
+struct Averaging {
+  const AverageRequest& request;
+  const std::vector<io::Checkpoint>& checkpoints;
+  const io::Checkpoint& newest;
+
+  [[nodiscard]] bool chosen(const io::CheckpointArray& leaf) const { return leaf.name.starts_with(request.prefix); }
+  [[nodiscard]] bool averages(const io::CheckpointArray& leaf) const { return chosen(leaf) && is_floating(leaf.dtype); }
+  /// Fills `out` with the leaf of the average.
+  void fill(const io::CheckpointArray& leaf, std::span<std::byte> out) const {
+    if (averages(leaf))
+      mean_of(checkpoints, leaf, out);
+    else
+      newest.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);
+  }
+};
+
+/// Writes the leaves below the prefix, without it, as one safetensors file.
+inline void write_file(const Averaging& all, const io::CheckpointMeta& meta) {
+  std::vector<io::SafetensorsTensor> tensors;
+  for (const io::CheckpointArray& leaf : all.newest.arrays())
+    if (all.chosen(leaf))
+      tensors.push_back(
+          {without_prefix(leaf.name, all.request.prefix), io::safetensors_dtype(leaf.dtype), leaf.shape, [&] {
+             io::Bytes bytes(static_cast<std::size_t>(leaf.bytes()));
+             all.fill(leaf, bytes);
+             return bytes;
+           }});
+  io::write_safetensors(all.request.target, std::move(tensors), io::safetensors_metadata(meta));
+}
+/// Writes all leaves as a checkpoint.
+inline void write_checkpoint(const Averaging& all, const io::CheckpointMeta& meta) {
+  std::vector<io::ArrayToSave> arrays;
+  for (const io::CheckpointArray& leaf : all.newest.arrays())
+    arrays.push_back({leaf, [&](std::span<std::byte> out) { all.fill(leaf, out); }});
+  io::save_arrays(all.request.target, meta, arrays);
+}
+
 inline int average(const AverageRequest& request) {
   require_distinct(request.paths);
   std::vector<io::Checkpoint> checkpoints;
@@ -130,9 +168,9 @@ inline int average(const AverageRequest& request) {
   const io::Checkpoint& newest =
       *std::max_element(checkpoints.begin(), checkpoints.end(),
                         [](const io::Checkpoint& a, const io::Checkpoint& b) { return a.meta().step < b.meta().step; });
-  const auto chosen = [&](const io::CheckpointArray& leaf) { return leaf.name.starts_with(request.prefix); };
-  const auto averaged = [&](const io::CheckpointArray& leaf) { return chosen(leaf) && is_floating(leaf.dtype); };
-  const auto count = std::ranges::count_if(newest.arrays(), averaged);
+  const Averaging all{request, checkpoints, newest};
+  const auto count =
+      std::ranges::count_if(newest.arrays(), [&](const io::CheckpointArray& leaf) { return all.averages(leaf); });
   if (count == 0)
     throw UsageError(
         fmt::format("checkpoint '{}' has no floating-point leaf whose name begins with '{}': give the beginning of its "
@@ -147,40 +185,21 @@ inline int average(const AverageRequest& request) {
   for (const std::string& path : request.paths) static_cast<void>(open_verified(path));
   for (const io::Checkpoint& checkpoint : checkpoints) note_settings(newest, checkpoint);
   if (std::ranges::any_of(newest.arrays(), [&](const io::CheckpointArray& leaf) {
-        return leaf.name.starts_with("ema.0.") && !chosen(leaf);
+        return leaf.name.starts_with("ema.0.") && !all.chosen(leaf);
       }))
     fmt::print(
         "note: the run samples and exports from its moving average, the leaves 'ema.0.', of which the newest is "
         "kept; --prefix ema.0. averages them instead\n");
 
-  const auto fill = [&](const io::CheckpointArray& leaf, std::span<std::byte> out) {
-    if (averaged(leaf))
-      mean_of(checkpoints, leaf, out);
-    else
-      newest.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);
-  };
   std::string names;
   for (const io::Checkpoint& checkpoint : checkpoints)
     names += (names.empty() ? "" : ", ") + base_name(checkpoint.path());
   meta.user["average_of"] = names;
   meta.validation_loss.reset();  // it was of other weights
-  if (file) {
-    std::vector<io::SafetensorsTensor> tensors;
-    for (const io::CheckpointArray& leaf : newest.arrays())
-      if (chosen(leaf))
-        tensors.push_back(
-            {without_prefix(leaf.name, request.prefix), io::safetensors_dtype(leaf.dtype), leaf.shape, [&] {
-               io::Bytes bytes(static_cast<std::size_t>(leaf.bytes()));
-               fill(leaf, bytes);
-               return bytes;
-             }});
-    io::write_safetensors(made, std::move(tensors), io::safetensors_metadata(meta));
-  } else {
-    std::vector<io::ArrayToSave> arrays;
-    for (const io::CheckpointArray& leaf : newest.arrays())
-      arrays.push_back({leaf, [&](std::span<std::byte> out) { fill(leaf, out); }});
-    io::save_arrays(request.target, meta, arrays);
-  }
+  if (file)
+    write_file(all, meta);
+  else
+    write_checkpoint(all, meta);
   fmt::print(
       "wrote {}: the mean of {} of {}{}\n", made, counted(count, "array"), counted(checkpoints.size(), "checkpoint"),
       file ? ""

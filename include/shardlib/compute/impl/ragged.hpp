@@ -119,6 +119,38 @@ struct RowRuns {
   }
 };
 
+/// The messages of an exchange.
+struct RowMessages {
+  std::size_t sent = 0;          ///< bytes
+  std::vector<Buffer> received;  ///< from each rank; those that are no run of rows have to be copied into the result
+};
+/// Sends rows of `from` to each other rank of the group, and receives rows of the result of each.
+inline RowMessages exchange_rows(const Value& out, Communicator& group, const std::vector<RowRuns>& to,
+                                 const std::vector<RowRuns>& of, const Buffer& from, const Buffer& result,
+                                 std::size_t row) {
+  const Exec exec = out.device->exec();
+  const auto n = static_cast<std::size_t>(group.size()), self = static_cast<std::size_t>(group.rank());
+  RowMessages messages{0, std::vector<Buffer>(n)};
+  complete(out, [&] {
+    std::vector<Request> requests;
+    // Each device begins with its neighbor. Messages of no rows travel too: a count that differs is an error then.
+    for (std::size_t i = 1; i < n; ++i) {
+      const std::size_t peer = (self + i) % n;
+      const Buffer message = to[peer].gathered(exec, from, row, *out.device->pool());
+      messages.sent += message.bytes();
+      requests.push_back(group.send(message, static_cast<int>(peer)));
+    }
+    for (std::size_t i = 1; i < n; ++i) {
+      const std::size_t peer = (self + n - i) % n;
+      messages.received[peer] = of[peer].message(result, row, *out.device->pool());
+      requests.push_back(group.recv(messages.received[peer], static_cast<int>(peer)));
+    }
+    for (Request& request : requests) request.wait();
+    return Request();
+  });
+  return messages;
+}
+
 SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   if (out.global[0].is_padded())
     fail_padded(out.made_by, *out.device, out.spec->dims[0].name, out.global[0],
@@ -156,30 +188,12 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   if (kept.rows != placed.rows)
     throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
                 std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
+  const RowMessages messages = exchange_rows(out, group, to, of, from, result, row);
+  if (n > 1) add_traffic(out, messages.sent, axes);
   const Exec exec = out.device->exec();
-  std::size_t bytes = 0;
-  std::vector<Buffer> messages(n);
-  complete(out, [&] {
-    std::vector<Request> requests;
-    // Each device begins with its neighbor. Messages of no rows travel too: a count that differs is an error then.
-    for (std::size_t i = 1; i < n; ++i) {
-      const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
-      const Buffer message = to[peer].gathered(exec, from, row, *out.device->pool());
-      bytes += message.bytes();
-      requests.push_back(group.send(message, static_cast<int>(peer)));
-    }
-    for (std::size_t i = 1; i < n; ++i) {
-      const std::size_t peer = (static_cast<std::size_t>(group.rank()) + n - i) % n;
-      messages[peer] = of[peer].message(result, row, *out.device->pool());
-      requests.push_back(group.recv(messages[peer], static_cast<int>(peer)));
-    }
-    for (Request& request : requests) request.wait();
-    return Request();
-  });
-  if (n > 1) add_traffic(out, bytes, axes);
   for (std::size_t peer = 0; peer < n; ++peer)
-    if (of[peer].runs.size() > 1 && messages[peer])
-      of[peer].copy(exec, result.data(), messages[peer].data(), row, false);
+    if (const Buffer& message = messages.received[peer]; of[peer].runs.size() > 1 && message)
+      of[peer].copy(exec, result.data(), message.data(), row, false);
   const Buffer own = kept.gathered(exec, from, row, *out.device->pool());
   placed.copy(exec, result.data(), own.data(), row, false);
   zero_rows(out, result, gets.total);

@@ -167,6 +167,13 @@ struct SeenBy {
     if (query >= length || (!earlier && key > query)) return false;
     return !segmented || segments[query * along] == segment[slot];
   }
+  /// Sets to zero what the queries from one on, the columns of a tile, do not see of the keys, its rows.
+  template <class Tile>
+  SHARDLIB_FUNCTION void hide(const Team& team, Tile& tile, int query, const i32* segments) const {
+    tile.for_each(team, [&](int slot, int row, int c, float& x) {
+      if (!sees(slot, first + row, query + c, segments)) x = 0;
+    });
+  }
 };
 
 /// The cotangents of 64 keys, or of their values, or of both.
@@ -226,20 +233,14 @@ struct FusedAttentionKeys {
       scores.set_product_transposed(team, keys, query_rows);
       scores.for_each(
           team, [&](int /*slot*/, int /*row*/, int c, float& x) { x = power_of_two(x * factor - columns[c].sum); });
-      if (masked)
-        scores.for_each(team, [&](int slot, int row, int c, float& x) {
-          if (!sight.sees(slot, first + row, query + c, segments)) x = 0;
-        });
+      if (masked) sight.hide(team, scores, query, segments);
       if constexpr (OfValues) value_cts.add_product(team, scores, ct_rows);
       if constexpr (OfKeys) {
         score_cts.set_product_transposed(team, values, ct_rows);
         score_cts.for_each_with(team, scores, [&](int /*slot*/, int /*row*/, int c, float& d, const float& p) {
           d = p * (d - columns[c].dot);
         });
-        if (masked)
-          score_cts.for_each(team, [&](int slot, int row, int c, float& d) {
-            if (!sight.sees(slot, first + row, query + c, segments)) d = 0;
-          });
+        if (masked) sight.hide(team, score_cts, query, segments);
         key_cts.add_product(team, score_cts, query_rows);
       }
     }

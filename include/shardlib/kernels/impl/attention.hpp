@@ -278,6 +278,55 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
   });
 }
 
+namespace detail {
+
+/// The numbers in the backward pass of a head: those of all its keys, of a block's queries, and of a block of scores.
+template <class A>
+struct BackwardScratch {
+  A *keys, *values, *key_cts, *value_cts, *queries, *cts, *query_cts, *dots, *scores, *score_cts;
+
+  BackwardScratch(Parts<A>& parts, const AttentionBlocks<A>& blocks, std::int64_t number, std::int64_t width) {
+    for (A** matrix : {&keys, &values, &key_cts, &value_cts}) *matrix = parts.take(number * width);
+    for (A** tile : {&queries, &cts, &query_cts}) *tile = parts.take(blocks.rows * width);
+    dots = parts.take(blocks.rows);
+    for (A** block : {&scores, &score_cts}) *block = parts.take(blocks.area);
+  }
+};
+/// The term of the softmax's backward pass that is one number per row: the sum of `products`, which holds the results
+/// and is overwritten, times their cotangents.
+template <class A>
+void row_dots(A* products, const A* cts, std::int64_t rows, std::int64_t width, A* dots) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    A* const product = products + r * width;
+    const A* const other = cts + r * width;
+    independent(width, [=](std::int64_t c) { product[c] *= other[c]; });
+    dots[r] = reduce_row<SumOp, A>(product, width);
+  }
+}
+/// Adds the cotangents of a block, whose scores hold their exponentials.
+template <class A>
+void add_cotangents(const Exec& exec, const ScoreBlock& b, std::int64_t width, const BackwardScratch<A>& x,
+                    bool of_queries, bool of_keys, bool of_values) {
+  const std::int64_t from = b.key * width;
+  if (of_values)
+    gemm<A>(exec, true, false, b.n, width, b.m, x.scores, b.stride, x.cts, width, x.value_cts + from, width, true);
+  if (!of_queries && !of_keys) return;
+  gemm<A>(exec, false, true, b.m, b.n, width, x.cts, width, x.values + from, width, x.score_cts, b.stride, false);
+  for (std::int64_t r = 0; r < b.m; ++r) {
+    const A* const row = x.scores + r * b.stride;
+    A* const d = x.score_cts + r * b.stride;
+    const A dot = x.dots[r];
+    independent(b.n, [=](std::int64_t c) { d[c] = row[c] * (d[c] - dot); });
+  }
+  if (of_keys)
+    gemm<A>(exec, true, false, b.n, width, b.m, x.score_cts, b.stride, x.queries, width, x.key_cts + from, width, true);
+  if (of_queries)
+    gemm<A>(exec, false, false, b.m, width, b.n, x.score_cts, b.stride, x.keys + from, width, x.query_cts, width,
+            !b.first);
+}
+
+}  // namespace detail
+
 template <class T, class R>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                                AttentionSegments segments, const T* out, const accumulator_t<T>* sums, const T* ct,
@@ -300,72 +349,44 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
   exec.for_each(count, [&](std::int64_t item) {
     const Buffer scratch = exec.pool->allocate(bytes);
     detail::Parts<A> parts{scratch.as<A>()};
-    A* const keys = parts.take(number * width);
-    A* const values = parts.take(number * width);
-    A* const key_cts = parts.take(number * width);
-    A* const value_cts = parts.take(number * width);
-    A* const queries = parts.take(blocks.rows * width);
-    A* const cts = parts.take(blocks.rows * width);
-    A* const query_cts = parts.take(blocks.rows * width);
-    A* const dots = parts.take(blocks.rows);
-    A* const scores = parts.take(blocks.area);
-    A* const score_cts = parts.take(blocks.area);
+    const detail::BackwardScratch<A> tiles(parts, blocks, number, width);
     const L::Strides head = Walk<4>(loops.heads, item).offsets;
     const auto rows = [&](auto* x, std::size_t as, const L::Strides& at) {
       return detail::head_rows(loops, x, as, at);
     };
-    detail::load_rows(rows(k, L::key, head), 0, number, width, A(1), keys);
-    detail::load_rows(rows(v, L::key, head), 0, number, width, A(1), values);
-    std::fill_n(key_cts, 2 * number * width, A(0));
+    detail::load_rows(rows(k, L::key, head), 0, number, width, A(1), tiles.keys);
+    detail::load_rows(rows(v, L::key, head), 0, number, width, A(1), tiles.values);
+    std::fill_n(tiles.key_cts, 2 * number * width, A(0));
     detail::for_groups(loops, head, [&](const L::Strides& at) {
       const auto mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
-      const auto sum = [&](std::int64_t row) -> const accumulator_t<T>& {
-        return sums[at[L::sum] + row * loops.along_length[L::sum]];
-      };
+      const auto* const row_sums = sums + at[L::sum];
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
-        detail::load_rows(rows(q, L::query, at), begin, end, width, scale, queries);
-        detail::load_rows(rows(ct, L::query, at), begin, end, width, A(1), cts);
-        detail::load_rows(rows(out, L::query, at), begin, end, width, A(1), query_cts);
-        for (std::int64_t r = 0; r < m; ++r) {  // the term of the softmax's backward pass that is one number per row
-          A* const product = query_cts + r * width;
-          const A* const other = cts + r * width;
-          independent(width, [=](std::int64_t c) { product[c] *= other[c]; });
-          dots[r] = detail::reduce_row<detail::SumOp, A>(product, width);
-        }
+        detail::load_rows(rows(q, L::query, at), begin, end, width, scale, tiles.queries);
+        detail::load_rows(rows(ct, L::query, at), begin, end, width, A(1), tiles.cts);
+        detail::load_rows(rows(out, L::query, at), begin, end, width, A(1), tiles.query_cts);
+        detail::row_dots(tiles.query_cts, tiles.cts, m, width, tiles.dots);
         bool any = false;
         blocks.for_keys(begin, end, mine, [&](const detail::ScoreBlock& b) {
           any = true;
-          blocks.scores(b, queries, keys, mine, scores);
+          blocks.scores(b, tiles.queries, tiles.keys, mine, tiles.scores);
           for (std::int64_t r = 0; r < m; ++r)
-            static_cast<void>(detail::row_exponentials(scores + r * b.stride, blocks.whole(b.seen(r)), sum(begin + r)));
-          const std::int64_t from = b.key * width;
-          if (dv != nullptr)
-            gemm<A>(exec, true, false, b.n, width, m, scores, b.stride, cts, width, value_cts + from, width, true);
-          if (dq == nullptr && dk == nullptr) return;
-          gemm<A>(exec, false, true, m, b.n, width, cts, width, values + from, width, score_cts, b.stride, false);
-          for (std::int64_t r = 0; r < m; ++r) {
-            const A* const row = scores + r * b.stride;
-            A* const d = score_cts + r * b.stride;
-            const A dot = dots[r];
-            independent(b.n, [=](std::int64_t c) { d[c] = row[c] * (d[c] - dot); });
-          }
-          if (dk != nullptr)
-            gemm<A>(exec, true, false, b.n, width, m, score_cts, b.stride, queries, width, key_cts + from, width, true);
-          if (dq != nullptr)
-            gemm<A>(exec, false, false, m, width, b.n, score_cts, b.stride, keys + from, width, query_cts, width,
-                    !b.first);
+            static_cast<void>(detail::row_exponentials(tiles.scores + r * b.stride, blocks.whole(b.seen(r)),
+                                                       row_sums[(begin + r) * loops.along_length[L::sum]]));
+          detail::add_cotangents(exec, b, width, tiles, dq != nullptr, dk != nullptr, dv != nullptr);
         });
         if (dq == nullptr || !any) continue;
         if (loops.earlier) {
-          detail::load_rows(rows(static_cast<const R*>(dq), L::query, at), begin, end, width, A(1), cts);
-          independent(m * width, [=](std::int64_t c) { query_cts[c] = cts[c] + scale * query_cts[c]; });
+          detail::load_rows(rows(static_cast<const R*>(dq), L::query, at), begin, end, width, A(1), tiles.cts);
+          independent(m * width, [earlier = tiles.cts, sum = tiles.query_cts, scale](std::int64_t c) {
+            sum[c] = earlier[c] + scale * sum[c];
+          });
         }
-        detail::store_rows(query_cts, begin, end, width, loops.earlier ? A(1) : scale, rows(dq, L::query, at));
+        detail::store_rows(tiles.query_cts, begin, end, width, loops.earlier ? A(1) : scale, rows(dq, L::query, at));
       }
     });
-    if (dk != nullptr) detail::store_rows(key_cts, 0, number, width, A(1), rows(dk, L::key, head));
-    if (dv != nullptr) detail::store_rows(value_cts, 0, number, width, A(1), rows(dv, L::key, head));
+    if (dk != nullptr) detail::store_rows(tiles.key_cts, 0, number, width, A(1), rows(dk, L::key, head));
+    if (dv != nullptr) detail::store_rows(tiles.value_cts, 0, number, width, A(1), rows(dv, L::key, head));
   });
 }
 
