@@ -189,7 +189,7 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// einsums and collectives can therefore ignore padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// An op in flight.
+/// An op between the two halves of `run_async`. One that communicates has its PendingCollective in `finish`.
 struct PendingOp {
   Buffer result;  ///< receives the result
   Kernel finish;  ///< waits for the result

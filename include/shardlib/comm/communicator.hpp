@@ -23,7 +23,7 @@ namespace shardlib {
 /// device must not wait for the others.
 class Request {
  public:
-  /// The interface that a backend implements.
+  /// What a backend has started. The interface that it implements.
   struct Pending {
     virtual ~Pending() = default;
     virtual void wait() = 0;  ///< blocks; may be called once
@@ -63,7 +63,8 @@ class Request {
 };
 
 /// One group of devices, seen from one member with number `rank` of `size`. Every member calls the same operations in
-/// the same order. A call carries its op, op spec and line, and the members compare them. Blocks are in rank order.
+/// the same order. A call carries its op, op spec and line, and the members compare them. A block is the bytes that a
+/// buffer has for one rank, or from one; blocks are in rank order.
 /// Nonblocking operations keep handles to their buffers until they complete. Only after `wait` is the receive buffer
 /// defined, and may the send buffer of a collective be overwritten: device memory by what the device's stream does from
 /// then on.
@@ -83,9 +84,9 @@ class Communicator {
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return start({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, site, {send, recv});
   }
-  /// Whether blocks of `bytes` bytes can be gathered as a view.
+  /// Whether shards of `bytes` bytes can be gathered as a view.
   [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
-  /// all_gather without a copy. Once complete, `*whole` is a view of the blocks in the devices' own memory. It is valid
+  /// all_gather without a copy. Once complete, `*whole` is a view of the shards in the devices' own memory. It is valid
   /// as long as a handle to it exists. Writing to it is a fault. While a device has a view of `send`, `send.unique()`
   /// is false.
   Request gather_view(const Buffer& send, std::shared_ptr<Buffer> whole, Site site = Site::current()) {

@@ -11,8 +11,9 @@
 
 namespace shardlib {
 
-/// A collective that has started, from a tensor of type Tensor<D, From> to one of type Tensor<D, To>. Only `wait`
-/// accepts it, and reads `operand` and `result`. `value_type` is the dtype, `from` and `to` are the specs.
+/// A program's handle to a collective that has started, from a tensor of type Tensor<D, From> to one of type Tensor<D,
+/// To>. Only `wait` accepts it, and reads `operand` and `result`. `value_type` is the dtype, `from` and `to` are the
+/// specs.
 template <dtype D, Spec From, Spec To>
 class InFlight : public detail::Unfinished<InFlight<D, From, To>> {
  public:

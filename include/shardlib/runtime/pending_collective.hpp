@@ -12,8 +12,9 @@
 
 namespace shardlib::detail {
 
-/// An asynchronous collective. The first op that reads its result waits for it. The destructor does not wait, because a
-/// failing device must not wait for the others.
+/// An asynchronous collective, as the tape keeps it: the Request of the communicator with the values that wait for it.
+/// A program may hold an InFlight of it. The first op that reads its result waits for it. The destructor does not wait,
+/// because a failing device must not wait for the others.
 struct PendingCollective : Counted {
   Request request;
   std::shared_ptr<Buffer> result;  ///< set once `request` is complete

@@ -64,9 +64,9 @@ inline UniqueId new_id(const Use& use, const Doing& doing) {
 /// A communicator of NCCL, whose operations go into one stream. It may not be there yet.
 class Connection {
  public:
-  /// An operation that has started. It keeps its buffers until the device's stream waits for it. When the host frees
-  /// them then, their memory goes to later work of that stream, or of NCCL's stream, which follows it. An operation
-  /// that nobody waits for keeps its buffers to its end.
+  /// An operation that is in NCCL's stream. It keeps its buffers until the device's stream waits for it. When the host
+  /// frees them then, their memory goes to later work of that stream, or of NCCL's stream, which follows it. An
+  /// operation that nobody waits for keeps its buffers to its end.
   struct Started {
     std::unique_ptr<StreamMark> mark = {};
     std::vector<Buffer> buffers = {};
@@ -85,8 +85,8 @@ class Connection {
       staged_.check_failure();
       if (std::uncaught_exceptions() > 0) abort();
       if (comm_ != nullptr) flights().finish(this);
-      for (const Started& flight : dropped_)
-        if (comm_ != nullptr) await(flight);
+      for (const Started& started : dropped_)
+        if (comm_ != nullptr) await(started);
       // `check` asks for errors while it waits. ncclCommDestroy alone could wait for the others forever.
       if (comm_ != nullptr && nccl().CommFinalize != nullptr)
         check(Doing{}, "ncclCommFinalize", nccl().CommFinalize(comm_));
@@ -146,7 +146,7 @@ class Connection {
   }
   /// Returns when the stream has come past all that was started.
   void await_dropped() {
-    for (const Started& flight : dropped_) await(flight);
+    for (const Started& started : dropped_) await(started);
     forget_ended();
   }
 
