@@ -179,7 +179,7 @@ template <class T, std::size_t I>
 consteval std::string_view field_name() {
   constexpr auto* p = __builtin_addressof(std::get<I>(fields(phantom<T>())));
   constexpr std::string_view text = spelled<p>();
-#if defined(__clang__) || defined(__EDG__)
+#if defined(__clang__)
   constexpr std::string_view after = "]";  // "...phantom_holder.object.w_q]"
 #else
   constexpr std::string_view after = ");";  // "...object.Layer::w_q); std::string_view = ...]"
