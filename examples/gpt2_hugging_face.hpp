@@ -19,8 +19,8 @@
 
 // ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
 
-// Where the leaves lie. Kernels are stored [in, out]; those of queries, keys and values stand side by side in one
-// tensor.
+// Where the leaves are in the files. Kernels are stored [in, out]; those of queries, keys and values stand side by side
+// in one tensor.
 inline io::StoredTable stored_table(const std::string& prefix) {
   std::map<std::string, io::StoredLeaf> leaves{{"embed", {"wte.weight"}},
                                                {"positions", {"wpe.weight"}},

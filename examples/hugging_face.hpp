@@ -78,8 +78,9 @@ inline const Architecture& architecture_of(run::HuggingFaceConfig& config,
   config.refuse("model_type", all);
 }
 
-// Where the leaves of embedding, norms and attention lie. Kernels are stored [out, in]. The query heads of a key-value
-// head follow each other, and rotary positions pair the halves of a head, as they do here: nothing else is reordered.
+// Where the leaves of embedding, norms and attention are in the files. Kernels are stored [out, in]. The query heads of
+// a key-value head follow each other, and rotary positions pair the halves of a head, as they do here: nothing else is
+// reordered.
 inline std::map<std::string, io::StoredLeaf> decoder_leaves() {
   return {{"embed", {"model.embed_tokens.weight"}},
           {"final_norm", {"model.norm.weight"}},

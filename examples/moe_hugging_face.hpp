@@ -32,7 +32,7 @@ inline Kind kind_of(const ModelOptions& o) {
   return o.qkv_bias ? Kind::qwen2_moe : o.qk_norm ? Kind::qwen3_moe : Kind::mixtral;
 }
 
-// Where the leaves lie. Each expert has tensors of its own.
+// Where the leaves are in the files. Each expert has tensors of its own.
 inline io::StoredTable stored_table(Kind kind) {
   std::map<std::string, io::StoredLeaf> leaves = gpt::decoder_leaves();
   leaves["unembed"] = {"lm_head.weight"};

@@ -29,8 +29,8 @@ using MoeMesh = Mesh<"d e s t">;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
 
-// With `Whole` a weight is gathered over d, e and s before the microbatches. Experts, which lie over e, are gathered
-// over d and s alone.
+// With `Whole` a weight is gathered over d, e and s before the microbatches. Experts, which are sharded over e, are
+// gathered over d and s alone.
 template <dtype C, Spec S, bool Whole>
 using Weight = Tensor<C, Whole ? without_axis<without_axis<without_axis<S, "d">, "e">, "s"> : S>;
 template <dtype C, Spec S, bool Whole>

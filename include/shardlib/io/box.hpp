@@ -82,7 +82,7 @@ inline void copy_box(std::span<const std::int64_t> box, std::size_t item, const 
   });
 }
 /// Copies a box of a file into an array. `read(place, out)` fills `out` from a place in bytes, which counts from the
-/// box's first element. Short runs are cut from one read of all that lies between, which is faster than many.
+/// box's first element. Short runs are cut from one read of all that is between, which is faster than many.
 /// `read_box(box, 4, row_major_strides(stored), read, out, row_major_strides(box))`
 template <class Read>
 void read_box(std::span<const std::int64_t> box, std::size_t item, const Index& from_strides, Read&& read,

@@ -79,7 +79,7 @@ namespace detail {
 [[nodiscard]] std::size_t safetensors_item(const std::string& dtype);
 /// F32, F16 or BF16 elements as f32; throws UsageError, beginning with `where`, for others.
 void to_f32(const std::string& dtype, std::span<const std::byte> in, std::span<float> out, const std::string& where);
-/// Reads a box whose elements lie at `first` + place * strides of the stored tensor into `out`, row-major in the box's
+/// Reads a box whose elements are at `first` + place * strides of the stored tensor into `out`, row-major in the box's
 /// own dims; in the stored dtype.
 [[nodiscard]] Bytes read_strided(const SafetensorsFile& file, const SafetensorsEntry& entry, std::int64_t first,
                                  const Index& strides, const Index& box);

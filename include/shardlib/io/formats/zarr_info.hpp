@@ -24,7 +24,7 @@ struct ZarrDelta {
 };
 
 /// Chunks that share files, zarr v3's codec `sharding_indexed`: a file begins or ends with an index, which says where
-/// each of its chunks lies.
+/// each of its chunks is.
 struct ZarrSharding {
   Index shape;            ///< elements of one file: multiples of the chunks
   bool at_start = false;  ///< the index stands before the chunks

@@ -26,7 +26,7 @@
 
 namespace shardlib::io::detail {
 
-/// A box of a leaf that lies within one shard of each tree. The offsets of its first element are in elements.
+/// A box of a leaf that is within one shard of each tree. The offsets of its first element are in elements.
 struct Overlap {
   int from, to;  ///< devices
   Index box;

@@ -215,7 +215,7 @@ SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<Safe
   const auto fail = [&](const std::string& name, const std::string& why) {
     throw Error("cannot write '" + path + "': tensor '" + name + "' " + why);
   };
-  // As the reference implementation does: wide elements first, so that all lie at multiples of their size.
+  // As the reference implementation does: wide elements first, so that all are at multiples of their size.
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     const std::size_t wide = detail::safetensors_item(a.dtype), other = detail::safetensors_item(b.dtype);
     return wide != other ? wide > other : a.name < b.name;

@@ -43,7 +43,7 @@ inline std::vector<std::string> stored_names(const StoredLeaf& stored, std::span
   return names;
 }
 
-/// Where the leaf lies in its stored tensor, or in each of them. Throws UsageError if the table's entry makes no sense
+/// Where the leaf is in its stored tensor, or in each of them. Throws UsageError if the table's entry makes no sense
 /// for a leaf of this shape.
 inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, std::span<const std::int64_t> shape) {
   const auto fail = [&, whole = shape](const std::string& why) {

@@ -140,7 +140,7 @@ class JsonTokenizer final : public Tokenizer {
     parts_.added.split(text, plain_begin, plain_end, [&](std::string_view between, std::uint32_t added) {
       if (added != no_token) return ids.push_back(added);
       const bool first = between.data() == text.data();
-      // Where bytes lie in a rewritten text is not known: a part of it that is plain makes all of it plain.
+      // Where bytes are in a rewritten text is not known: a part of it that is plain makes all of it plain.
       const auto begin = static_cast<std::size_t>(between.data() - text.data());
       const bool plain = begin < plain_end && begin + between.size() > plain_begin;
       std::string normal;
