@@ -2,8 +2,6 @@
 // in place of one. No data moves: a device keeps its rank, its shards and its memory.
 #pragma once
 
-#include <string_view>
-
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
@@ -11,8 +9,9 @@
 namespace shardlib {
 
 namespace detail {
-/// The device as one of a mesh with the axes `axes`, "e t". `given` has the sizes that the map does not determine.
-DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& device, std::string_view axes, const Sizes& given);
+/// The device as one of a mesh with the dims of `axes`, "e t", as its axes. `given` has the sizes that the map does not
+/// determine.
+DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& device, const TensorSpec& axes, const Sizes& given);
 /// The value on another view of its device, and its cotangent, whose spec is `dual`, back on the value's own.
 ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& device, const TensorSpec& out,
                        const TensorSpec& dual);
@@ -25,7 +24,8 @@ template <OpSpec Axes, Spec A>
 auto reinterpret(const Mesh<A>& mesh, const Sizes& sizes = {}, Site site = Site::current())
     -> Mesh<detail::result_of<rules::reinterpret_mesh, Axes, A>> {
   using Out = Mesh<detail::result_of<rules::reinterpret_mesh, Axes, A>>;
-  return Out(detail::reinterpreted(detail::Calling("reinterpret", Axes, site), mesh.device(), Out::axes, sizes));
+  return Out(detail::reinterpreted(detail::Calling("reinterpret", Axes, site), mesh.device(), detail::parsed<Out::axes>,
+                                   sizes));
 }
 
 /// The tensor on another mesh of the same devices, without communication or copy: "X/d/s M" becomes "X/e M", "+d +s"

@@ -53,7 +53,7 @@ inline void check_same_devices(const OpInfo& op, const Device& here, const Axes&
   if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + here.describe() + ")");
 }
 
-SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& device, std::string_view axes,
+SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& device, const TensorSpec& axes,
                                         const Sizes& given) {
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
@@ -61,8 +61,7 @@ SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& devic
   const rules::AxisMap map = rules::parse_axis_map(op.spec);
   std::vector<AxisSize> sizes;
   const auto find = [&](std::string_view name) { return std::ranges::find(given, name, &NamedSize::name); };
-  const TensorSpec names = parse_tensor(axes).spec;  // the mesh's axes, which a spec would call dims
-  for (const Dim& axis : names.dims) {
+  for (const Dim& axis : axes.dims) {
     const auto* group = std::ranges::find_if(map.groups, [&](const auto& g) { return g.to.contains(axis.name); });
     const auto size = find(axis.name);
     // A mesh may lack axes of its type, and lacks them afterwards too.
