@@ -15,10 +15,10 @@ constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const 
                               std::string_view length) {
   for (const Dim& dim : x.dims)
     if (!q.has(dim.name))
-      return Text(what) + " " + quoted(to_string(x)) + " have the dim " + quoted(dim.name) + ", but the queries " +
-             quoted(to_string(q)) + " do not; " + what + " may only lack dims of the queries (`rename` is free)";
+      return Text(what) + " " + quoted(x) + " have the dim " + quoted(dim.name) + ", but the queries " + quoted(q) +
+             " do not; " + what + " may only lack dims of the queries (`rename` is free)";
   if (!x.has(length))
-    return Text(what) + " " + quoted(to_string(x)) + " have no dim " + quoted(length) + ", along which positions count";
+    return Text(what) + " " + quoted(x) + " have no dim " + quoted(length) + ", along which positions count";
   return align(operands(q, x));
 }
 
@@ -145,8 +145,8 @@ constexpr Exchanged exchanged(const char* what, const OpParts& exchange, const T
     if (at < 0)
       return {x, Text(what) + " " + quoted(x) + " have no dim " + quoted(from.name) + ", which the exchange names"};
     if (!(x.dims[at] == from))
-      return {x, Text(what) + " " + quoted(x) + " have " + quoted(to_string(x.dims[at])) +
-                     ", but the exchange begins with " + quoted(to_string(from))};
+      return {x, Text(what) + " " + quoted(x) + " have " + quoted(x.dims[at]) + ", but the exchange begins with " +
+                     quoted(from)};
     out.dims[at] = exchange.out.dims[i];
   }
   return {out, {}};
@@ -165,7 +165,7 @@ constexpr Verdict ulysses(const ParsedOp& exchange, std::string_view width, cons
   const Dim &length = parts.in[0].dims[0], &heads = parts.in[0].dims[1];
   if (!parts.out.dims[0].axes.empty())
     return fail("the length, which is the first dim, is still sharded after the exchange: " +
-                quoted(to_string(parts.out.dims[0])) + "; all of its axes move to the heads");
+                quoted(parts.out.dims[0]) + "; all of its axes move to the heads");
   if (width == heads.name) return fail("the products are summed over another dim than the heads");
   const Exchanged q = exchanged("the queries", parts, queries), k = exchanged("the keys", parts, keys),
                   v = exchanged("the values", parts, values);
@@ -178,8 +178,8 @@ constexpr Verdict ulysses(const ParsedOp& exchange, std::string_view width, cons
                   ", but all heads of a position are in one segment");
     const int at = segments->find(length.name);
     if (at >= 0 && !(segments->dims[at] == length))
-      return fail("the segments " + quoted(*segments) + " have " + quoted(to_string(segments->dims[at])) +
-                  ", but the exchange begins with " + quoted(to_string(length)));
+      return fail("the segments " + quoted(*segments) + " have " + quoted(segments->dims[at]) +
+                  ", but the exchange begins with " + quoted(length));
     whole = attention_in_segments(length.name, width, {}, q.spec, k.spec, v.spec, whole_length(*segments, length.name));
   }
   return whole.ok() ? Verdict{queries, {}} : fail("after the exchange, " + whole.why);

@@ -62,7 +62,7 @@ constexpr Text summed_alone(const OpParts& op) {
   for (int i = 0; i < 2; ++i)
     for (const Dim& dim : op.in[i].dims)
       if (!op.out.has(dim.name) && !op.in[1 - i].has(dim.name))
-        return "dim " + quoted(to_string(dim)) + " is in " + operand_of_two(i == 0) +
+        return "dim " + quoted(dim) + " is in " + operand_of_two(i == 0) +
                " alone and summed, so every shard would be summed along it again; take `sum` along it before";
   return {};
 }

@@ -17,7 +17,7 @@ constexpr Axes suffix(const Axes& longer, const Axes& shorter) {
 }
 
 constexpr Text not_last(const Dim& from, const Dim& to) {
-  const Text why = "dim " + quoted(to_string(from)) + " cannot become " + quoted(to_string(to)) + ": ";
+  const Text why = "dim " + quoted(from) + " cannot become " + quoted(to) + ": ";
   if (is_prefix(to.axes, from.axes))
     return why + "this op drops no sharding; take `all_gather` for that (communicates)";
   // The dim that can make this change, if one has all axes of the other.
@@ -28,13 +28,12 @@ constexpr Text not_last(const Dim& from, const Dim& to) {
     if (!fewer.axes.contains(axis) && !possible.axes.full()) possible.axes.push_back(axis);
   const Text rule = why + "axes come and go at the end of a dim only";
   if (possible.axes.size() != more.axes.size()) return rule + " (`A/x/y` can become `A/x`, not `A/y`)";
-  return rule + " (" + quoted(to_string(gathers ? possible : from)) + " can become " +
-         quoted(to_string(gathers ? to : possible)) + ")";
+  return rule + " (" + quoted(gathers ? possible : from) + " can become " + quoted(gathers ? to : possible) + ")";
 }
 
 constexpr Text other_dims(const TensorSpec& in, const TensorSpec& out) {
-  return "the dims of the result, " + quoted(to_string(out)) + ", must be those of the operand, " +
-         quoted(to_string(in)) + ", in the same order";
+  return "the dims of the result, " + quoted(out) + ", must be those of the operand, " + quoted(in) +
+         ", in the same order";
 }
 
 /// Names the op that shards a dim over the axis, given the operand's placement on the axis.
@@ -57,8 +56,8 @@ constexpr Verdict gather(const OpCall& call) {
     if (from.axes == to.axes) continue;
     for (auto axis : to.axes)
       if (!from.axes.contains(axis))
-        return call.fail("dim " + quoted(to_string(from)) + " is not sharded over " + axis +
-                         ", and a gather adds no sharding; " + sharding_op(in, axis));
+        return call.fail("dim " + quoted(from) + " is not sharded over " + axis + ", and a gather adds no sharding; " +
+                         sharding_op(in, axis));
     if (!is_prefix(to.axes, from.axes)) return call.fail(not_last(from, to));
     gathers = true;
   }
@@ -87,7 +86,7 @@ constexpr Verdict reduce_scatter(const ParsedOp& op, const TensorSpec& x) {
     for (auto axis : detail_::suffix(to.axes, from.axes)) {
       const int at = rest.find(axis);
       if (at < 0)
-        return call.fail("the operand " + quoted(to_string(in)) + " is " + describe(in, axis) + ", not partial" +
+        return call.fail("the operand " + quoted(in) + " is " + describe(in, axis) + ", not partial" +
                          (in.placement(axis).kind == Placement::replicated
                               ? ": summing it again would multiply it by the size of " + Text(axis) +
                                     "; take `shard` for the shard of each device without a sum (no traffic)"
@@ -122,7 +121,7 @@ constexpr Verdict all_reduce(const ParsedOp& op, const TensorSpec& x) {
   if (const Text why = detail_::not_named(in, out); !why.empty()) return call.fail(why);
   if (const Text why = new_sum(in.partial, out); !why.empty()) return call.fail(why);
   if (in.partial == out.partial)
-    return call.fail("no sum is pending in " + quoted(to_string(in)) +
+    return call.fail("no sum is pending in " + quoted(in) +
                      " that the result lacks, and to reduce a value twice multiplies it by the size of the axis; "
                      "drop the all_reduce");
   return call.accept();
@@ -135,7 +134,7 @@ constexpr Verdict all_reduce_max(const ParsedOp& op, const TensorSpec& x) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!in.partial.empty())
-    return call.fail("the operand " + quoted(to_string(in)) + " is partial over " + in.partial[0] +
+    return call.fail("the operand " + quoted(in) + " is partial over " + in.partial[0] +
                      ", and the maximum of a sum is not that of its parts; " + reduce_first(in));
   if (!out.partial.empty()) return call.fail("a maximum has no pending sum; drop `+" + Text(out.partial[0]) + "`");
   Small<Dim, max_dims> removed;

@@ -57,7 +57,7 @@ constexpr const char* describe(Placement::Kind kind) {
 constexpr Text describe(const TensorSpec& spec, std::string_view axis) {
   const Placement s = spec.placement(axis);
   Text text = Text(describe(s.kind)) + " over " + axis;
-  if (s.kind == Placement::sharded) text = text + " (dim " + quoted(to_string(spec.dims[s.dim])) + ")";
+  if (s.kind == Placement::sharded) text = text + " (dim " + quoted(spec.dims[s.dim]) + ")";
   return text;
 }
 
@@ -151,11 +151,10 @@ constexpr Text naming_axes() {
 /// Describes the first difference between two specs.
 constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
   for (int i = 0; i < wanted.rank() || i < is.rank(); ++i) {
-    if (i >= is.rank()) return "dim " + quoted(to_string(wanted.dims[i])) + " is missing";
-    if (i >= wanted.rank()) return "dim " + quoted(to_string(is.dims[i])) + " is one too many";
+    if (i >= is.rank()) return "dim " + quoted(wanted.dims[i]) + " is missing";
+    if (i >= wanted.rank()) return "dim " + quoted(is.dims[i]) + " is one too many";
     if (!(is.dims[i] == wanted.dims[i]))
-      return "dim " + number(i + 1) + " is " + quoted(to_string(is.dims[i])) + ", not " +
-             quoted(to_string(wanted.dims[i]));
+      return "dim " + number(i + 1) + " is " + quoted(is.dims[i]) + ", not " + quoted(wanted.dims[i]);
   }
   for (auto axis : is.partial)
     if (!wanted.partial.contains(axis))
@@ -170,8 +169,7 @@ constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
 constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, const char* which, bool casts = true) {
   const Text diff = difference(is, wanted);
   if (diff.empty()) return {};
-  Text why = Text(which) + " is " + quoted(to_string(is)) + ", but the op spec expects " + quoted(to_string(wanted)) +
-             ": " + diff;
+  Text why = Text(which) + " is " + quoted(is) + ", but the op spec expects " + quoted(wanted) + ": " + diff;
   const Text advice = conversion(is, wanted, casts);
   return why + "; " + advice + (advice.empty() ? "correct the op spec" : ", or correct the op spec");
 }
@@ -252,7 +250,7 @@ constexpr Completed complete(std::string_view name, const ParsedOp& op, const Te
     while (!dim.axes.empty() && axes.has(dim.axes[dim.axes.size() - 1])) dim.axes.erase(dim.axes.size() - 1);
     for (auto axis : dim.axes)
       if (axes.has(axis))
-        return fail("dim " + quoted(to_string(in.dims[i])) + " is sharded over " + dim.axes[dim.axes.size() - 1] +
+        return fail("dim " + quoted(in.dims[i]) + " is sharded over " + dim.axes[dim.axes.size() - 1] +
                     " last, and a gather takes the last axes of a dim; gather that axis too, or first");
   }
   result.op.out = out;
@@ -284,8 +282,8 @@ constexpr OpCall call_of(std::string_view name, const ParsedOp& op, const Tensor
   if (is == out) {
     call.why = call.title() + ": the operand already is what the result should be, " + quoted(x) + "; drop the op";
   } else if (const Text direct = conversion(is, out); !direct.empty() && same_names(in, out)) {
-    call.why = call.title() + ": the operand is " + quoted(x) + ", but the op spec expects " + quoted(to_string(in)) +
-               ": " + difference(is, in) + "; instead of this op, " + direct + ", or correct the op spec";
+    call.why = call.title() + ": the operand is " + quoted(x) + ", but the op spec expects " + quoted(in) + ": " +
+               difference(is, in) + "; instead of this op, " + direct + ", or correct the op spec";
   } else {
     call.why = call.title() + ": " + check_operand(is, in, "the operand", false);
   }
@@ -346,15 +344,14 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
   for (const Dim& dim : in.dims) {
     if (at < out.rank() && out.dims[at].name == dim.name) {
       if (!(out.dims[at] == dim))
-        return "kept dim " + quoted(to_string(dim)) + " must stand unchanged in the result, not as " +
-               quoted(to_string(out.dims[at]));
+        return "kept dim " + quoted(dim) + " must stand unchanged in the result, not as " + quoted(out.dims[at]);
       ++at;
     } else {
       removed.push_back(dim);
     }
   }
   if (at != out.rank())
-    return "dim " + quoted(to_string(out.dims[at])) +
+    return "dim " + quoted(out.dims[at]) +
            (in.has(out.dims[at].name) ? " of the result is in another order than in the operand"
                                       : " of the result is not a dim of the operand");
   if (removed.empty()) return "the result has every dim of the operand, so there is nothing to reduce";
@@ -369,8 +366,8 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
 /// The error, and its remedy, if dim `a` of x and dim `b` of y are the same dim with different shardings.
 constexpr Text shards_differ(const TensorSpec& x, const Dim& a, const TensorSpec& y, const Dim& b) {
   if (a.axes.size() > b.axes.size()) return shards_differ(y, b, x, a);
-  const Text why = "dim " + quoted(to_string(a)) + " of " + quoted(to_string(x)) + " is " + quoted(to_string(b)) +
-                   " in " + quoted(to_string(y)) + ", so their shards differ; ";
+  const Text why =
+      "dim " + quoted(a) + " of " + quoted(x) + " is " + quoted(b) + " in " + quoted(y) + ", so their shards differ; ";
   if (!is_prefix(a.axes, b.axes)) return why + "`all_gather` one of them and `shard` it like the other (communicates)";
   TensorSpec gathered = y, sharded = x;
   gathered.dims[y.find(b.name)].axes = a.axes;

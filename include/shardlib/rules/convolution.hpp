@@ -66,7 +66,7 @@ constexpr Text conv_lone_dim(const OpParts& op, const OpParts& lengths) {
   for (int k = 0; k < 2; ++k)
     for (const Dim& dim : op.in[k].dims)
       if (!lengths.in[k].has(dim.name) && !op.in[1 - k].has(dim.name) && !op.out.has(dim.name))
-        return "dim " + quoted(to_string(dim)) + (k == 0 ? " of the operand" : " of the weights") +
+        return "dim " + quoted(dim) + (k == 0 ? " of the operand" : " of the weights") +
                " is neither in the other operand nor in the result; `sum` over it first";
   return {};
 }

@@ -98,9 +98,9 @@ constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Wo
   if (at >= 0 && !spelled) {
     const TensorSpec& x = op.in[at];
     const int dim = x.placement(axis).dim;
-    const Text reason =
-        dim < 0 ? Text("a pending sum stays pending")
-                : Text(words.acting) + " " + quoted(to_string(x.dims[dim])) + " sees only the shard of this device";
+    const Text reason = dim < 0
+                            ? Text("a pending sum stays pending")
+                            : Text(words.acting) + " " + quoted(x.dims[dim]) + " sees only the shard of this device";
     return "the result is partial over " + Text(axis) + " (" + reason + "), so its spec must say `+" + axis +
            "`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)";
   }
@@ -142,7 +142,7 @@ constexpr Text einsum(const OpParts& op, const Words& words = {}) {
           if (pending_operand(op, axis) >= 0)
             remedy = "leave the sum over " + Text(axis) + " pending, `+" + axis +
                      "`, and take `reduce_scatter` afterwards (communicates)";
-        return "dim " + quoted(to_string(x.dims[i])) + " cannot become " + quoted(to_string(dim)) +
+        return "dim " + quoted(x.dims[i]) + " cannot become " + quoted(dim) +
                " in the result, as nothing moves between devices; " + remedy;
       }
   for (auto axis : axes)
@@ -167,8 +167,8 @@ constexpr const Dim* other_dim_over(const TensorSpec& x, std::string_view axis, 
 }
 /// The remedy for two such dims.
 constexpr Text gather_one(const Dim& a, const Dim& b, std::string_view axis) {
-  return "; `all_gather` one of the operands, whose " + quoted(to_string(a)) + " and " + quoted(to_string(b)) +
-         " are both sharded over " + axis + " (communicates)";
+  return "; `all_gather` one of the operands, whose " + quoted(a) + " and " + quoted(b) + " are both sharded over " +
+         axis + " (communicates)";
 }
 
 /// Checks the einsum of two operands, for any op that follows its rules.

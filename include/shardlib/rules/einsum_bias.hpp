@@ -11,18 +11,16 @@ namespace detail_ {
 
 /// Why a bias of this spec cannot be added to a product of the dims of `out`.
 constexpr Text bias(const TensorSpec& out, const TensorSpec& b) {
-  if (!b.partial.empty())
-    return "the bias " + quoted(to_string(b)) + " is partial over " + b.partial[0] + "; " + reduce_first(b);
+  if (!b.partial.empty()) return "the bias " + quoted(b) + " is partial over " + b.partial[0] + "; " + reduce_first(b);
   for (const Dim& dim : b.dims)
     if (!out.has(dim.name))
-      return "dim " + quoted(to_string(dim)) + " of the bias " + quoted(to_string(b)) + " is not in the result " +
-             quoted(to_string(out)) + "; `+` after `einsum_unreduced` broadcasts the product along it";
+      return "dim " + quoted(dim) + " of the bias " + quoted(b) + " is not in the result " + quoted(out) +
+             "; `+` after `einsum_unreduced` broadcasts the product along it";
   TensorSpec like = b;
   for (Dim& dim : like.dims) dim.axes = out.dims[out.find(dim.name)].axes;
   if (!(like == b)) {
     const Text advice = conversion(b, like);
-    return "the bias " + quoted(to_string(b)) + " is " + quoted(to_string(like)) +
-           " in the result, so their shards differ; " +
+    return "the bias " + quoted(b) + " is " + quoted(like) + " in the result, so their shards differ; " +
            (advice.empty() ? Text("`all_gather` it and `shard` it like the result (communicates)") : advice);
   }
   TensorSpec sum;
@@ -46,7 +44,7 @@ constexpr Verdict einsum_bias(std::string_view name, const ParsedOp& op, const T
   call.op.out = result;
   if (!product.partial.empty())
     return call.fail(
-        "each device's products are " + quoted(to_string(product)) + ", a summand over " + product.partial[0] +
+        "each device's products are " + quoted(product) + ", a summand over " + product.partial[0] +
         ": the sum would count the bias once per device" + (name == "einsum_bias" ? "" : ", and gelu is not linear") +
         "; write `einsum_unreduced`, take its sum with " + reduction(product) + ", and then add the bias with `+`");
   if (const Text why = detail_::bias(result, bias); !why.empty()) return call.fail(why);

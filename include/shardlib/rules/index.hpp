@@ -56,7 +56,7 @@ constexpr Text check_apart(const Small<Dim, max_dims>& brackets, const Operands&
       for (auto axis : v.axes)
         if (spec.placement(axis).kind != Placement::replicated)
           return Text(words.operand) + " " + words.is + " " + describe(spec, axis) + ", over which the " + words.dim +
-                 " " + quoted(to_string(v)) + " is sharded too: each device would " + words.harm + " (communicates)";
+                 " " + quoted(v) + " is sharded too: each device would " + words.harm + " (communicates)";
     }
   return {};
 }

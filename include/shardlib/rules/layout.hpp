@@ -179,7 +179,7 @@ constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorS
 /// unstack<"S">(x): the parts along the first dim, which is unsharded. The inverse of stack. `what` is an operand, or a
 /// leaf of a stacked tree.
 constexpr Verdict unstack(std::string_view op, std::string_view what, std::string_view dim, const TensorSpec& x) {
-  const Text title = title_of(op, dim) + ": the " + what + " " + quoted(to_string(x));
+  const Text title = title_of(op, dim) + ": the " + what + " " + quoted(x);
   const auto fail = [&](const Text& why) { return Verdict{{}, title + why}; };
   if (!detail_::is_name(parse_tensor(dim)))
     return {{}, title_of(op, dim) + ": write the name of the stacked dim, without axes"};
@@ -248,7 +248,7 @@ constexpr Verdict rearrange(const ParsedOp& op, const TensorSpec& x) {
     const int at = in.find(dim.name);
     if (at < 0) return call.fail("dim " + quoted(dim.name) + " is not in the operand");
     if (!(in.dims[at] == dim))
-      return call.fail("dim " + quoted(to_string(in.dims[at])) + " cannot become " + quoted(to_string(dim)) +
+      return call.fail("dim " + quoted(in.dims[at]) + " cannot become " + quoted(dim) +
                        ": a rearrange only reorders; change the sharding before or afterwards");
   }
   if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
@@ -270,7 +270,7 @@ constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorS
   if (!from.partial.empty() || !to.partial.empty()) return fail("write dims only; a pending sum stays pending");
   for (int i = 1; i < many.rank(); ++i)
     if (!many.dims[i].axes.empty())
-      return fail("dim " + quoted(to_string(many.dims[i])) + " is sharded, but axes may stand on the major part " +
+      return fail("dim " + quoted(many.dims[i]) + " is sharded, but axes may stand on the major part " +
                   quoted(many.dims[0].name) + " only" + (merging ? "; `all_gather` it first (communicates)" : ""));
   for (const Dim& dim : many.dims)
     if (!dim.is_integer() && dim.name == one.dims[0].name)
@@ -278,8 +278,7 @@ constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorS
                   " is on both sides, with two sizes, and a name has one size; write another name for the " +
                   (merging ? "result" : "part"));
   if (!(many.dims[0].axes == one.dims[0].axes))
-    return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +
-                quoted(to_string(many.dims[0])));
+    return fail(quoted(one.dims[0]) + " must have the axes of the major part " + quoted(many.dims[0]));
   if (one.dims[0].is_integer()) {
     constexpr std::int64_t large = 2'000'000'000;  // larger than any integer dim
     std::int64_t product = 1;
@@ -290,7 +289,7 @@ constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorS
     }
     if (merging && named) return fail("the size of the result is not known here; write a name for it");
     if (!named && product != one.dims[0].integer)
-      return fail("the product of the sizes " + quoted(to_string(many)) + " is not " + one.dims[0].name);
+      return fail("the product of the sizes " + quoted(many) + " is not " + one.dims[0].name);
   }
   int at = -1;
   for (int i = 0; i + from.rank() <= x.rank() && at < 0; ++i) {
@@ -298,8 +297,7 @@ constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorS
     for (int j = 0; j < from.rank(); ++j) here = here && x.dims[i + j] == from.dims[j];
     if (here) at = i;
   }
-  if (at < 0)
-    return fail("the operand " + quoted(x) + " has no " + quoted(to_string(from)) + (merging ? " side by side" : ""));
+  if (at < 0) return fail("the operand " + quoted(x) + " has no " + quoted(from) + (merging ? " side by side" : ""));
   TensorSpec out;
   out.partial = x.partial;
   for (int i = 0; i < x.rank() - from.rank() + to.rank(); ++i) {
@@ -327,7 +325,7 @@ constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const Tens
   if (stacked.rank() != apart.rank() + 1)
     return call.fail("the stack has one dim more, the first, with an element for each device: `B/d L/s -> P/d/s U W`");
   const Dim& first = stacked.dims[0];
-  const Text stack = "the first dim of the stack, " + quoted(to_string(first)) + ",";
+  const Text stack = "the first dim of the stack, " + quoted(first) + ",";
   const auto reused = [&](const Dim& dim) {
     return call.fail("dim " + quoted(dim.name) + " would have two sizes; write another name in the stack");
   };
@@ -336,10 +334,9 @@ constexpr Verdict shards(const OpCall& call, const TensorSpec& apart, const Tens
   for (int i = 0; i < apart.rank(); ++i) {
     const Dim &whole = apart.dims[i], &shard = stacked.dims[i + 1];
     if (whole == shard) continue;
-    const Text is = "dim " + quoted(to_string(whole)), one = quoted(to_string(shard));
+    const Text is = "dim " + quoted(whole), one = quoted(shard);
     if (whole.axes.empty())
-      return call.fail(is + " is not sharded, so it stays in the stack; write " + quoted(to_string(whole)) +
-                       " there, not " + one);
+      return call.fail(is + " is not sharded, so it stays in the stack; write " + quoted(whole) + " there, not " + one);
     if (!shard.axes.empty())
       return call.fail(is + " cannot be " + one +
                        " in the stack; leave it as it is, or give all its axes to the first");
@@ -380,10 +377,9 @@ constexpr Verdict broadcast(const ParsedOp& op, const TensorSpec& x) {
   int last = -1;
   for (const Dim& dim : in.dims) {
     const int at = out.find(dim.name);
-    if (at < 0) return call.fail("the result lacks dim " + quoted(to_string(dim)) + " of the operand");
+    if (at < 0) return call.fail("the result lacks dim " + quoted(dim) + " of the operand");
     if (!(out.dims[at] == dim))
-      return call.fail("dim " + quoted(to_string(dim)) + " must stand unchanged in the result, not as " +
-                       quoted(to_string(out.dims[at])));
+      return call.fail("dim " + quoted(dim) + " must stand unchanged in the result, not as " + quoted(out.dims[at]));
     if (at < last) return call.fail("the dims of the operand must stand in the same order in the result");
     last = at;
   }

@@ -12,7 +12,7 @@ namespace detail_ {
 
 constexpr Text nonlinear(std::string_view name, const TensorSpec& x) {
   if (x.partial.empty()) return {};
-  return Text(name) + ": the operand " + quoted(to_string(x)) + " is partial over " + x.partial[0] + ", and " + name +
+  return Text(name) + ": the operand " + quoted(x) + " is partial over " + x.partial[0] + ", and " + name +
          " is not linear, so it has to see the sum, not the summand of one device; " + reduce_first(x);
 }
 
@@ -20,7 +20,7 @@ constexpr Text nonlinear(std::string_view name, const TensorSpec& x) {
 constexpr Text of(std::string_view name, const Operands& in) {
   Text text(name);
   for (int i = 0; i < in.size(); ++i)
-    text = text + (i == 0 ? " of " : i + 1 < in.size() ? ", " : " and ") + quoted(to_string(in[i]));
+    text = text + (i == 0 ? " of " : i + 1 < in.size() ? ", " : " and ") + quoted(in[i]);
   return text;
 }
 
@@ -41,9 +41,8 @@ constexpr Text broadcast(const Operands& in, TensorSpec& out) {
     int last = -1;
     for (const Dim& dim : x.dims) {
       if (dim.is_integer())
-        return "integer dim " + quoted(dim.name) + " of " + quoted(to_string(x)) +
-               " cannot be matched by name; name it first, " + quoted(Text("rename<\"") + dim.name + " -> name\">") +
-               " (free)";
+        return "integer dim " + quoted(dim.name) + " of " + quoted(x) + " cannot be matched by name; name it first, " +
+               quoted(Text("rename<\"") + dim.name + " -> name\">") + " (free)";
       int at = out.find(dim.name);
       if (at < 0) {
         if (out.dims.full()) return "the result has more than " + number(max_dims) + " dims";
@@ -51,8 +50,8 @@ constexpr Text broadcast(const Operands& in, TensorSpec& out) {
         at = out.rank() - 1;
       }
       if (at < last)
-        return "the dims of the result, " + quoted(to_string(out)) + ", are in another order in " +
-               quoted(to_string(x)) + "; `rearrange` one of the operands (a local copy)";
+        return "the dims of the result, " + quoted(out) + ", are in another order in " + quoted(x) +
+               "; `rearrange` one of the operands (a local copy)";
       last = at;
     }
   }
@@ -69,11 +68,11 @@ constexpr Text align(const Operands& in) {
         for (const TensorSpec& y : in) {
           const Placement s = y.placement(axis);
           if (s.kind == Placement::partial)
-            return quoted(to_string(y)) + " is partial over " + axis + ", but " + quoted(to_string(x)) + " is " +
-                   describe(x, axis) + "; the former first needs its sum, with " + reduction(y);
+            return quoted(y) + " is partial over " + axis + ", but " + quoted(x) + " is " + describe(x, axis) +
+                   "; the former first needs its sum, with " + reduction(y);
           if (s.kind == Placement::sharded && y.dims[s.dim].name != dim.name)
-            return quoted(to_string(x)) + " is " + describe(x, axis) + ", but " + quoted(to_string(y)) + " is " +
-                   describe(y, axis) + ", so only diagonal shards would meet; `all_gather` one of them (communicates)";
+            return quoted(x) + " is " + describe(x, axis) + ", but " + quoted(y) + " is " + describe(y, axis) +
+                   ", so only diagonal shards would meet; `all_gather` one of them (communicates)";
         }
   for (const TensorSpec& x : in)
     for (const TensorSpec& y : in)
@@ -93,8 +92,8 @@ constexpr Text alike(const Operands& in) {
           for (auto pending : x.partial)
             if (summand.placement(pending).kind == Placement::replicated && !summand.partial.full())
               summand.add_partial(pending);
-          return quoted(to_string(x)) + " is partial over " + axis + ", but " + quoted(to_string(y)) +
-                 " is replicated over " + axis + ", so the pending sum would count the latter once per device; " +
+          return quoted(x) + " is partial over " + axis + ", but " + quoted(y) + " is replicated over " + axis +
+                 ", so the pending sum would count the latter once per device; " +
                  "first take the sum of the former, with " + reduction(x) +
                  (summand.partial.contains(unnamed_axes)
                       ? Text()
@@ -116,18 +115,17 @@ constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
   const int at = x.find(dim);
   if (at < 0) {
     if (detail::find(dim, "->") != detail::npos || detail::find(dim, " ") != detail::npos)
-      return "this op takes the name of one dim of the operand " + quoted(to_string(x)) + ", not an op spec";
+      return "this op takes the name of one dim of the operand " + quoted(x) + ", not an op spec";
     if (const auto slash = detail::find(dim, "/"); slash != detail::npos)
       return "name the dim only, without axes: " + quoted(dim.substr(0, slash));
-    return "the operand " + quoted(to_string(x)) + " has no dim " + quoted(dim);
+    return "the operand " + quoted(x) + " has no dim " + quoted(dim);
   }
   for (int i = at + 1; i < x.rank(); ++i)
     if (x.dims[i].name == dim) return "integer dim " + quoted(dim) + " appears twice; `rename` it first (free)";
   if (x.dims[at].axes.empty()) return {};
   TensorSpec gathered = x;
   gathered.dims[at].axes = {};
-  return "dim " + quoted(to_string(x.dims[at])) +
-         " is sharded, so each device sees only its shard of it; gather it first with " +
+  return "dim " + quoted(x.dims[at]) + " is sharded, so each device sees only its shard of it; gather it first with " +
          suggestion("all_gather", x, gathered) + " (communicates)";
 }
 
@@ -355,8 +353,7 @@ constexpr Text along_alone(const char* what, std::string_view name, std::string_
   alone.dims.push_back(x.dims[x.find(dim)]);
   if (scale == alone) return {};
   const Text advice = conversion(scale, alone);
-  const Text why =
-      title_of(name, dim) + ": the " + what + " is " + quoted(to_string(scale)) + ", not " + quoted(to_string(alone));
+  const Text why = title_of(name, dim) + ": the " + what + " is " + quoted(scale) + ", not " + quoted(alone);
   if (!advice.empty()) return why + "; " + advice;
   if (same_names(scale, alone)) return why + "; take its sum and gather it first (communicates)";
   const char* const spelled = name == "rms_norm" ? "\">(x) * scale" : "\">(x) * scale + bias";

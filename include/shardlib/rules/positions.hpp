@@ -20,9 +20,8 @@ constexpr Verdict one_hot(const TensorSpec& dim, const TensorSpec& x) {
                    ", and a name has one size; write another name for the new one"};
   for (auto axis : added.axes)
     if (indices.placement(axis).kind != Placement::replicated)
-      return {x, title + "the indices " + quoted(x) + " are " + describe(indices, axis) + ", so " +
-                     quoted(to_string(added)) + " cannot be sharded over " + axis +
-                     " as well; take another axis or none"};
+      return {x, title + "the indices " + quoted(x) + " are " + describe(indices, axis) + ", so " + quoted(added) +
+                     " cannot be sharded over " + axis + " as well; take another axis or none"};
   if (indices.dims.full()) return {x, title + "the result has more than " + number(max_dims) + " dims"};
   TensorSpec out = indices;
   out.dims.push_back(added);

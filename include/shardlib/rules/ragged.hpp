@@ -30,7 +30,7 @@ constexpr Text counts(const TensorSpec& counts, const char* which, const TensorS
   bool same = of_counts.size() == of_rows.size();
   for (auto axis : of_counts) same = same && of_rows.contains(axis);
   if (!same)
-    return is + ", but the rows are " + quoted(to_string(rows.dims[0])) +
+    return is + ", but the rows are " + quoted(rows.dims[0]) +
            ": a device has the counts of its own rows only if both are sharded over the same axes; change the sharding "
            "of one of them";
   return {};
@@ -50,10 +50,10 @@ constexpr Verdict ragged_all_to_all(const ParsedOp& op, const TensorSpec& rows, 
   for (int i = 1; others_stay && i < in.rank(); ++i) others_stay = in.dims[i] == out.dims[i];
   if (!others_stay || in.dims[0].name == out.dims[0].name)
     return call.fail(
-        "the result, " + quoted(to_string(out)) + ", must have the dims of the operand, " + quoted(to_string(in)) +
+        "the result, " + quoted(out) + ", must have the dims of the operand, " + quoted(in) +
         ", except the first: the rows that a device may get are another number, so that dim has another name");
   if (!(in.dims[0].axes == out.dims[0].axes))
-    return call.fail("dim " + quoted(to_string(in.dims[0])) + " cannot become " + quoted(to_string(out.dims[0])) +
+    return call.fail("dim " + quoted(in.dims[0]) + " cannot become " + quoted(out.dims[0]) +
                      ": the rows stay sharded over the same axes, in the same order");
   if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
   if (const Text why = detail_::counts(sent, "the counts of the rows sent", in); !why.empty()) return call.fail(why);
@@ -84,7 +84,7 @@ constexpr Verdict grouped_einsum(const ParsedOp& op, const TensorSpec& rows, con
     return call.fail("the rows and the weights have one dim at least: that of the rows, and that of the groups");
   const Dim row = rows.dims[0], group = weights.dims[0];
   if (parts.out.rank() == 0 || !(parts.out.dims[0] == row))
-    return call.fail("the dim of the rows, " + quoted(to_string(row)) +
+    return call.fail("the dim of the rows, " + quoted(row) +
                      ", must be the first of the result, with the same sharding");
   if (weights.has(row.name))
     return call.fail("the dim of the rows, " + quoted(row.name) + ", is also a dim of the weights");
@@ -93,12 +93,12 @@ constexpr Verdict grouped_einsum(const ParsedOp& op, const TensorSpec& rows, con
                      ", counts groups of rows, so neither the rows nor the result have it");
   if (const Text why = detail_::counts(counts, "the counts", rows); !why.empty()) return call.fail(why);
   if (!(counts.dims[1] == group))
-    return call.fail("the counts are " + quoted(counts) + ": their second dim must be " + quoted(to_string(group)) +
+    return call.fail("the counts are " + quoted(counts) + ": their second dim must be " + quoted(group) +
                      ", the first of the weights, with the same sharding");
   for (int k = 0; k < 2; ++k)
     for (int i = 1; i < parts.in[k].rank(); ++i)
       if (const Dim& dim = parts.in[k].dims[i]; !parts.in[1 - k].has(dim.name) && !parts.out.has(dim.name))
-        return call.fail("dim " + quoted(to_string(dim)) + (k == 0 ? " of the rows" : " of the weights") +
+        return call.fail("dim " + quoted(dim) + (k == 0 ? " of the rows" : " of the weights") +
                          " is neither in the other operand nor in the result; `sum` over it first");
   parts.in[1].dims.erase(0);
   if (const Text why = detail_::einsum(parts, {"the tensor of rows", "that of weights", "contracting"}); !why.empty())

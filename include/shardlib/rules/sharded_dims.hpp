@@ -42,7 +42,7 @@ constexpr Text over_exactly(const ParsedOp& over, const Axes& axes, const Text& 
 }
 /// The subject of one dim.
 constexpr Text dim_is(const Dim& dim) {
-  return "dim " + quoted(to_string(dim)) + " is";
+  return "dim " + quoted(dim) + " is";
 }
 
 }  // namespace shardlib::rules

@@ -45,6 +45,13 @@ namespace detail {
 /// The op spec, parsed once.
 template <OpSpec O>
 inline constexpr ParsedOp parsed_op{std::string_view(O)};
+
+constexpr OpSpec op_spec_of(const Spec& in, const Spec& out) {
+  return OpSpec((Text(in) + " -> " + out).view());
+}
+constexpr OpSpec op_spec_of(const Spec& a, const Spec& b, const Spec& out) {
+  return OpSpec((Text(a) + ", " + b + " -> " + out).view());
+}
 }  // namespace detail
 
 }  // namespace shardlib

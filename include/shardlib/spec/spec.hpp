@@ -231,8 +231,8 @@ constexpr Text joined(const Axes& axes, std::string_view between) {
 }
 
 // Templates, so that no text becomes a spec here.
-template <std::same_as<TensorSpec> S>
-constexpr Text quoted(const S& spec) {
+template <class S>
+requires(std::same_as<S, TensorSpec> || std::same_as<S, Dim>) constexpr Text quoted(const S& spec) {
   return quoted(to_string(spec).view());
 }
 template <std::same_as<TensorSpec> S>
@@ -386,13 +386,6 @@ inline constexpr TensorSpec parsed = parse_tensor(S).spec;
 
 constexpr Spec spec_of(const TensorSpec& spec) {
   return Spec(to_string(spec).view());
-}
-
-constexpr OpSpec op_spec_of(const Spec& in, const Spec& out) {
-  return OpSpec((Text(in) + " -> " + out).view());
-}
-constexpr OpSpec op_spec_of(const Spec& a, const Spec& b, const Spec& out) {
-  return OpSpec((Text(a) + ", " + b + " -> " + out).view());
 }
 
 }  // namespace detail
