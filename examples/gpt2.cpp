@@ -137,9 +137,9 @@ class Decoder {
     const auto positions = from_memory<i32, "L">(mesh, {{"L", length}}, std::span<const i32>(places), nullptr);
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
-    const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt2::extend<C>(model_(), caches_, inputs, positions, mask,
-                                        cast<C>(cast<f32>(equal(positions, keys))), s_.config());
+    const auto logits =
+        gpt2::extend<C>(model_(), caches_, inputs, positions, broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}),
+                        cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
     const auto numbers = whole.span().first(static_cast<std::size_t>(s_.vocabulary));
@@ -178,7 +178,7 @@ void declare_presets(run::Options& options) {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, except for rounding
+  o.training.may_change = {"recompute", "prefetch", "gather"};  // the same numbers, except for rounding
   o.training.model_settings = {{"activation", ""}, {"lora_alpha", ""}};
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
@@ -196,8 +196,6 @@ void declare(run::Options& options, Options& o) {
               run::between(0, 0.999));
   options.add("--dtype", o.dtype, "dtype of products and communication; weights are trained in f32",
               run::one_of({"f32", "bf16"}));
-  options.add("--attention", o.attention, "attention in training: the library's fused op, or einsums of gpt2_model.hpp",
-              run::one_of({"fused", "einsum"}));
   run::declare(options, o.config.recompute);
   options.flag("--prefetch", o.config.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");

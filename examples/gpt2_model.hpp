@@ -83,9 +83,8 @@ struct ModelConfig {
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
   RecomputePolicy recompute = {};
-  bool prefetch = false;        // gather the next layer's weights while a layer runs; not if nothing is recomputed
-  double adapter_scale = 0;     // what adapters add is multiplied by this
-  bool fused_attention = true;  // the library's causal_attention, in place of the one spelled here
+  bool prefetch = false;     // gather the next layer's weights while a layer runs; not if nothing is recomputed
+  double adapter_scale = 0;  // what adapters add is multiplied by this
 };
 
 using gpt::Dropout, gpt::drop;
@@ -98,13 +97,8 @@ struct Cache {
   Tensor<C, "B/d Klen H/t D"> k, v;
 };
 
+using Ids = Tensor<i32, "B/d L">;
 using Residual = Tensor<f32, "B/d L M/t">;
-/// The keys that a query sees, which are those of its own segment up to itself: a mask for the attention of this file,
-/// or segments for the library's. The other one is empty.
-struct Mask {
-  Tensor<bool_, "B/d Qlen Klen"> seen;
-  Tensor<i32, "B/d L"> segments;
-};
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +158,7 @@ auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C, Whole>& adapt
 template <dtype C>
 using Heads = Tensor<C, "B/d L H/t D">;
 
-// Causal attention in einsums, of queries at the positions that `seen` has.
+// Attention in einsums, where each query sees the keys that `seen` says: sampling's.
 template <dtype C>
 auto spelled_attention(const Heads<C>& q, const Tensor<C, "B/d Klen H/t D">& k, const Tensor<C, "B/d Klen H/t D">& v,
                        const Tensor<bool_, "B/d Qlen Klen">& seen) -> Heads<C> {
@@ -175,21 +169,15 @@ auto spelled_attention(const Heads<C>& q, const Tensor<C, "B/d Klen H/t D">& k, 
   return einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(probabilities), v);
 }
 
-// A training step's attention, of whole sequences: the library's (--attention fused), or the spelled one.
+// New tokens see the cache, to which their keys and values are added at `places` (position of each token in the
+// sequence, one-hot).
 template <dtype C>
-auto self_attention(const Heads<C>& q, const Heads<C>& k, const Heads<C>& v, const Mask& mask) -> Heads<C> {
-  if (mask.segments) return causal_attention<"L", "D">(q, k, v, mask.segments);
-  return spelled_attention<C>(q, rename<"L -> Klen">(k), rename<"L -> Klen">(v), mask.seen);
-}
-
-// Sampling's attention: new tokens see the cache, to which their keys and values are added at `places` (position of
-// each token in the sequence, one-hot).
-template <dtype C>
-auto cached_attention(const Heads<C>& q, const Heads<C>& k, const Heads<C>& v, const Mask& mask,
-                      const Tensor<C, "L Klen">& places, Cache<C>& cache) -> Heads<C> {
+auto cached_attention(const Heads<C>& q, const Heads<C>& k, const Heads<C>& v,
+                      const Tensor<bool_, "B/d Qlen Klen">& seen, const Tensor<C, "L Klen">& places, Cache<C>& cache)
+    -> Heads<C> {
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, k);
   cache.v = cache.v + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, v);
-  return spelled_attention<C>(q, cache.k, cache.v, mask.seen);
+  return spelled_attention<C>(q, cache.k, cache.v, seen);
 }
 
 // `attend` gives each head's output from the queries, keys and values.
@@ -234,16 +222,8 @@ auto layer(const Residual& x, const Layer<C, Whole>& w, const ModelConfig& confi
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// A token sees those of its segment that do not come later. The fused op makes no mask.
-inline auto visible(const Tensor<i32, "B/d L">& segments, const Tensor<i32, "L">& positions, const ModelConfig& config)
-    -> Mask {
-  if (config.fused_attention) return {{}, segments};
-  const auto earlier = greater_equal(rename<"L -> Qlen">(positions), rename<"L -> Klen">(positions));
-  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), earlier), {}};
-}
-
 template <dtype C, bool Whole = false>
-auto embedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
+auto embedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Ids& ids,
                const Tensor<i32, "L">& positions) -> Residual {
   const auto tokens =
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
@@ -267,46 +247,51 @@ auto unembedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, cons
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) + cast<f32>(gathered(w.unembed[0].b));
 }
 
-// Embedding and layers.
+// Embedding and layers. A token sees those of its segment that do not come later.
 template <dtype C, bool Whole = false>
-auto trunk(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs,
-           const Mask& mask, const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
-    -> Residual {
+auto trunk(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Ids& inputs, const Ids& segments,
+           const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout) -> Residual {
   Residual x = drop(embedding<C>(w, table, inputs, positions), config.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
-    const auto body = [](const Residual& r, const Mask& m, const Layer<C, Whole>& weights, const ModelConfig& f,
+    const auto body = [](const Residual& r, const Ids& ids, const Layer<C, Whole>& weights, const ModelConfig& f,
                          const Dropout& d) {
-      return layer<C>(r, weights, f, d,
-                      [&](const auto& q, const auto& k, const auto& v) { return self_attention<C>(q, k, v, m); });
+      return layer<C>(r, weights, f, d, [&](const auto& q, const auto& k, const auto& v) {
+        return causal_attention<"L", "D">(q, k, v, ids);
+      });
     };
     const auto d = dropout.at(i + 1);
     if constexpr (!Whole)
       if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
-    x = explicit_activation_checkpointing(body, config.recompute)(x, mask, w.layers[i], config, d);
+    x = explicit_activation_checkpointing(body, config.recompute)(x, segments, w.layers[i], config, d);
   }
   return x;
 }
 
 template <dtype C, bool Whole = false>
-auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
-            const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
-    -> Tensor<f32, "B/d L V/t"> {
+auto logits(const Model<C, Whole>& w, const Ids& inputs, const Ids& segments, const Tensor<i32, "L">& positions,
+            const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
-  return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, config, dropout), config);
+  return unembedding<C>(w, table, trunk<C>(w, table, inputs, segments, positions, config, dropout), config);
 }
 
-// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum, as value_and_grad requires.
+// The mean loss of the tokens that count, after the layers. Each device of the mesh holds a part of the sum, as
+// value_and_grad requires.
 template <dtype C, bool Whole = false>
-auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<i32, "L">& positions, const ModelConfig& config,
-          const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  const auto table = gathered(w.embed);
-  const auto x =
-      trunk<C>(w, table, batch.inputs, visible(batch.segments, positions, config), positions, config, dropout);
+auto mean_loss(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Residual& x, const Batch& batch,
+               const ModelConfig& config) -> Tensor<f32, "+d +t"> {
   // With a tied embedding, logits that are too many to store are computed again.
   const auto losses = w.unembed.empty() ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(
                                               output_input<C>(w, x, config), table, batch.targets)
                                         : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
-  const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
+  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+}
+
+template <dtype C, bool Whole = false>
+auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<i32, "L">& positions, const ModelConfig& config,
+          const Dropout& dropout) -> Tensor<f32, "+d +t"> {
+  const auto table = gathered(w.embed);
+  const auto x = trunk<C>(w, table, batch.inputs, batch.segments, positions, config, dropout);
+  const auto total = mean_loss<C>(w, table, x, batch, config);
   // The backward pass begins here. The weights of the last layers arrive during that of the output layer.
   if constexpr (!Whole)
     if (config.prefetch) return prefetch(total, gathered_layer<C>, w.layers, w.layers.size());
@@ -335,14 +320,14 @@ inline auto merged(const Tensor<f32, "M/d H/t D">& w, const Tensor<f32, "M/t/d R
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.
 template <dtype C>
-auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
-            const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places,
-            const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
+auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Ids& ids, const Tensor<i32, "L">& positions,
+            const Tensor<bool_, "B/d Qlen Klen">& seen, const Tensor<C, "L Klen">& places, const ModelConfig& config)
+    -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = layer<C>(x, w.layers[i], config, {}, [&](const auto& q, const auto& k, const auto& v) {
-      return cached_attention<C>(q, k, v, mask, places, caches[i]);
+      return cached_attention<C>(q, k, v, seen, places, caches[i]);
     });
   return unembedding<C>(w, table, x, config);
 }

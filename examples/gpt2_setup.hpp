@@ -20,7 +20,7 @@ using Mesh2 = Mesh<"d t">;
 
 struct Options : TrainerOptions {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", attention = "fused", load, save, logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   bool tied = true;
   double dropout = 0, lora_alpha = 16;
@@ -44,7 +44,6 @@ struct Setup {
     gpt2::ModelConfig config = o.config;
     config.post_norm = o.norm == "post";
     config.relu = o.activation == "relu";
-    config.fused_attention = o.attention == "fused";
     if (o.lora > 0) config.adapter_scale = o.lora_alpha / static_cast<double>(o.lora);
     return config;
   }

@@ -23,8 +23,8 @@ struct TrainerOptions {
 // The options that only some of the trainers have: the others name these programs in the error about such an option.
 // tests/programs.py compares it with the texts of --help.
 inline void declare_others(shardlib::run::Options& options) {
-  options.known_by({"gpt2"}, {"--heads", "--context", "--norm", "--activation", "--attention", "--prefetch", "--lora",
-                              "--lora-alpha"});
+  options.known_by({"gpt2"},
+                   {"--heads", "--context", "--norm", "--activation", "--prefetch", "--lora", "--lora-alpha"});
   options.known_by({"gpt_fsdp", "gpt_pipeline", "moe"},
                    {"--n-q-per-kv", "--n-kv", "--d-head", "--rope-base", "--rope-factor", "--rope-context",
                     "--rope-low", "--rope-high", "--rope-yarn", "--rope-beta-fast", "--rope-beta-slow",

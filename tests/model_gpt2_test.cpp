@@ -75,8 +75,8 @@ struct Variant {
   const char* recompute = "marked";
   double dropout = 0.2;
   Filling filling = Filling::none;
-  bool fused_attention = false;
   bool prefetch = false;
+  bool spelled_attention = false;
 };
 
 struct Result {
@@ -84,12 +84,31 @@ struct Result {
   std::vector<HostArray<f32>> gradients;
 };
 
+/// As gpt2::loss, where training has the attention that sampling has, and recomputes nothing.
+template <dtype C>
+auto spelled_loss(const gpt2::Model<C>& w, const gpt2::Batch& batch, const Tensor<i32, "L">& positions,
+                  const gpt2::ModelConfig& config, const gpt2::Dropout& dropout) -> Tensor<f32, "+d +t"> {
+  const auto earlier = greater_equal(rename<"L -> Qlen">(positions), rename<"L -> Klen">(positions));
+  const auto same = equal(rename<"L -> Qlen">(batch.segments), rename<"L -> Klen">(batch.segments));
+  const auto seen = logical_and(same, earlier);
+  const auto table = gpt2::gathered(w.embed);
+  const auto attend = [&](const auto& q, const auto& k, const auto& v) {
+    return gpt2::spelled_attention<C>(q, rename<"L -> Klen">(k), rename<"L -> Klen">(v), seen);
+  };
+  gpt2::Residual x = gpt2::embedding<C>(w, table, batch.inputs, positions);
+  if (!config.post_norm) x = gpt2::drop(x, dropout.at(0));
+  for (std::uint64_t i = 0; i < w.layers.size(); ++i)
+    x = gpt2::layer<C>(x, w.layers[i], config, dropout.at(i + 1), attend);
+  return gpt2::mean_loss<C>(w, table, x, batch, config);
+}
+
 template <dtype C>
 Result step(const GptMesh& mesh, const Variant& v) {
-  const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, {v.recompute}, v.prefetch, 0, v.fused_attention};
+  const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, {v.recompute}, v.prefetch};
+  const auto f = v.spelled_attention ? spelled_loss<C> : gpt2::loss<C, false>;
   const auto [loss, gradients] =
-      value_and_grad(mesh, gpt2::loss<C>, cast_tree<gpt2::Model<C>>(random_model(mesh, v.minigpt)),
-                     batch(mesh, v.filling), iota<"L">(mesh, 8), config, gpt2::Dropout{v.dropout, {5, 6}});
+      value_and_grad(mesh, f, cast_tree<gpt2::Model<C>>(random_model(mesh, v.minigpt)), batch(mesh, v.filling),
+                     iota<"L">(mesh, 8), config, gpt2::Dropout{v.dropout, {5, 6}});
   return {item(all_reduce<"+d +t -> ">(loss)), fetch(cast_tree<gpt2::Model<f32>>(gradients))};
 }
 
@@ -126,7 +145,7 @@ Result alone(const Variant& v) {
 
 TEST_CASE("gpt2: loss and every gradient are equal on every mesh", "[model]") {
   for (const Variant& v :
-       {Variant{}, Variant{.minigpt = true}, Variant{.filling = Filling::some}, Variant{.fused_attention = true}}) {
+       {Variant{}, Variant{.minigpt = true}, Variant{.filling = Filling::some}, Variant{.spelled_attention = true}}) {
     const Result one = alone<f32>(v);
     on_meshes({"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2", "d=2,t=3", "d=1,t=3"},
               [&](const DevicePtr& device) {
@@ -143,10 +162,9 @@ TEST_CASE("gpt2: the loss is the mean over the tokens that count, whatever the f
     detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1, [&](const auto& device) {
       const GptMesh mesh(device);
       const gpt2::Batch b = batch(mesh, Filling::some);
-      const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {v.recompute}, false, 0, false};
-      const auto mask = gpt2::visible(b.segments, iota<"L">(mesh, 8), config);
-      const auto logits =
-          gpt2::logits<f32>(random_model(mesh, minigpt), b.inputs, mask, iota<"L">(mesh, 8), config, gpt2::Dropout{});
+      const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {v.recompute}};
+      const auto logits = gpt2::logits<f32>(random_model(mesh, minigpt), b.inputs, b.segments, iota<"L">(mesh, 8),
+                                            config, gpt2::Dropout{});
       std::size_t tokens = 0;
       for (std::size_t i = 0; i < 32; ++i) {
         if (b.weights.span()[i] == 0) continue;
@@ -172,22 +190,19 @@ TEST_CASE("gpt2: dropout changes the loss, and what is recomputed changes nothin
 }
 
 TEST_CASE("gpt2: no policy of recompute changes a bit of the loss or of a gradient", "[model]") {
-  for (const bool fused : {false, true}) {
-    const Variant kept{.recompute = "none", .fused_attention = fused};
-    const Result f = alone<f32>(kept), b = alone<bf16>(kept);
-    for (const char* policy : {"marked", "dots", "attention", "everything", "layer_norm,all_gather,+"}) {
-      if (!fused && policy == std::string("attention")) continue;  // it is spelled, in einsums
-      INFO(policy);
-      const Variant v{.recompute = policy, .fused_attention = fused};
-      CHECK(apart(alone<f32>(v), f) == 0);
-      CHECK(apart(alone<bf16>(v), b) == 0);
-    }
+  const Variant kept{.recompute = "none"};
+  const Result f = alone<f32>(kept), b = alone<bf16>(kept);
+  for (const char* policy : {"marked", "dots", "attention", "everything", "layer_norm,all_gather,+"}) {
+    INFO(policy);
+    const Variant v{.recompute = policy};
+    CHECK(apart(alone<f32>(v), f) == 0);
+    CHECK(apart(alone<bf16>(v), b) == 0);
   }
 }
 
 TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
-  for (const Variant& v : {Variant{}, Variant{.minigpt = true, .recompute = "everything"},
-                           Variant{.recompute = "everything", .fused_attention = true}})
+  for (const Variant& v :
+       {Variant{}, Variant{.recompute = "everything"}, Variant{.minigpt = true, .recompute = "everything"}})
     for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
       on_mesh(name, [&](const GptMesh& mesh) {
         Variant ahead = v;
@@ -222,7 +237,7 @@ TEST_CASE("gpt2: prefetch gathers all that a layer gathers over d", "[model][pre
     const auto ahead = gathered([&] { return gpt2::gathered_layer(w); });
     const auto of_layer = gathered([&] {
       return gpt2::layer<f32>(x, w, {}, {}, [&](const auto& q, const auto& k, const auto& v) {
-        return gpt2::self_attention<f32>(q, k, v, {{}, tokens.segments});
+        return causal_attention<"L", "D">(q, k, v, tokens.segments);
       });
     });
     expect(ahead == of_layer && ahead > 0, show(ahead) + " bytes ahead, " + show(of_layer) + " by the layer");
@@ -231,16 +246,13 @@ TEST_CASE("gpt2: prefetch gathers all that a layer gathers over d", "[model][pre
 
 TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention gives", "[model]") {
   for (const bool minigpt : {false, true}) {
-    const auto with = [&](bool fused, const char* recompute) {
-      return Variant{.minigpt = minigpt, .recompute = recompute, .filling = Filling::some, .fused_attention = fused};
-    };
-    const Result spelled = alone<f32>(with(false, "marked"));
-    for (const auto recompute : {"none", "marked", "everything"})
-      CHECK(apart(alone<f32>(with(true, recompute)), spelled) < 1e-5);
-    // In bf16 too it rounds less often than the spelled one, which rounds the probabilities.
-    const double in_bf16 = apart(alone<bf16>(with(true, "marked")), spelled);
-    const double spelled_in_bf16 = apart(alone<bf16>(with(false, "marked")), spelled);
-    CHECK(in_bf16 < 1.25 * spelled_in_bf16);
+    const Variant library{.minigpt = minigpt, .filling = Filling::some};
+    Variant spelled = library;
+    spelled.spelled_attention = true;
+    const Result exact = alone<f32>(spelled);
+    CHECK(apart(alone<f32>(library), exact) < 1e-5);
+    // In bf16 it rounds less often than the spelled one, which rounds the probabilities.
+    CHECK(apart(alone<bf16>(library), exact) < 1.25 * apart(alone<bf16>(spelled), exact));
   }
 }
 
@@ -290,7 +302,7 @@ std::vector<double> curve(const GptMesh& mesh) {
   weights = map_tree([](const auto& w) { return w * 0.2; }, weights);
   mu = nu = zeros_like(weights);
   gpt2::Model<C> computed = cast_tree<gpt2::Model<C>>(weights);
-  const gpt2::ModelConfig config{.fused_attention = false};
+  const gpt2::ModelConfig config;
   const auto positions = iota<"L">(mesh, length);
   std::vector<double> losses;
   for (std::int64_t step = 0; step < 50; ++step) {
@@ -355,10 +367,9 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           if (mesh.axis_index("d") != 0) std::fill(host->begin(), host->end(), 0);
           return from_memory<i32, "B/d L">(mesh, {one, {"L", count}}, std::span<const i32>(*host), host);
         };
-        const gpt2::Mask causal{broadcast<"Qlen Klen -> B/d Qlen Klen">(causal_mask<"Qlen Klen">(mesh, 8, 8), {one}),
-                                {}};
-        const auto whole =
-            all_gather<"B/d L V/t -> B L V">(gpt2::logits<f32>(w, rows(0, 8), causal, iota<"L">(mesh, 8), config, {}));
+        const auto one_segment = zeros<i32, "B/d L">(mesh, {one, {"L", 8}});
+        const auto whole = all_gather<"B/d L V/t -> B L V">(
+            gpt2::logits<f32>(w, rows(0, 8), one_segment, iota<"L">(mesh, 8), config, {}));
         Sizes sizes = sizes_on(mesh);
         sizes.insert(sizes.end(), {one, {"Klen", 12}});
         const auto zero = zeros<f32, "B/d Klen H/t D">(mesh, sizes);
@@ -370,10 +381,10 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           for (std::int64_t i = 0; i < count; ++i) host->push_back(static_cast<i32>(first + i));
           const auto positions = from_memory<i32, "L">(mesh, {{"L", count}}, std::span<const i32>(*host), host);
           const auto keys = iota<"Klen">(mesh, 12);
-          const gpt2::Mask mask{
-              broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one}), {}};
+          const auto seen =
+              broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one});
           const auto now = all_gather<"B/d L V/t -> B L V">(gpt2::extend<f32>(
-              w, caches, rows(first, count), positions, mask, cast<f32>(equal(positions, keys)), config));
+              w, caches, rows(first, count), positions, seen, cast<f32>(equal(positions, keys)), config));
           const auto width = static_cast<std::size_t>(now.padded_size("V"));
           const auto values = now.span(), expected = whole.span().subspan(static_cast<std::size_t>(first) * width);
           for (std::size_t i = 0; i < static_cast<std::size_t>(count) * width; ++i) {

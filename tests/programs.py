@@ -1146,7 +1146,7 @@ def recompute(p):
     f32, bf16 = peaks["gpt2", (*rows,)], peaks["gpt2", (*rows, "--dtype=bf16")]
     check(all(a < 0.95 * b for a, b in zip(bf16, f32)), f"a step in bf16 takes less memory: {bf16} and {f32}")
     p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(2, "--recompute 'einsun'", "`einsun`", "no such op", "`einsum_unreduced`")
-    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(2, "--recompute 'attention'", "`causal_attention`")
+    p.run("gpt2", ["--recompute=rope", "--plan", "--mesh=d=1,t=1"]).fails(2, "--recompute 'rope'", "`rope`")
     for wrong in ["dots,", "rms_norm,,all_gather", "rms_norm, all_gather"]:
         p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=" + wrong]).fails(2, f"--recompute '{wrong}': one of its ops has no name")
 
