@@ -1437,6 +1437,12 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::loss("d", DType::f32, "+d +t"), "value_and_grad: the loss " + not_on_mesh("+d +t", "t", "d"));
   illegal(rules::loss("d t", DType::f32, "+e"),  // a misspelled axis
           "value_and_grad: the loss " + not_on_mesh("+e", "e", "d t"));
+  illegal(rules::returned_loss(true, false),
+          "value_and_grad: the function returns nothing; return the loss, a Tensor, or std::pair(loss, what it returns "
+          "besides)");
+  illegal(rules::returned_loss(false, true),
+          "value_and_grad: the function returns a plain number, which has no derivative; return the loss, a Tensor, or "
+          "std::pair(loss, what it returns besides)");
   illegal(rules::loss("d", DType::i32, "+d"),
           "value_and_grad: the loss `+d` is i32, not floating, so it has no derivative");
   legal(rules::weight("d t", DType::f32, "M/t/d"), "M/t/d");

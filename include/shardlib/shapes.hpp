@@ -24,6 +24,7 @@
 #include "shardlib/ops/norms.hpp"     // softmax, rms_norm, layer_norm, rope
 #include "shardlib/ops/ordering.hpp"  // argsort, sort, top_k
 #include "shardlib/ops/positions.hpp"       // flip, roll, one_hot, tril, triu, diagonal
+#include "shardlib/ops/prefetch.hpp"        // prefetch
 #include "shardlib/ops/ragged.hpp"          // ragged_all_to_all, grouped_einsum
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
 #include "shardlib/ops/reinterpret.hpp"     // reinterpret, of meshes and of tensors
@@ -32,6 +33,6 @@
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
 #include "shardlib/ops/submesh.hpp"         // submesh, on_submeshes
 #include "shardlib/ops/unstack.hpp"         // unstack and stack of trees of tensors
-#include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
+#include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing
 #include "shardlib/support/version.hpp"
 #include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code

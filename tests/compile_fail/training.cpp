@@ -137,10 +137,32 @@ auto checkpointed(const Weights& weights, const Tensor<f32, "B M">& x) {
   return explicit_activation_checkpointing(block)(weights, x);
 }
 
-// expect: value_and_grad: the function returns its loss, a Tensor, or std::pair\(loss, what it returns besides\)
+// expect: value_and_grad: the function returns a plain number, which has no derivative; return the loss, a Tensor, or
+// expect: std::pair\(loss, what it returns besides\)
 auto loss_on_the_host(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
       mesh, [](const Weights& w, const Batch& b) { return item(all_reduce<"+d +t -> ">(loss(w, b))); }, weights, x);
+}
+
+// expect: value_and_grad: the function returns nothing; return the loss, a Tensor, or std::pair\(loss, what it returns
+auto no_loss(const M2& mesh, const Weights& weights, const Batch& x) {
+  const auto [value, gradient] = value_and_grad(
+      mesh, [](const Weights& w, const Batch& b) { const auto l = loss(w, b); }, weights, x);
+  return gradient.get<&Weights::bias>();
+}
+
+// expect: value_and_grad: the function returns no Tensor; return the loss, a Tensor, or std::pair\(loss, what it returns
+auto loss_in_a_tuple(const M2& mesh, const Weights& weights, const Batch& x) {
+  const auto [value, gradient] = value_and_grad(
+      mesh, [](const Weights& w, const Batch& b) { return std::tuple(loss(w, b), b); }, weights, x);
+  return gradient.get<&Weights::bias>();
+}
+
+// expect: value_and_grad: the function returns a plain number, which has no derivative; return the loss, a Tensor, or
+auto number_beside_its_auxiliary(const M2& mesh, const Weights& weights, const Batch& x) {
+  const auto [value, gradient, inputs] = value_and_grad(
+      mesh, [](const Weights&, const Batch& b) { return std::pair(1.0, b); }, weights, x);
+  return inputs;
 }
 
 // expect: value_and_grad: parameter 1 of the function, the weights, is `Weights`, but is given `f32\[B/d M\]`; write

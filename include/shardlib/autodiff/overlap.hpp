@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/ops/prefetch.hpp"
 #include "shardlib/runtime/pending_collective.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"

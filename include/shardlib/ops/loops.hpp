@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/prefetch.hpp"
 #include "shardlib/ops/unstack.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/spec/dtype.hpp"

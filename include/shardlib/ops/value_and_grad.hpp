@@ -1,5 +1,5 @@
-// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: differentiation, and the control of
-// residuals. This typed part walks the trees. autodiff/ has the tape and the backward pass.
+// value_and_grad, explicit_activation_checkpointing, save_for_backward: differentiation, and the control of residuals.
+// This typed part walks the trees. autodiff/ has the tape and the backward pass.
 #pragma once
 
 #include <cstddef>
@@ -62,17 +62,18 @@ struct IsWeight {
 };
 
 template <class M, class W, class L, class... Auxiliary>
+using loss_and_gradient = std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<L, gradient_t<M, W>>,
+                                             std::tuple<L, gradient_t<M, W>, Auxiliary...>>;
+template <class M, class W, class L, class... Auxiliary>
 struct value_and_gradient {
-  static_assert(is_tensor<L>,
-                "value_and_grad: the function returns its loss, a Tensor, or std::pair(loss, what it returns besides)");
-  using type = std::pair<Unknown, W>;
+  static_assert(checked<rules::returned_loss, std::is_void_v<L>, std::is_arithmetic_v<L>>::ok);
+  using type = loss_and_gradient<M, W, Unknown, Auxiliary...>;
 };
 template <class M, class W, class D, Spec S, class... Auxiliary>
 struct value_and_gradient<M, W, Tensor<D, S>, Auxiliary...> {
   static_assert(checked<rules::loss, M::axes, dtype_v<D>, S>::ok);
   static_assert(all_leaves<W>(IsWeight<M>()));
-  using type = std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<Tensor<D, S>, gradient_t<M, W>>,
-                                  std::tuple<Tensor<D, S>, gradient_t<M, W>, Auxiliary...>>;
+  using type = loss_and_gradient<M, W, Tensor<D, S>, Auxiliary...>;
 };
 template <class M, class W, class L, class A>
 struct value_and_gradient<M, W, std::pair<L, A>> : value_and_gradient<M, W, L, A> {};
@@ -214,18 +215,23 @@ template <Spec A, class F, class W, class... Args>
 [[nodiscard]] auto value_and_grad(const Mesh<A>& mesh, F&& f, const W& weights, const Args&... args)
     -> detail::value_and_grad_t<Mesh<A>, F, W, Args...> {
   using Result = detail::value_and_grad_t<Mesh<A>, F, W, Args...>;
-  detail::GradientCall call(mesh.device());
-  const W tracked = detail::tracked_weights(call, "value_and_grad", weights, args...);
-  call.begin();
-  const auto [loss, auxiliary] = detail::loss_and_auxiliary(call, f(tracked, args...));
-  Result result{};
-  const detail::ValuePtr& total = (detail::Calling("value_and_grad", {}, {}), loss.value());  // an error if it is empty
-  std::get<0>(result) = std::tuple_element_t<0, Result>(call.returned(total));
-  call.end();
-  const auto cotangents = call.backward(total, detail::is_allow_unused<std::remove_cvref_t<F>>);
-  if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
-  std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
-  return result;
+  if constexpr (std::is_same_v<std::tuple_element_t<0, Result>, detail::Unknown>) {
+    return Result{};  // one mistake gives one error
+  } else {
+    detail::GradientCall call(mesh.device());
+    const W tracked = detail::tracked_weights(call, "value_and_grad", weights, args...);
+    call.begin();
+    const auto [loss, auxiliary] = detail::loss_and_auxiliary(call, f(tracked, args...));
+    Result result{};
+    const detail::ValuePtr& total =
+        (detail::Calling("value_and_grad", {}, {}), loss.value());  // an error if it is empty
+    std::get<0>(result) = std::tuple_element_t<0, Result>(call.returned(total));
+    call.end();
+    const auto cotangents = call.backward(total, detail::is_allow_unused<std::remove_cvref_t<F>>);
+    if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
+    std::get<1>(result) = detail::collect<std::tuple_element_t<1, Result>>(weights, cotangents);
+    return result;
+  }
 }
 
 namespace detail {
@@ -348,53 +354,5 @@ auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Te
   return Tensor<D, S>(detail::saved_value({"save_for_backward", {}, site}, x.value()));
 }
 SHARDLIB_FORM(save_for_backward, "save_for_backward(q)")
-
-namespace detail {
-/// The all_gathers of some layers, not yet started.
-struct Gathers : Counted {
-  virtual void start() const = 0;
-};
-template <class F, class Layer>
-struct GathersOf final : Gathers {
-  F gathers;
-  std::vector<Layer> layers;
-  GathersOf(const F& f, std::vector<Layer> some) : gathers(f), layers(std::move(some)) {}
-  void start() const override {
-    for (const Layer& layer : layers) static_cast<void>(gathers(layer));
-  }
-};
-/// Whether the tape tracks the value.
-bool is_tracked(const ValuePtr& value);
-/// The identity: starts the gathers of `ahead` now, and those of `behind` in the backward pass.
-ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
-                    const Handle<const Gathers>& behind);
-[[noreturn]] void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers);
-/// As the public one. Without `again` the backward pass starts no gathers, because it has all that it needs.
-template <class F, class Layer>
-ValuePtr prefetched_layers(const OpInfo& op, const ValuePtr& x, const F& gathers, const std::vector<Layer>& layers,
-                           std::size_t next, bool again) {
-  using Some = GathersOf<F, Layer>;
-  const auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
-  const auto back = layers.rend() - static_cast<std::ptrdiff_t>(next);  // the layers before, the last one first
-  const std::ptrdiff_t left = layers.end() - here, passed = again ? here - layers.begin() : 0;
-  const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
-  return prefetched(op, x, Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
-                    Handle<Some>::make(gathers, std::vector<Layer>(back, back + behind)));
-}
-}  // namespace detail
-
-/// Returns x and prefetches weights. Call it before layer number `next`, and with `next` equal to the number of
-/// layers after the last one. In the forward pass it starts the all_gathers in `gathers(layer)` of layer `next` and
-/// of the one after it. When the backward pass comes back to this point, it starts those of the two layers before.
-/// The gathers are asynchronous until the layer itself calls all_gather for the same weights. The transposes, which
-/// sum gradients, are then asynchronous in the backward pass as well. `gathers` captures nothing, or numbers by
-/// value. `x = prefetch(x, gathers, w.layers, i)`
-template <dtype D, Spec S, class F, Spec N, class Layer>
-auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
-              Site site = Site::current()) -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {
-  const detail::OpInfo op{"prefetch", {}, site};
-  if (next > layers.size()) detail::fail_next(op, x.value(), next, layers.size());
-  return Tensor<D, S>(detail::prefetched_layers<std::decay_t<F>, Layer>(op, x.value(), gathers, layers, next, true));
-}
 
 }  // namespace shardlib

@@ -7,6 +7,7 @@
 #include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/common.hpp"
 #include "shardlib/rules/convolution.hpp"
+#include "shardlib/rules/custom.hpp"
 #include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/einsum_bias.hpp"

@@ -114,6 +114,16 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
   return verdict;
 }
 
+/// value_and_grad: the function returns its loss. This one returns nothing, a plain number, or another type.
+constexpr Verdict returned_loss(bool nothing, bool plain_number) {
+  return {{},
+          Text("value_and_grad: the function returns ") +
+              (nothing        ? "nothing"
+               : plain_number ? "a plain number, which has no derivative"
+                              : "no Tensor") +
+              "; return the loss, a Tensor, or std::pair(loss, what it returns besides)"};
+}
+
 /// value_and_grad: a weight is a floating-point tensor on the mesh and is not partial.
 constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
@@ -374,27 +384,6 @@ constexpr Verdict cotangent_dtype(std::string_view op, DType is, DType wanted) {
   return {{},
           Text(op) + ": its VJP returns a cotangent of " + name(is) + " where " + name(wanted) +
               " is due; take `cast<" + name(wanted) + ">` of it"};
-}
-
-/// The kernel or a VJP of an op outside the library: a copy of it runs after the call.
-constexpr Verdict own_function(std::string_view op, bool is_kernel, bool is_owned) {
-  if (is_owned) return {};
-  return {{},
-          Text(op) + (is_kernel ? ": its kernel" : ": its VJP") +
-              " captures by reference, or holds a pointer or a union, and it runs after the call, when what it refers "
-              "to may be "
-              "gone; capture numbers by value: `[k]`, and pass tensors to " +
-              (is_kernel ? "`custom::operands`" : "`custom::save`")};
-}
-/// A VJP outside the library takes the cotangent and what `custom::save` names.
-constexpr Verdict own_vjp(const TensorSpec& cotangent, int saved, bool is_taken, bool returns_tensor) {
-  if (is_taken && !returns_tensor)
-    return {{}, "custom::vjp: the function returns no tensor; return the cotangent of the operand"};
-  if (is_taken) return {};
-  return {{},
-          "custom::vjp: the function does not take the cotangent " + quoted(cotangent) + " and " + number(saved) +
-              (saved == 1 ? " saved tensor" : " saved tensors") +
-              ", as f(ct, saved...); name what it needs besides the cotangent in `custom::save`"};
 }
 
 }  // namespace shardlib::rules

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -79,6 +80,12 @@ inline void check_taken(const ProgramState& state, std::uint64_t hook) {
 
 SHARDLIB_INLINE bool is_tracked(const ValuePtr& value) {
   return bool(value->slot);
+}
+
+SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers) {
+  throw Error(op.describe() + ": layer " + std::to_string(next) + " is given as the next one, but there are " +
+              std::to_string(layers) + "; count from 0, and give " + std::to_string(layers) + " after the last one (" +
+              x->device->describe() + ")");
 }
 
 SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,

@@ -11,12 +11,6 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers) {
-  throw Error(op.describe() + ": layer " + std::to_string(next) + " is given as the next one, but there are " +
-              std::to_string(layers) + "; count from 0, and give " + std::to_string(layers) + " after the last one (" +
-              x->device->describe() + ")");
-}
-
 SHARDLIB_INLINE void change_leaves(const UntypedLeaves<ValuePtr>& list, LeafChange f, const char* weights_of) {
   for (const auto& leaf : list.leaves)
     if (*leaf.pointer != nullptr)
