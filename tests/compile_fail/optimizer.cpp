@@ -21,6 +21,12 @@ void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradient
   const Weights grads = reduce_gradients(mesh, partial);
   AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, every_leaf);
 }
+// Rules need no name where they are an argument.
+void step_by_rules(Weights& w, Lion::Moments<Weights>& moments, const Weights& grads) {
+  Lion().update(w, moments, grads, 1e-4, 1.0, 0, {{{"bias", {.decay = 0}}, {"w", {.rate = 0.1}}}});
+  Lion().update(w, moments, grads, 1e-4, 1.0, 1, LeafRules{{{"*", {.decay = 0.5}}}});
+  Lion().update(w, moments, grads, 1e-4, 1.0, 2, {});
+}
 // A program's own operators of a struct of tensors are the better ones, also templates.
 template <class T>
 requires std::is_same_v<T, Weights> T operator-(const T& a, const T& b) { return {a.bias - b.bias, a.w - b.w}; }
@@ -498,4 +504,20 @@ void flag_of_a_number(run::Options& options, std::int64_t& steps) {
 void flag_of_a_constant(run::Options& options) {
   const bool tied = true;
   options.flag("--tied", tied, "one embedding");
+}
+
+// a factor of the rate, or of the decay?
+// expect: LeafRules: it takes a list of rules, of a pattern and LeafFactors each; write LeafRules{{{"\*norm\*", {.decay = 0}}}}
+void rule_of_a_number(Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
+  AdamW().update(w, moments, grads, 1e-3, 1.0, 0, {{"*norm*", 0.0}});
+}
+
+// expect: LeafRules: it takes a list of rules, of a pattern and LeafFactors each; write LeafRules{{{"\*norm\*", {.decay = 0}}}}
+void rules_of_numbers(const Data& mesh, const Weights& grads) {
+  static_cast<void>(global_norm(mesh, grads, LeafRules{{{"*norm*", 0.0}, {"bias", 0}}}));
+}
+
+// expect: LeafRules: it takes a list of rules, of a pattern and LeafFactors each; write LeafRules{{{"\*norm\*", {.decay = 0}}}}
+void rule_in_no_list(Weights& average, const Weights& w) {
+  update_average(average, w, 0.999, {{"*norm*", {.rate = 0}}});
 }

@@ -130,7 +130,7 @@ struct Adafactor {
                            detail::untyped_leaves(moments.cols));
     return moments;
   }
-  template <class Tree, class Grads, class Decays, class... Copies>
+  template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Adafactor", learning_rate, scale, step.number, {});

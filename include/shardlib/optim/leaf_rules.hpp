@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -20,6 +21,30 @@ struct LeafFactors {
 };
 
 namespace detail {
+/// A compile error for a rule with a number in place of LeafFactors, or outside of a list.
+struct WrongRules {
+  struct Rule {
+    template <class X = LeafFactors>
+    Rule(std::string_view /*pattern*/, double /*factor*/) {
+      sentence<X>();
+    }
+  };
+  WrongRules(std::initializer_list<Rule> /*rules*/) {}
+  template <class X = LeafFactors>
+  WrongRules(std::string_view /*pattern*/, double /*factor*/) {
+    sentence<X>();
+  }
+  template <class X = LeafFactors>
+  WrongRules(std::string_view /*pattern*/, const LeafFactors& /*factors*/) {
+    sentence<X>();
+  }
+  template <class X>
+  static void sentence() {
+    static_assert(std::is_void_v<X>,
+                  "LeafRules: it takes a list of rules, of a pattern and LeafFactors each; write "
+                  "LeafRules{{{\"*norm*\", {.decay = 0}}}}, and `.rate = 0` for leaves that are frozen");
+  }
+};
 /// The first member of an optimizer. It makes `AdamW(1e-3)` a compile error, which would set the first setting and not
 /// the learning rate.
 struct NoRate {
@@ -63,6 +88,14 @@ struct StepNumber {
 /// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`
 struct LeafRules {
   std::vector<std::pair<std::string, LeafFactors>> rules;  ///< patterns and factors
+
+  /// No rules: all leaves have the factors 1.
+  LeafRules() = default;
+  /// A list of rules, of a pattern and factors each.
+  LeafRules(std::vector<std::pair<std::string, LeafFactors>> list)  // NOLINT(google-explicit-constructor): in braces
+      : rules(std::move(list)) {}
+  /// A compile error for a rule that lacks its factors or its list.
+  LeafRules(const detail::WrongRules& /*wrong*/) {}  // NOLINT(google-explicit-constructor): in braces
 
   [[nodiscard]] LeafFactors operator()(std::string_view name) const {
     LeafFactors factors;

@@ -39,7 +39,7 @@ struct Muon {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     return AdamW::init(weights);
   }
-  template <class Tree, class Grads, class Decays, class... Copies>
+  template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Muon", learning_rate, scale, step.number, {momentum, adamw.beta1, adamw.beta2});

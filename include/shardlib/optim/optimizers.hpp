@@ -234,14 +234,14 @@ struct AdamW {
     return {zeros_like(weights), zeros_like(weights)};
   }
   /// The form of every Optimizer, for code that is given one.
-  template <class Tree, class Grads, class Decays, class... Copies>
+  template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     update(weights, moments.mu, moments.nu, grads, learning_rate, scale, step, decays, copies...);
   }
   /// The form for a program that has AdamW alone and holds the two moments itself, as `zeros_like(weights)`. They may
   /// be trees of another type, with the same leaves in f32.
-  template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
+  template <class Tree, class Mu, class Nu, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2});
@@ -281,7 +281,7 @@ struct SGD {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     return {zeros_like(weights)};
   }
-  template <class Tree, class Grads, class Decays, class... Copies>
+  template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("SGD", learning_rate, scale, step.number, {momentum});
@@ -313,7 +313,7 @@ struct Lion {
   [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
     return SGD::init(weights);
   }
-  template <class Tree, class Grads, class Decays, class... Copies>
+  template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2});
