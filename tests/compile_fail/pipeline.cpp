@@ -137,3 +137,9 @@ struct MaximumOfParts : Right {
   std::tuple<Loss, pipeline::Max<Tensor<f32, "B/d +t">>> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, MaximumOfParts, Weights>);
+
+// expect: Schedule: it is made of a name, owners and a generator; a schedule of the library has a function,
+// expect: make_schedule\("1f1b", num_stages, mpmd_dim\)
+auto schedule_by_its_name() {
+  return pipeline::Schedule("1f1b", 2);
+}

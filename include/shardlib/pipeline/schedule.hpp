@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,14 @@ class Schedule {
   /// A schedule of your own. `owners` has the rank of each stage; `name` appears in messages.
   Schedule(std::string name, std::vector<int> owners, Generator generator)
       : name_(std::move(name)), owners_(std::move(owners)), generator_(std::move(generator)) {}
+  /// A compile error for a name with numbers, which a schedule of the library has.
+  template <class Name, class... Number>
+  requires(std::is_convertible_v<Name, std::string_view> &&
+           (std::is_arithmetic_v<Number> && ...)) explicit Schedule(const Name& /*name*/, Number... /*sizes*/) {
+    static_assert(std::is_void_v<Name>,
+                  "Schedule: it is made of a name, owners and a generator; a schedule of the library has a function, "
+                  "make_schedule(\"1f1b\", num_stages, mpmd_dim)");
+  }
 
   [[nodiscard]] const std::string& name() const { return name_; }
   /// The number of stages on all ranks together.
