@@ -15,7 +15,7 @@
 #include "shardlib/compute/on_host.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/ops/record.hpp"
-#include "shardlib/rules/grad.hpp"
+#include "shardlib/rules/custom.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
@@ -63,6 +63,14 @@ struct OwnVjp {
 template <OpName Name, bool IsKernel, class F>
 inline constexpr bool own_function =
     checked<rules::own_function, Name, IsKernel, self_contained<F> || !std::is_trivially_copyable_v<F>>::ok;
+
+/// Whether it is what `custom::operands` returns.
+template <class T>
+inline constexpr bool is_operands = false;
+template <class... X>
+inline constexpr bool is_operands<std::tuple<const X&...>> = true;
+inline constexpr Literal record_form =
+    "custom::record<\"twice\", Out>({spec, site}, kernel, custom::operands(x), vjps...)";
 
 /// Calls run(the result's value, the program's kernel).
 template <class K, class F>
@@ -226,6 +234,18 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> operands, const V&... vjps) {
   return custom::record<Name, Out>(call, Sizes{}, kernel, operands, vjps...);
+}
+/// A compile error where the tensors are not in `operands`.
+template <OpName Name, class Out, class Kernel, class... More>
+requires(!(detail::is_operands<More> || ...)) Out
+    record(const Call& /*call*/, const Kernel& /*kernel*/, const More&... /*more*/) {
+  detail::wrong_call<Name, detail::record_form>(0, 0);
+  return {};
+}
+template <OpName Name, class Out, class Kernel, class... More>
+requires(!(detail::is_operands<More> || ...)) Out
+    record(const Call& call, const Sizes& /*sizes*/, const Kernel& kernel, const More&... more) {
+  return custom::record<Name, Out>(call, kernel, more...);
 }
 
 }  // namespace shardlib::custom
