@@ -211,13 +211,8 @@ void declare(run::Options& options, Options& o) {
     const bool none = o.lora > 0 && o.optimizer.groups.decay_mult.empty();
     return none ? "with --lora, as adapters do not decay: leave it out, or give --decay-mult too" : "";
   });
-  options.add("--load", o.load,
-              "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
-              run::value_name("PATH") | run::command_line_only());
-  options.add("--export", o.save, "write the weights of the run's last checkpoint as a folder of the same format",
-              run::value_name("DIR") | run::command_line_only());
-  options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
-              run::value_name("FILE") | run::command_line_only());
+  gpt::declare(options, o.files, "PATH",
+               "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file");
   declare_presets(options);
 }
 
@@ -230,7 +225,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   state.weights = initial_weights(s);
   lora.weights = initial_adapters(s);
   run::check_groups(o.optimizer.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
-  if (!o.load.empty()) load_hugging_face(s, state.weights);
+  if (!o.files.load.empty()) load_hugging_face(s, state.weights);
   if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
@@ -254,11 +249,11 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   // Two of the six FLOPs for each parameter make its gradient.
   if (o.lora > 0) program.flops_per_token -= 2.0 * static_cast<double>(parameter_count(state.weights) - looked_up);
   run::train(s.mesh.device(), o.training, data, toml, program);
-  if (!o.save.empty())
+  if (!o.files.save.empty())
     export_model(s, state.ema.empty() ? state.weights : state.ema[0], lora.ema.empty() ? lora.weights : lora.ema[0],
                  config_json(s, *data.tokenizer));
-  if (!o.logits.empty())
-    run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.logits);
+  if (!o.files.logits.empty())
+    run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.files.logits);
 }
 
 int program(int argc, char** argv) {
@@ -267,7 +262,7 @@ int program(int argc, char** argv) {
   declare(options, o);
   if (!parse(options, argc, argv)) return 0;
   read_config(options, o);
-  run::imply_tokenizer(options, o.load, true);
+  run::imply_tokenizer(options, o.files.load, true);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   if (o.d_model % o.heads != 0)
@@ -290,22 +285,22 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.optimizer.name == "muon")
     throw UsageError(
         "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
-  if (!o.save.empty() && o.training.directory.empty())
+  if (!o.files.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);
-  if (!o.load.empty() && !o.training.plan)
-    o.training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(o.load).describe(); });
-  if (o.lora > 0 && o.load.empty() && !o.training.plan)
+  if (!o.files.load.empty() && !o.training.plan)
+    o.training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(o.files.load).describe(); });
+  if (o.lora > 0 && o.files.load.empty() && !o.training.plan)
     throw UsageError("--lora trains adapters of the weights of --load, which the run does not keep: give it too");
   if (o.lora > 0) o.training.frozen_weights = o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size),
                     {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--heads"}, {"F", "--d-ff"}, {"R", "--lora"}});
   if (!o.training.plan && o.training.graph.empty()) {
-    run::note_loaded(o.training, data, o.load);
-    if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
-    if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
-    if (!o.logits.empty()) run::require_logits_file(o.training, o.logits);
+    run::note_loaded(o.training, data, o.files.load);
+    if (!o.files.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
+    if (!o.files.save.empty()) run::require_writable_folder(o.files.save, "--export");
+    if (!o.files.logits.empty()) run::require_logits_file(o.training, o.files.logits);
   }
   const auto train_on = [&](const DevicePtr& device, const Options& used) {
     const Setup setup{Mesh2(device), used, data.vocabulary};

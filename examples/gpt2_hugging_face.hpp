@@ -48,7 +48,7 @@ inline io::StoredTable stored_table(const std::string& prefix) {
 
 // The layout has no place for other forms: weights would be left out, or a reader would misinterpret them.
 inline void must_be_gpt2(const Options& o) {
-  if (o.load.empty() && o.save.empty()) return;
+  if (o.files.load.empty() && o.files.save.empty()) return;
   std::string wrong;
   for (const auto& [is, option] :
        {std::pair(o.norm != "pre", "--norm pre"), {o.activation != "gelu", "--activation gelu"}, {!o.tied, "--tied"}})
@@ -56,18 +56,18 @@ inline void must_be_gpt2(const Options& o) {
   if (!wrong.empty())
     throw UsageError(
         fmt::format("{}: Hugging Face's layout of GPT-2 has no place for this form of the model: it needs {}",
-                    o.load.empty() ? "--export" : "--load", wrong));
+                    o.files.load.empty() ? "--export" : "--load", wrong));
 }
 
 // --load of a folder: gives the options the values of config.json, and refuses what this model does not compute
 // exactly.
 inline void read_config(run::Options& options, Options& o) {
-  if (o.load.empty()) return;
-  run::require_other_folder(o.save, o.load);
+  if (o.files.load.empty()) return;
+  run::require_other_folder(o.files.save, o.files.load);
   options.imply("--sample-begin", "-1", "--load");  // these models were trained on texts without a first token
   std::error_code ignored;
-  if (!std::filesystem::is_directory(o.load, ignored)) return;
-  auto config = naming_option("--load", [&] { return run::HuggingFaceConfig(o.load); });
+  if (!std::filesystem::is_directory(o.files.load, ignored)) return;
+  auto config = naming_option("--load", [&] { return run::HuggingFaceConfig(o.files.load); });
   config.require("architectures", {R"(["GPT2LMHeadModel"])"});
   if (!config.has("model_type")) config.refuse("model_type", "\"gpt2\"");
   config.require("model_type", {"\"gpt2\""});
@@ -83,7 +83,7 @@ inline void read_config(run::Options& options, Options& o) {
   config.imply(options, "--vocabulary", "vocab_size");
   config.imply(options, "--norm-epsilon", "layer_norm_epsilon", "1e-5");
   // Where keys are absent, the defaults of transformers' class.
-  for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
+  for (const char* key : {"bos_token_id", "eos_token_id"}) o.files.kept[key] = config.json(key, "50256");
   if (!config.is_null("bos_token_id")) {
     const std::int64_t begin = config.integer("bos_token_id", 50256);
     if (begin < config.integer("vocab_size")) config.imply(options, "--row-begin", "bos_token_id", "50256");
@@ -95,7 +95,7 @@ inline void read_config(run::Options& options, Options& o) {
 }
 
 inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
-  const io::SafetensorsFiles files(s.o.load);
+  const io::SafetensorsFiles files(s.o.files.load);
   const std::string prefix = files.find("wte.weight").entry != nullptr ? "" : "transformer.";
   io::together(*s.mesh.device(), "--load", [&] {
     if (s.mesh.rank() == 0) run::require_tied(files, "lm_head.weight", prefix + "wte.weight");
@@ -104,13 +104,13 @@ inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   const auto may_be_left = [](const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   };
-  io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
+  io::load_safetensors(s.mesh, s.o.files.load, weights, stored_table(prefix), {may_be_left});
 }
 
 // config.json of --export.
 inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
   const Options& o = s.o;
-  auto kept = o.kept;
+  auto kept = o.files.kept;
   for (const char* key : {"bos_token_id", "eos_token_id"})
     kept.try_emplace(key, std::to_string(tokenizer.end_of_text()));
   return fmt::format(
@@ -144,7 +144,7 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
                          const std::string& config) {
   Device& device = *s.mesh.device();
   if (s.o.lora == 0 && s.o.optimizer.ema == 0)
-    return run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config);
+    return run::export_folder(device, s.o.training.directory, s.o.files.save, stored_table(""), config);
   for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
     gpt2::Layer<f32>& w = weights.layers[i];
     const gpt2::Adapter<f32>& adapter = adapters.layers[i];
@@ -152,7 +152,7 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
     w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
     w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
   }
-  const std::string partial = s.o.save + "/partial";
+  const std::string partial = s.o.files.save + "/partial";
   const auto remove = [&] {
     io::together(device, "--export", [&] {
       std::error_code error;
@@ -162,6 +162,7 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
   };
   remove();  // an interrupted export may have left one
   io::save(s.mesh, partial + "/checkpoints", 0, weights);
-  run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config, partial + "/checkpoints");
+  run::export_folder(device, s.o.training.directory, s.o.files.save, stored_table(""), config,
+                     partial + "/checkpoints");
   remove();
 }

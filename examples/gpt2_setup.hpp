@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <numeric>
 #include <string>
 
@@ -20,19 +19,13 @@ using Mesh2 = Mesh<"d t">;
 
 struct Options : TrainerOptions {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", load, save, logits;
-  std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
+  std::string norm = "pre", activation = "gelu", dtype = "f32";
+  gpt::HuggingFace files;
   bool tied = true;
   double dropout = 0, lora_alpha = 16;
   std::int64_t lora = 0;
   gpt2::ModelConfig config;  // epsilon, recompute and prefetch; Setup::config has the rest
 };
-
-// The options of a dry run: see train_or_plan.
-inline Options without_files(Options o) {
-  o.load = o.save = o.logits = "";
-  return o;
-}
 
 // The arguments of the functions below: the mesh, the options and the number of tokens.
 struct Setup {

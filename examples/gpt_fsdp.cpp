@@ -20,7 +20,7 @@ void declare(run::Options& options, Options& o) {
   gpt::declare(options, o, o.training);
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
-  gpt::declare(options, o.files, "Llama, Mistral or Qwen");
+  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Llama, Mistral or Qwen");
   declare_presets(options);
 }
 

@@ -81,10 +81,10 @@ struct Layer {
   using Branch = Tensor<C, "B/r/d L/s M/t">;  // what it adds to the residual stream
   using Queries = Tensor<C, "B/r/d L/s Q K/t D">;
   using Keys = Tensor<C, "B/r/d L/s K/t D">;
-  using Heads = std::tuple<Queries, Keys, Keys>;
+  using QKV = std::tuple<Queries, Keys, Keys>;
 
   // Queries, keys and values of the tokens at these positions. t shards the heads: this is tensor parallelism.
-  auto queries_keys_values(const Hidden& x, const ModelConfig& config, Positions positions) const -> Heads {
+  auto queries_keys_values(const Hidden& x, const ModelConfig& config, Positions positions) const -> QKV {
     const auto w_q = gathered<"M Q K/t D">(this->w_q);
     auto q = einsum_unreduced<"B/r/d L/s M, M Q K/t D -> B/r/d L/s Q K/t D">(x, w_q);
     const auto w_k = gathered<"M K/t D">(this->w_k);
@@ -100,12 +100,15 @@ struct Layer {
   }
 
   // Adds the biases (Qwen 2). They are stored with all heads in one dim.
-  auto with_biases(const Heads& heads) const -> Heads {
+  auto with_biases(const QKV& heads) const -> QKV {
     const auto& [q, k, v] = heads;
-    const auto b_q = split<"E/t -> K/t Q D">(gathered<"E/t">(this->b_q[0]), {{"Q", q.size("Q")}, {"D", q.size("D")}});
-    const auto b_k = split<"G/t -> K/t D">(gathered<"G/t">(this->b_k[0]), {{"D", k.size("D")}});
-    const auto b_v = split<"G/t -> K/t D">(gathered<"G/t">(this->b_v[0]), {{"D", v.size("D")}});
-    return {q + rearrange<"K/t Q D -> Q K/t D">(b_q), k + b_k, v + b_v};
+    const auto b_q = gathered<"E/t">(this->b_q[0]);
+    const auto q_bias = split<"E/t -> K/t Q D">(b_q, {{"Q", q.size("Q")}, {"D", q.size("D")}});
+    const auto b_k = gathered<"G/t">(this->b_k[0]);
+    const auto k_bias = split<"G/t -> K/t D">(b_k, {{"D", k.size("D")}});
+    const auto b_v = gathered<"G/t">(this->b_v[0]);
+    const auto v_bias = split<"G/t -> K/t D">(b_v, {{"D", v.size("D")}});
+    return {q + rearrange<"K/t Q D -> Q K/t D">(q_bias), k + k_bias, v + v_bias};
   }
 
   auto output_projection(const Queries& y, const ModelConfig& config) const -> Branch {

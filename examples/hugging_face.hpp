@@ -25,29 +25,11 @@
 #include <utility>
 
 #include "hugging_face_rope.hpp"
+#include "trainers.hpp"
 
 namespace gpt {
 
 using namespace shardlib;
-
-struct HuggingFace {
-  std::string load, save, logits;
-  // Keys of config.json, as JSON, that an export repeats from the loaded one.
-  std::map<std::string, std::string> kept;
-  std::int64_t positions = 0;  // max_position_embeddings of the loaded one
-
-  [[nodiscard]] bool empty() const { return load.empty() && save.empty() && logits.empty(); }
-};
-
-// Declares the options. `kinds` names the models in --help, as in "Llama or Mistral".
-inline void declare(run::Options& options, HuggingFace& o, const std::string& kinds) {
-  options.add("--load", o.load, "initial weights and sizes: a folder of a " + kinds + " model by Hugging Face",
-              run::value_name("DIR") | run::command_line_only());
-  options.add("--export", o.save, "write the weights of the run's last checkpoint as a folder of the same format",
-              run::value_name("DIR") | run::command_line_only());
-  options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
-              run::value_name("FILE") | run::command_line_only());
-}
 
 // The defaults of transformers' classes for keys that config.json lacks; 0 is none.
 struct Architecture {

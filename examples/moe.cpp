@@ -48,7 +48,7 @@ void declare(run::Options& options, Options& o) {
   moe::declare(options, o);
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
-  gpt::declare(options, o.files, "Mixtral or Qwen-MoE");
+  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Mixtral or Qwen-MoE");
   moe::declare_presets(options);
 }
 

@@ -11,6 +11,9 @@
 #include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 
+#include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 // The settings that every trainer has besides those of its model.
@@ -19,6 +22,29 @@ struct TrainerOptions {
   shardlib::run::OptimizerOptions optimizer;
   shardlib::run::GatherPolicy gather;
 };
+
+namespace gpt {
+
+// A model in a folder of Hugging Face's transformers: what --load, --export and --logits name.
+struct HuggingFace {
+  std::string load, save, logits;
+  std::map<std::string, std::string> kept;  // keys of the loaded config.json, as JSON, that an export repeats
+  std::int64_t positions = 0;               // its max_position_embeddings
+
+  [[nodiscard]] bool empty() const { return load.empty() && save.empty() && logits.empty(); }
+};
+
+// Declares these options. The value of --load has the name `value`, and `help` describes it.
+inline void declare(shardlib::run::Options& options, HuggingFace& o, const char* value, const char* help) {
+  namespace run = shardlib::run;
+  options.add("--load", o.load, help, run::value_name(value) | run::command_line_only());
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as a folder of the same format",
+              run::value_name("DIR") | run::command_line_only());
+  options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
+              run::value_name("FILE") | run::command_line_only());
+}
+
+}  // namespace gpt
 
 // The options that only some of the trainers have: the others name these programs in the error about such an option.
 // tests/programs.py compares it with the texts of --help.
