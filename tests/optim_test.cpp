@@ -814,6 +814,9 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
     auto mu = SGD::init(w);
     expect_error<UsageError>([&] { SGD().update(w, mu, grads, std::nan(""), 1.0, 0, every_leaf); },
                              "SGD: the learning rate is nan; give a finite number");
+    expect_error<UsageError>([&] { SGD().update(w, mu, grads, -0.1, 1.0, 0, every_leaf); },
+                             "SGD: the learning rate is -0.1, and an update with it would increase the loss; give a "
+                             "number of at least 0, and to maximize, differentiate the negative value");
     expect_error<UsageError>([&] { SGD().update(w, mu, grads, rate, 1 / 0.0, 0, every_leaf); },
                              "SGD: the scale of the gradients is inf; give a finite number, and skip a step whose "
                              "gradients are not finite");

@@ -152,8 +152,8 @@ constexpr bool takes_trees() {
     return all_leaves_of<Checks, Tree, More...>({});
 }
 
-/// Throws UsageError unless the learning rate and the scale are finite, `step` at least 0, and each decay of a moment
-/// in [0, 1).
+/// Throws UsageError unless the learning rate is finite and at least 0, the scale finite, `step` at least 0, and each
+/// decay of a moment in [0, 1).
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
                                 std::initializer_list<double> decays);
 

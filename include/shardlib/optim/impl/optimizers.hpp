@@ -19,6 +19,10 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
   const auto fail = [&](const std::string& what) { throw UsageError(std::string(optimizer) + ": " + what); };
   if (!std::isfinite(learning_rate))
     fail("the learning rate is " + show_number(learning_rate) + "; give a finite number");
+  if (learning_rate < 0)
+    fail("the learning rate is " + show_number(learning_rate) +
+         ", and an update with it would increase the loss; give a number of at least 0, and to maximize, "
+         "differentiate the negative value");
   if (!std::isfinite(scale))
     fail("the scale of the gradients is " + show_number(scale) +
          "; give a finite number, and skip a step whose gradients are not finite");
