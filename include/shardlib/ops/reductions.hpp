@@ -20,8 +20,8 @@ struct MinOp;
 namespace detail {
 /// The sizes of the dims that `out` keeps.
 GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out);
-/// The global number of elements that the op reduces to one element of `out`.
-std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out);
+/// The global number of elements whose mean is one element of `out`. Throws Error if it is 0.
+std::int64_t count_averaged(const OpInfo& op, const ValuePtr& x, const TensorSpec& out);
 /// Reduces the dims that `out` lacks, within this device's shard.
 template <class Op, class D>
 Buffer reduce_kernel(const Value& in, const Value& out);
@@ -79,12 +79,14 @@ auto sum(const Tensor<D, S>& /*x*/, int /*axis*/) {
 }
 SHARDLIB_FORM(sum, "sum<\"A B -> A\">(x)")
 
-/// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
+/// The sum divided by the global number of summed elements. Padding does not count. Throws Error if there are none.
+/// `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::if_float<"mean", D>, detail::result_for<D, rules::mean, O, S>> {
   using Out = Tensor<D, detail::result_for<D, rules::mean, O, S>>;
-  const auto n = static_cast<double>(detail::count_removed(x.value(), detail::parsed<Out::spec>));
+  const detail::OpInfo op{"mean", detail::full_op<"mean", O, S>, site};
+  const auto n = static_cast<double>(detail::count_averaged(op, x.value(), detail::parsed<Out::spec>));
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
 }
 SHARDLIB_NEEDS_OP_SPEC(mean)

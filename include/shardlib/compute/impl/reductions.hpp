@@ -39,11 +39,17 @@ SHARDLIB_INLINE GlobalSizes chosen_sizes(const OpInfo& op, const ValuePtr& x, co
   return sizes;
 }
 
-SHARDLIB_INLINE std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out) {
+SHARDLIB_INLINE std::int64_t count_averaged(const OpInfo& op, const ValuePtr& x, const TensorSpec& out) {
   const auto removed = removed_dims(*x->spec, out);
   std::int64_t n = 1;
-  for (int i = 0; i < x->global.size(); ++i)
-    if (removed[i]) n *= x->global.logical[i];
+  for (int i = 0; i < x->global.size(); ++i) {
+    if (!removed[i]) continue;
+    n *= x->global.logical[i];
+    if (n == 0)
+      throw Error(op.describe() + ": the dim `" + std::string(x->spec->dims[i].name) +
+                  "` has 0 elements, and a mean divides by their number; give it elements, as at least one row to " +
+                  "each microbatch (" + x->device->describe() + ")");
+  }
   return n;
 }
 
