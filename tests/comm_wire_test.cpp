@@ -82,9 +82,10 @@ Bytes bytes_of(const DevicePtr& device, const std::string& op, const F& f) {
   return {counts[op].bytes, sent};
 }
 
-/// Before its data, a member of a collective over n devices sends its fingerprint of the call to each of the others.
+/// Before its data, a member of a collective over n devices sends its fingerprint of the call, and the two sums of what
+/// it was given, to each of the others.
 std::int64_t fingerprints(int n) {
-  return (n - 1) * static_cast<std::int64_t>(sizeof(std::uint64_t));
+  return (n - 1) * 3 * static_cast<std::int64_t>(sizeof(std::uint64_t));
 }
 
 /// The bytes that each collective sends of 512 x 1536 elements, in this order.

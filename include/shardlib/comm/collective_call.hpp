@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 
+#include "shardlib/comm/given.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/types/call_site.hpp"
@@ -39,24 +41,6 @@ constexpr std::string_view name(Collective c) {
   return names[static_cast<std::size_t>(c)];
 }
 
-/// A hash of texts and numbers that is the same in all processes (64-bit FNV-1a).
-class Fingerprint {
- public:
-  Fingerprint& add(std::string_view text) {
-    for (const char c : text) add_byte(static_cast<unsigned char>(c));
-    return add(text.size());
-  }
-  Fingerprint& add(std::uint64_t number) {
-    for (int i = 0; i < 8; ++i) add_byte((number >> (8 * i)) & 255U);
-    return *this;
-  }
-  [[nodiscard]] std::uint64_t value() const { return hash_; }
-
- private:
-  void add_byte(std::uint64_t byte) { hash_ = (hash_ ^ byte) * 1099511628211U; }
-  std::uint64_t hash_ = 14695981039346656037U;
-};
-
 /// A member's request to its group. All members must make the same one. Plain data, so other processes can read it.
 struct CollectiveCall {
   Collective kind = Collective::barrier;
@@ -68,7 +52,15 @@ struct CollectiveCall {
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
   bool elsewhere = false;    ///< the members only compare their calls: NCCL moves the data
   int places = 0;            ///< of a shift: how far it goes along the ring
-  friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
+  GivenWindow given = {};    ///< since the group's last call
+
+  /// Whether they are the same call. What the members were given may differ: see `contradict`.
+  friend bool operator==(const CollectiveCall& a, const CollectiveCall& b) {
+    const auto fields = [](const CollectiveCall& c) {
+      return std::tie(c.kind, c.bytes, c.dtype, c.op, c.rows, c.nodes, c.caller, c.elsewhere, c.places);
+    };
+    return fields(a) == fields(b);
+  }
 
   [[nodiscard]] std::uint64_t fingerprint() const {
     return Fingerprint()
@@ -84,17 +76,6 @@ struct CollectiveCall {
   }
 };
 
-/// The fingerprint of an op's call: its name, op spec and line.
-inline std::uint64_t fingerprint(const OpInfo& op) {
-  return Fingerprint()
-      .add(op.name)
-      .add(op.spec)
-      .add(op.site.file_name())
-      .add(op.site.line())
-      .add(op.site.column())
-      .value();
-}
-
 inline std::string to_string(const CollectiveCall& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
   return std::string(name(call.kind)) +
@@ -108,6 +89,11 @@ inline std::string to_string(const CollectiveCall& call) {
 /// "all_reduce of 64 bytes (f32 sum) in all_reduce<`A +d -> A`> at trainer.cpp:12"
 inline std::string describe(const CollectiveCall& call, const OpInfo& op) {
   return to_string(call) + (*op.name == '\0' ? "" : " in " + op.label()) + op.at();
+}
+
+/// Whether two members may not go on together: they call something else, or were given other values.
+inline bool differ(const CollectiveCall& a, const CollectiveCall& b) {
+  return a != b || contradict(a.given, b.given);
 }
 
 /// Throws the error for two calls that differ; `mine` and `theirs` are as `describe` returns them.

@@ -175,6 +175,8 @@ class Communicator {
 
   /// From now on, the flight recorder records this group's communications.
   void record(detail::GroupRecorder recorder) { recorder_ = std::move(recorder); }
+  /// From now on, the collectives of ops compare what the members were given.
+  void compare_given(detail::GivenReader given) { given_ = std::move(given); }
 
  protected:
   /// The operands of a collective.
@@ -238,10 +240,12 @@ class Communicator {
   Request start(detail::CollectiveCall call, const Site& site, const Operands& operands) {
     const detail::OpInfo op = caller("", site);
     call.caller = detail::fingerprint(op);
+    if (*op.name != '\0') call.given = given_.next();
     return recorded(recorder_.starts(call, op), [&] { return start_collective(call, op, operands); });
   }
 
   detail::GroupRecorder recorder_;
+  detail::GivenReader given_;
   const detail::FlightRecord* starting_ = nullptr;  ///< of the communication that starts
 };
 

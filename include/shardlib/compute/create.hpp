@@ -1,7 +1,9 @@
 // Kernels of the ops that create arrays.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -35,10 +37,16 @@ void with_global_index(const Value& out, F fill) {
   fill(view(out.local), kernels::row_major(view(out.global.logical)).span(), view(offsets));
 }
 
+/// Notes the host's elements of a value's shard, without padding, or the key of its random numbers. The devices that
+/// have the same shard compare them.
+SHARDLIB_INLINE void note_data(const OpInfo& op, const Value& out, std::span<const std::byte> elements);
+SHARDLIB_INLINE void note_key(const Value& out, RandomKey key);
+
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
                        RandomKey key, Distribution distribution) {
   const Kernel fill = [key, distribution](const Value& out) {
+    note_key(out, key);
     Buffer result = allocate(out);
     with_global_index(out, [&](auto local, auto strides, auto offsets) {
       const auto draw = distribution == Distribution::normal ? kernels::fill_random<kernels::body::Normal, D>

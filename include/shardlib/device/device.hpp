@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -15,9 +16,11 @@
 #include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/flight_recorder.hpp"
+#include "shardlib/comm/given.hpp"
 #include "shardlib/device/exec.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/spec/spec.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/tuning.hpp"
@@ -111,6 +114,13 @@ class Device : public detail::Counted {
   /// touches memory by its Exec, and code that communicates, need not ask; tests/rooms.py lists what does.
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
+  /// The axes of several devices along which all must be given the same for a tensor of this spec, because it is
+  /// replicated there. None on a mesh that `reinterpreted` made, which has other axes.
+  [[nodiscard]] detail::GivenInputs::AxisSet alike_axes(const TensorSpec& spec) const;
+  /// Notes what the program gives for a tensor that is the same along these axes, and whose shard has `size` bytes. The
+  /// next collective of an op over any of them throws Error if the devices were given other values.
+  void note_given(const detail::GivenInput& given, std::uint64_t size, detail::GivenInputs::AxisSet axes);
+
   /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".
   [[nodiscard]] std::string describe() const;
   /// The same with the axes of a submesh: "device 3 (d=1,e=1) of mesh d=2,e=2, in its submesh d=2".
@@ -145,6 +155,8 @@ class Device : public detail::Counted {
 
   [[nodiscard]] std::size_t find(std::string_view axis) const;
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
+  /// The axes along which the members of a group lie apart.
+  [[nodiscard]] detail::GivenInputs::AxisSet axes_of(std::span<const int> members) const;
   /// The group of the devices with these ranks. This device has the rank `rank` in it.
   Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);
   /// A group of devices that have memory of their own.
@@ -165,6 +177,7 @@ class Device : public detail::Counted {
   std::shared_ptr<detail::Stream> stream_;  ///< of NCCL; null before the first group
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<detail::FlightRecorder> recorder_;
+  std::shared_ptr<detail::GivenInputs> given_;  ///< null where no group compares them
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
   std::vector<std::shared_ptr<void>> locals_;

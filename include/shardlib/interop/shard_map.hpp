@@ -109,15 +109,25 @@ struct place_one<Tensor<D, S>> {
       }
       global.push_back(size);
     }
-    const auto made = record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
+    const auto made = record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host, &op](const Value& out) {
       const Buffer shard = out.device->host_pool()->allocate(out.bytes());
       const Shape part = true_shape(out);
       if (product(part) == 0) return out.device->to_device(shard);
       with_global_index(out, [&](auto local, auto strides, auto offsets) {
         std::int64_t first = 0;
         for (std::size_t i = 0; i < offsets.size(); ++i) first += offsets[i] * strides[i];
-        kernels::copy_strided(out.device->host_exec(), sizeof(D), view(part), host.data.data() + first, strides,
-                              shard.data(), kernels::row_major(local));
+        const auto copy_part = [&](std::byte* to, const auto& steps) {
+          kernels::copy_strided(out.device->host_exec(), sizeof(D), view(part), host.data.data() + first, strides, to,
+                                steps);
+        };
+        copy_part(shard.data(), kernels::row_major(local));
+        if (product(part) == out.count()) {
+          note_data(op, out, {shard.data(), shard.bytes()});
+        } else if (out.device->alike_axes(*out.spec) != 0) {  // the padding holds anything
+          std::vector<std::byte> elements(static_cast<std::size_t>(product(part)) * sizeof(D));
+          copy_part(elements.data(), kernels::row_major(view(part)));
+          note_data(op, out, elements);
+        }
       });
       return out.device->to_device(shard);
     });

@@ -135,10 +135,12 @@ struct Adafactor {
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Adafactor", learning_rate, scale, step.number, {});
     // The types of `moments` follow from those of the weights.
-    if constexpr (detail::takes_factored<Tree, Grads, Copies...>())
-      for (const auto& leaf :
-           detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...))
-        update(leaf, learning_rate, scale, step.number);
+    if constexpr (detail::takes_factored<Tree, Grads, Copies...>()) {
+      const auto leaves =
+          detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...);
+      detail::note_update("Adafactor", leaves, learning_rate, step);
+      for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
+    }
   }
   /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>

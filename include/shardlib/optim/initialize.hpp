@@ -23,7 +23,8 @@ struct Normal {
 /// of a pipeline hold different trees, give each a seed of its own. `initialize(mesh, model, sizes, seed,
 /// [](std::string_view name) { return Normal{0, 0.02}; })`
 template <Spec A, class Tree, class F>
-void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& distribution) {
+void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& distribution,
+                Site site = Site::current()) {
   static_assert(!std::is_const_v<Tree>, "initialize: it writes the leaves of the tree, which must not be const");
   static_assert(std::is_invocable_r_v<Normal, const F&, std::string_view>,
                 "initialize: distribution(name) takes the name of a leaf and returns a Normal, "
@@ -32,8 +33,9 @@ void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64
   for_each_leaf(
       [&]<class D, Spec S>(std::string_view name, Tensor<D, S>& leaf) {
         const Normal normal = distribution(name);
-        leaf = full<D, S>(mesh, sizes, normal.mean);
-        if (normal.deviation != 0) leaf = leaf + random_normal<D, S>(mesh, sizes, {seed, stream}) * normal.deviation;
+        leaf = full<D, S>(mesh, sizes, normal.mean, site);
+        if (normal.deviation != 0)
+          leaf = leaf + random_normal<D, S>(mesh, sizes, {seed, stream}, site) * normal.deviation;
         ++stream;
       },
       tree);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/call_site.hpp"
 #include "shardlib/types/leaves.hpp"
 
 namespace shardlib {
@@ -61,10 +62,12 @@ struct NoRate {
 /// scale, which comes before the step.
 struct StepNumber {
   std::int64_t number;
+  Site site;  ///< the line of the update
   template <class X>
   requires std::is_arithmetic_v<X>
-  constexpr StepNumber(X step)  // NOLINT(google-explicit-constructor): steps are numbers
-      : number(static_cast<std::int64_t>(step)) {
+  constexpr StepNumber(X step,  // NOLINT(google-explicit-constructor): steps are numbers
+                       Site at = Site::current())
+      : number(static_cast<std::int64_t>(step)), site(at) {
     static_assert(std::is_integral_v<X>,
                   "update: the step is a whole number, and comes after the scale of the gradients; write "
                   "update(weights, moments, grads, rate, scale, step, decays)");

@@ -49,8 +49,9 @@ struct Muon {
     if (!stacked_dim.empty() && std::ranges::none_of(detail::untyped_leaves(weights, false).leaves, is_stacked))
       throw UsageError("Muon: no leaf has the stacked_dim `" + stacked_dim +
                        "` as its first dim; name the dim of scan_layers, or leave it out");
-    for (const auto& leaf : detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...))
-      update(leaf, learning_rate, scale, step.number);
+    const auto leaves = detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...);
+    detail::note_update("Muon", leaves, learning_rate, step);
+    for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
   }
   /// A compile error for fewer arguments, or the moments of another optimizer.
   template <class... Args>

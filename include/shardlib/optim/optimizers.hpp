@@ -157,6 +157,10 @@ constexpr bool takes_trees() {
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
                                 std::initializer_list<double> decays);
 
+/// Notes a step of an optimizer, which all devices of the leaves' mesh must make alike.
+SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
+                                 const StepNumber& step);
+
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
 /// is one. Throws, naming `function`, if the trees differ in structure, a leaf is empty, or a tree is written twice.
@@ -210,7 +214,8 @@ auto wrong_update(const Args&... args) {
 /// multiplies the gradients (for clipping), and `step` counts from 0. `decays(leaf name)` says whether weight_decay
 /// applies to a leaf, or gives its LeafFactors. Weights and moments are f32, gradients f32 or bf16. `copies` are
 /// optional: the weights in the dtype in which the program computes. Copies in bf16 are written in the same pass.
-/// Copies in f32 become the weights themselves. `static_assert(Optimizer<Lion, Weights>)`
+/// Copies in f32 become the weights themselves. An update without them leaves copies of the old weights: make them
+/// again with `cast_tree`. `static_assert(Optimizer<Lion, Weights>)`
 template <class O, class Tree>
 concept Optimizer = requires(const O& o, Tree& w, typename O::template Moments<Tree>& m,
                              bool (*decays)(std::string_view)) {
@@ -245,7 +250,9 @@ struct AdamW {
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2});
-    for (const auto& leaf : detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...))
+    const auto leaves = detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...);
+    detail::note_update("AdamW", leaves, learning_rate, step);
+    for (const auto& leaf : leaves)
       detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
   /// A compile error for fewer arguments, or the moments of another optimizer.
@@ -286,7 +293,9 @@ struct SGD {
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("SGD", learning_rate, scale, step.number, {momentum});
     const auto f = [](double x) { return static_cast<float>(x); };
-    for (const auto& leaf : detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...))
+    const auto leaves = detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...);
+    detail::note_update("SGD", leaves, learning_rate, step);
+    for (const auto& leaf : leaves)
       detail::update_in_place("sgd",
                               detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
@@ -318,7 +327,9 @@ struct Lion {
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2});
     const auto f = [](double x) { return static_cast<float>(x); };
-    for (const auto& leaf : detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...))
+    const auto leaves = detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...);
+    detail::note_update("Lion", leaves, learning_rate, step);
+    for (const auto& leaf : leaves)
       detail::update_in_place("lion",
                               detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
@@ -331,7 +342,8 @@ struct Lion {
   }
 };
 
-/// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `accumulate(sums, grads)`
+/// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `update` does not reset the
+/// sums: begin each step with `sums = zeros_like(weights)`. `accumulate(sums, grads)`
 template <class Sums, class Grads>
 void accumulate(Sums& sums, const Grads& grads) {
   static_assert(!std::is_const_v<Sums>, "accumulate: it writes the sums, so they must not be const");

@@ -34,10 +34,15 @@ inline int to_count(std::size_t bytes) {
 
 /// Compares the members' calls. Each member sends a fingerprint to all others; the message has a fixed size.
 struct CallComparison {
+  /// A call's fingerprint, and the sums of what the member was given.
+  struct Message {
+    std::uint64_t call = 0;
+    std::array<std::uint64_t, 2> given = {};
+  };
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
-  std::uint64_t mine = 0;
-  std::vector<std::uint64_t> all;
+  Message mine;
+  std::vector<Message> all;
   int rank = 0;
   CollectiveCall call;
   OpInfo op;
@@ -47,33 +52,41 @@ struct CallComparison {
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "comparing calls", sizeof mine);
     if (done == 0) return false;
-    const auto other = std::ranges::find_if(all, [this](std::uint64_t theirs) { return theirs != mine; });
-    if (other != all.end()) fail(group, static_cast<int>(other - all.begin()));
+    if (const std::size_t other = first_other(mine); other != all.size()) fail(group, static_cast<int>(other));
     return true;
   }
 
  private:
-  using Text = std::array<char, 448>;
+  using Text = std::array<char, 960>;
+  /// The first member whose call, or what it was given, differs; the number of members if there is none.
+  [[nodiscard]] std::size_t first_other(const Message& one) const {
+    const auto differs = [&](const Message& two) { return one.call != two.call || contradict(one.given, two.given); };
+    return static_cast<std::size_t>(std::ranges::find_if(all, differs) - all.begin());
+  }
+  /// This member's side of the difference from member r.
+  [[nodiscard]] std::string text_for(std::size_t r) const {
+    return all[r].call == mine.call ? call.given.describe() : describe(call, op);
+  }
   /// All members know all fingerprints, so members that differ exchange their full calls.
   [[noreturn]] void fail(const GroupLog& group, int other) const {
-    const std::string text = describe(call, op);
     struct Exchange {  // MPI may still use it after the wait, so it must stay alive
-      Text mine{}, theirs{};
+      Text theirs{};
+      std::list<Text> mine;
       std::vector<MPI_Request> requests;
     };
     auto* const exchange = new Exchange;
-    const std::size_t n = std::min(text.size(), exchange->mine.size() - 1);
-    std::copy_n(text.data(), n, exchange->mine.begin());
     const int bytes = static_cast<int>(sizeof(Text));
     const auto place = [&](int r) { return group.members[static_cast<std::size_t>(r)]; };
     MPI_Irecv(exchange->theirs.data(), bytes, MPI_BYTE, place(other), Watch::call_tag, process.control,
               &exchange->requests.emplace_back(MPI_REQUEST_NULL));
     for (std::size_t r = 0; r < all.size(); ++r) {
       // Member r waits for the first member that differs from it.
-      const auto first = std::ranges::find_if(all, [&](std::uint64_t f) { return f != all[r]; });
-      if (static_cast<int>(first - all.begin()) != rank) continue;
+      if (first_other(all[r]) != static_cast<std::size_t>(rank)) continue;
+      const std::string text = text_for(r);
+      Text& mine_for_r = exchange->mine.emplace_back();
+      std::copy_n(text.data(), std::min(text.size(), mine_for_r.size() - 1), mine_for_r.begin());
       MPI_Request sent = MPI_REQUEST_NULL;
-      MPI_Isend(exchange->mine.data(), bytes, MPI_BYTE, place(static_cast<int>(r)), Watch::call_tag, process.control,
+      MPI_Isend(mine_for_r.data(), bytes, MPI_BYTE, place(static_cast<int>(r)), Watch::call_tag, process.control,
                 &sent);
       exchange->requests.push_back(sent);
     }
@@ -84,7 +97,9 @@ struct CallComparison {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     const std::string theirs(exchange->theirs.begin(), std::ranges::find(exchange->theirs, '\0'));
-    fail_call(rank, all.size(), text, other, theirs.empty() ? "something else" : theirs);
+    const auto r = static_cast<std::size_t>(other);
+    if (all[r].call == mine.call) fail_given(rank, all.size(), text_for(r), other, theirs);
+    fail_call(rank, all.size(), text_for(r), other, theirs.empty() ? "something else" : theirs);
   }
 };
 
@@ -138,12 +153,14 @@ struct MpiOp {
     comparison = std::make_shared<CallComparison>();
     CallComparison& c = *comparison;
     c.comm = comm;
-    c.mine = call.fingerprint();
+    c.mine = {call.fingerprint(), call.given.sums()};
     c.all.resize(group->members.size());
     c.rank = rank;
     c.call = call;
     c.op = op;
-    check(MPI_Iallgather(&c.mine, 1, MPI_UINT64_T, c.all.data(), 1, MPI_UINT64_T, comm, &c.request), name, bytes);
+    constexpr int numbers = sizeof(CallComparison::Message) / sizeof(std::uint64_t);
+    check(MPI_Iallgather(&c.mine, numbers, MPI_UINT64_T, c.all.data(), numbers, MPI_UINT64_T, comm, &c.request), name,
+          bytes);
   }
   /// Throws if a rank that this communication needs reports that it has left, or has died.
   void check_members() const {

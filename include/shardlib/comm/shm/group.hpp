@@ -43,9 +43,10 @@ struct Post {
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
   std::uint64_t loan;  ///< Loans::lend of a view's block
-  /// The member's full call, written only if calls differ: then `described` is the round's number + 1.
+  /// The member's full call, or what it was given. Written only if these differ: then `described` is the round's number
+  /// + 1.
   alignas(64) Counter described;
-  std::array<char, 448> description;
+  std::array<char, 960> description;
   alignas(64) std::array<std::byte, eager_bytes> copy;  ///< the data of a short send
 };
 
@@ -121,23 +122,27 @@ class Group {
   [[nodiscard]] std::byte* at(std::size_t member, std::uint64_t offset) const {
     return arena_->at(places_[member], offset);
   }
-  /// Throws the error for member `other`, which has called something else than this member (`mine`).
-  [[noreturn]] void fail_call(std::uint64_t round, const std::string& mine, std::size_t other) const {
+  /// Throws the error for member `other`, from which this member's call, or what it was given, differs.
+  [[noreturn]] void fail_call(std::uint64_t round, const CollectiveCall& call, const OpInfo& op,
+                              std::size_t other) const {
     Post& own = post(round, member_);
+    Post& theirs = post(round, other);
+    const bool same_call = call == theirs.call;
+    const std::string mine = same_call ? call.given.describe() : describe(call, op);
     const std::size_t n = std::min(mine.size(), own.description.size() - 1);
     std::copy_n(mine.data(), n, own.description.begin());
     own.description[n] = '\0';
     own.described.store(round + 1, std::memory_order_release);
     // The other member describes its call when it reaches this round. It may be late, or dead.
-    Post& theirs = post(round, other);
-    std::string text = to_string(theirs.call);
+    std::string text = same_call ? "" : to_string(theirs.call);
     const auto end = std::chrono::steady_clock::now() + tuning_.patience;
     while (theirs.described.load(std::memory_order_acquire) != round + 1 && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (theirs.described.load(std::memory_order_acquire) == round + 1)
       text.assign(theirs.description.begin(), std::ranges::find(theirs.description, '\0'));
-    detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, static_cast<int>(first_ + other),
-                      text);
+    const auto rank = [this](std::size_t member) { return static_cast<int>(first_ + member); };
+    if (same_call) fail_given(rank(member_), devices_.size(), mine, rank(other), text);
+    detail::fail_call(rank(member_), devices_.size(), mine, rank(other), text);
   }
   /// Releases the group. It is not called after a failure, because others may still use the state.
   void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
@@ -190,7 +195,7 @@ class SharedRound {
 
   /// Where this member receives: the caller's recv, or a copy of it.
   [[nodiscard]] const Buffer& recv() const { return recv_; }
-  /// Returns true when complete. Throws Error if another member has called something else.
+  /// Returns true when complete. Throws Error if another member's call differs.
   bool advance() {
     CollectiveSlot& slot = group_->slot(number_);
     if (stage_ == Stage::waiting) {
@@ -210,7 +215,7 @@ class SharedRound {
     if (stage_ == Stage::posted) {
       if (slot.posted.load(std::memory_order_acquire) != group_->size()) return false;
       for (std::size_t i = 0; i < group_->size(); ++i) {
-        if (group_->post(number_, i).call != work_.call()) group_->fail_call(number_, describe(work_.call(), op_), i);
+        if (differ(group_->post(number_, i).call, work_.call())) group_->fail_call(number_, work_.call(), op_, i);
       }
       if (is_short()) {
         work_.run_alone(

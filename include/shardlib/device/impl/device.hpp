@@ -33,6 +33,7 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
     coordinates_.insert(coordinates_.begin(), rest % axis->size);
     rest /= axis->size;
   }
+  if (backend_ && size_ > 1 && !is_dry()) given_ = std::make_shared<detail::GivenInputs>();
 }
 
 SHARDLIB_INLINE DevicePtr Device::view(const DevicePtr& whole, std::vector<AxisSize> axes, int rank,
@@ -158,7 +159,38 @@ SHARDLIB_INLINE Communicator& Device::group_of(std::vector<int> members, int ran
   forms.ends();
   if (pool_ != host_pool_) communicator = device_group(std::move(communicator));
   communicator->record(recorder);
+  if (given_) communicator->compare_given({given_, axes_of(members)});
   return *communicator;
+}
+
+SHARDLIB_INLINE detail::GivenInputs::AxisSet Device::axes_of(std::span<const int> members) const {
+  detail::GivenInputs::AxisSet axes = 0;
+  for (std::size_t i = 0; i < axes_.size(); ++i) {
+    const int apart = stride(axes_[i].name);
+    for (const int member : members)
+      if (member / apart % axes_[i].size != coordinates_[i]) axes |= detail::GivenInputs::AxisSet{1} << i;
+  }
+  return axes;
+}
+
+SHARDLIB_INLINE detail::GivenInputs::AxisSet Device::alike_axes(const TensorSpec& spec) const {
+  const Device* root = this;
+  for (; root->whole_; root = root->whole_.get())
+    if (root->reinterpreted_) return 0;
+  detail::GivenInputs::AxisSet axes = 0;
+  if (!root->given_) return axes;
+  for (const AxisSize& axis : axes_)
+    if (axis.size > 1 && spec.placement(axis.name).kind == Placement::replicated)
+      axes |= detail::GivenInputs::AxisSet{1} << root->find(axis.name);
+  return axes;
+}
+
+SHARDLIB_INLINE void Device::note_given(const detail::GivenInput& given, std::uint64_t size,
+                                        detail::GivenInputs::AxisSet axes) {
+  if (axes == 0) return;
+  Device* root = this;
+  while (root->whole_) root = root->whole_.get();
+  root->given_->add(given, size, axes);
 }
 
 SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_ptr<Communicator> host) {

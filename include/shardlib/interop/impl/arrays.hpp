@@ -31,6 +31,7 @@ SHARDLIB_INLINE ValuePtr value_over_memory(const OpInfo& op, const DevicePtr& de
         throw Error(op.describe() + ": element " + std::to_string(at) +
                     " of the memory is padding, but not zero; clear the padding first (" + device->describe() + ")");
   });
+  note_data(op, *value, shard);
   // A slice, because the memory is the caller's: no op may write a slice in place.
   const Buffer memory(const_cast<std::byte*>(shard.data()), shard.size(), std::move(owner));
   value->storage->buffer = device->to_device(memory.slice(0, shard.size()));

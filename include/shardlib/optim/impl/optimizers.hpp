@@ -4,6 +4,7 @@
 #include "shardlib/optim/optimizers.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/elementwise.hpp"
@@ -30,6 +31,19 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
   for (const double decay : decays)
     if (!(decay >= 0 && decay < 1))
       fail("a moment's decay is " + show_number(decay) + "; give a number of at least 0 and less than 1");
+}
+
+SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
+                                 const StepNumber& step) {
+  if (leaves.empty()) return;
+  const DevicePtr& device = (*leaves.front().weight)->device;
+  const auto elsewhere = [&](const LeafUpdate& leaf) { return (*leaf.weight)->device != device; };
+  if (std::ranges::any_of(leaves, elsewhere)) return;  // parts of the devices may do different work
+  device->note_given({.kind = GivenInput::update,
+                      .op = {optimizer, {}, step.site},
+                      .first = std::bit_cast<std::uint64_t>(learning_rate),
+                      .second = static_cast<std::uint64_t>(step.number)},
+                     leaves.size(), device->alike_axes({}));
 }
 
 enum class Contents { kept, overwritten };
