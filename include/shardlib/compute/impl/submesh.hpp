@@ -16,6 +16,7 @@
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/spec/op.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
@@ -29,7 +30,7 @@ SHARDLIB_INLINE DevicePtr submesh(const DevicePtr& device, std::string_view axis
 struct SubmeshCall::Parts : Counted {
   Parts(const OpInfo& info, const DevicePtr& device)
       : op(info),
-        leaving(rules::parse_leaving(op.spec)),
+        leaving(rules::leaving_as(ParsedOp(op.spec))),
         whole(device),
         part(Device::submesh(device, leaving.axis)),
         names(std::in_place, program_state(device), Handle<NameSizes>::make("on_submeshes")) {}
