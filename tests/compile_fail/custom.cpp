@@ -105,13 +105,13 @@ X kernel_without_operand(const X& x) {
   return op(x, [](custom::Shard<f32> y) { y.data[0] = 0; });
 }
 
-// expect: twice: it does not take these arguments; write `custom::record<..?twice..?, Out>\({spec, site}, kernel, custom::operands
+// expect: custom::record: it does not take these arguments; write `custom::record<..?name..?, Out>\({spec, site}, kernel, custom::operands
 X operands_without_their_list(const X& x) {
   return custom::record<"twice", X>({{}, Site::current()}, twice_kernel, x,
                                     custom::vjp(x, [](const auto& ct) { return ct * 2.0; }));
 }
 
-// expect: twice: it does not take these arguments; write `custom::record<..?twice..?, Out>\({spec, site}, kernel, custom::operands
+// expect: custom::record: it does not take these arguments; write `custom::record<..?name..?, Out>\({spec, site}, kernel, custom::operands
 X no_operands(const X& x) {
   const Sizes sizes{{"L", x.size("L")}};
   return custom::record<"twice", X>({{}, Site::current()}, sizes, twice_kernel);

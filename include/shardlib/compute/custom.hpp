@@ -70,7 +70,7 @@ inline constexpr bool is_operands = false;
 template <class... X>
 inline constexpr bool is_operands<std::tuple<const X&...>> = true;
 inline constexpr Literal record_form =
-    "custom::record<\"twice\", Out>({spec, site}, kernel, custom::operands(x), vjps...)";
+    "custom::record<\"name\", Out>({spec, site}, kernel, custom::operands(x), vjps...)";
 
 /// Calls run(the result's value, the program's kernel).
 template <class K, class F>
@@ -237,9 +237,8 @@ Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> opera
 }
 /// A compile error where the tensors are not in `operands`.
 template <OpName Name, class Out, class Kernel, class... More>
-requires(!(detail::is_operands<More> || ...)) Out
-    record(const Call& /*call*/, const Kernel& /*kernel*/, const More&... /*more*/) {
-  detail::wrong_call<Name, detail::record_form>(0, 0);
+requires(!(detail::is_operands<More> || ...)) Out record(const Call& call, const Kernel& kernel, const More&... more) {
+  detail::wrong_call<"custom::record", detail::record_form>(call, kernel, more...);
   return {};
 }
 template <OpName Name, class Out, class Kernel, class... More>
