@@ -80,7 +80,6 @@ struct GivenInput {
 struct GivenWindow {
   struct Sum {
     std::uint32_t calls = 0, values = 0;
-    friend bool operator==(const Sum&, const Sum&) = default;
   };
   Sum inputs = {}, updates = {};        ///< of data and keys, and of updates
   std::array<GivenInput, 3> last = {};  ///< the newest first
@@ -116,7 +115,6 @@ class GivenInputs {
 
   /// Adds what the members along `axes` are given alike. `size` is that of the tensor's shard.
   void add(GivenInput given, std::uint64_t size, AxisSet axes) {
-    if (axes == 0) return;
     const std::uint64_t call = Fingerprint().add(fingerprint(given.op)).add(given.kind).add(size).value();
     given.count = counts_[call]++;
     // A device may be given more than another, or earlier: only calls of the same number are compared. It may not make
@@ -199,22 +197,29 @@ class GivenReader {
   GivenInputs::Seen seen_;
 };
 
-/// Throws the error for two members that were given other values; `mine` and `theirs` are as GivenWindow::describe
-/// returns them.
-[[noreturn]] inline void fail_given(int rank, std::size_t size, std::string_view mine, int other,
+/// Throws the error for two members that were given other values; `theirs` is as GivenWindow::describe returns it.
+[[noreturn]] inline void fail_given(int rank, std::size_t size, const GivenWindow& mine, int other,
                                     std::string_view theirs) {
-  // The first line of one that the other lacks.
-  const auto only = [](std::string_view text, std::string_view elsewhere) {
-    const std::string there = "\n" + std::string(elsewhere) + "\n";
-    for (std::string_view rest = text; !rest.empty();) {
-      const std::string line(rest.substr(0, rest.find('\n')));
-      if (there.find("\n" + line + "\n") == std::string::npos) return line;
-      rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    }
-    return std::string("something else before that");
+  const auto has_line = [](std::string_view text, std::string_view line) {
+    return ("\n" + std::string(text) + "\n").find("\n" + std::string(line) + "\n") != std::string::npos;
   };
-  const std::string here = only(mine, theirs), there = only(theirs, mine);
-  const bool is_update = here.find(", its update number ") != std::string::npos;
+  // Of each member, the newest entry that the other lacks. It may be older than the entries that are kept.
+  std::string here = "something else before that", there = here;
+  bool is_update = false;
+  for (std::size_t i = mine.entries; i-- > 0;) {
+    if (const std::string line = mine.last[i].describe(); !has_line(theirs, line)) {
+      here = line;
+      is_update = mine.last[i].kind == GivenInput::update;
+    }
+  }
+  const std::string all = mine.describe();
+  for (std::string_view rest = theirs; !rest.empty();) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    if (has_line(all, line)) continue;
+    there = line;
+    break;
+  }
   throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " has called " + here + ", where rank " +
               std::to_string(other) + " has called " + there + ": " +
               (is_update ? "all ranks make the same steps; let all of them skip a step or none, and compute the "

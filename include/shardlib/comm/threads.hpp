@@ -314,7 +314,7 @@ class ThreadCommunicator final : public Communicator {
     if (round->call() != call)
       detail::fail_call(me_.rank, me_.group->members.size(), describe(call, op), round->first(), round->describe());
     if (contradict(round->call().given, call.given))
-      detail::fail_given(me_.rank, me_.group->members.size(), call.given.describe(), round->first(),
+      detail::fail_given(me_.rank, me_.group->members.size(), call.given, round->first(),
                          round->call().given.describe());
     round->post(me_.rank, operands.send, operands.recv);
     if (round->ready()) {

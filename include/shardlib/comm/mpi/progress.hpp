@@ -98,7 +98,7 @@ struct CallComparison {
     }
     const std::string theirs(exchange->theirs.begin(), std::ranges::find(exchange->theirs, '\0'));
     const auto r = static_cast<std::size_t>(other);
-    if (all[r].call == mine.call) fail_given(rank, all.size(), text_for(r), other, theirs);
+    if (all[r].call == mine.call) fail_given(rank, all.size(), call.given, other, theirs);
     fail_call(rank, all.size(), text_for(r), other, theirs.empty() ? "something else" : theirs);
   }
 };

@@ -141,7 +141,7 @@ class Group {
     if (theirs.described.load(std::memory_order_acquire) == round + 1)
       text.assign(theirs.description.begin(), std::ranges::find(theirs.description, '\0'));
     const auto rank = [this](std::size_t member) { return static_cast<int>(first_ + member); };
-    if (same_call) fail_given(rank(member_), devices_.size(), mine, rank(other), text);
+    if (same_call) fail_given(rank(member_), devices_.size(), call.given, rank(other), text);
     detail::fail_call(rank(member_), devices_.size(), mine, rank(other), text);
   }
   /// Releases the group. It is not called after a failure, because others may still use the state.
