@@ -170,9 +170,14 @@ auto batch_first(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(mesh, loss, x, weights);
 }
 
-// expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments; write
+// expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments \(`{x, y}` has no type
 auto no_batch(const M2& mesh, const Weights& weights) {
   return value_and_grad(mesh, loss, weights);
+}
+
+// expect: value_and_grad: it does not take these arguments; write `value_and_grad\(mesh, f, weights, ...\)`
+auto no_mesh(const Weights& weights, const Batch& x) {
+  return value_and_grad(loss, weights, x);
 }
 
 // expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere

@@ -236,7 +236,8 @@ template <Spec A, class F, class W, class... Args>
 
 namespace detail {
 inline constexpr Literal one_function =
-    "value_and_grad(mesh, f, weights, ...)`, where f is one function: `loss<f32>`, or a lambda that calls one";
+    "value_and_grad(mesh, f, weights, ...)`, where f is one function, `loss<f32>` or a lambda that calls one, "
+    "and each argument has a type: `Batch{x, y}`, not `{x, y}`";
 /// The mesh of a call whose function has no type. g++ converts it first, so that the sentence stands first.
 struct MeshBeforeName {
   template <Spec A>
@@ -246,6 +247,13 @@ struct MeshBeforeName {
 }  // namespace detail
 /// A compile error for the name of a template, or of several functions.
 auto value_and_grad(detail::MeshBeforeName mesh, ...) -> Tensor<f32, "?">;
+/// A compile error without a mesh.
+template <class F, class W, class... Args>
+requires(!requires { F::axes; }) auto value_and_grad(const F& f, const W& weights, const Args&... args)
+    -> std::pair<detail::Unknown, W> {
+  detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(f, weights, args...);
+  return {};
+}
 
 /// `name` selects the results that explicit_activation_checkpointing keeps for the backward pass besides the arguments.
 /// `none` recomputes nothing and keeps everything. `marked` keeps the arguments of save_for_backward. `dots` keeps the

@@ -142,11 +142,10 @@ struct Adafactor {
       for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
     }
   }
-  /// A compile error for fewer arguments, or the moments of another optimizer.
+  /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.
   template <class... Args>
-  requires(sizeof...(Args) < 7 || detail::other_moments<Adafactor, Args...>) auto update(const Args&... args) const {
-    return detail::wrong_update<"Adafactor">(args...);
-  }
+  requires detail::wrong_arguments<Adafactor, Args&&...>
+  auto update(Args&&... args) const { return detail::wrong_update<"Adafactor">(args...); }
 
  private:
   SHARDLIB_INLINE void update(const detail::LeafUpdate& leaf, double learning_rate, double scale,

@@ -53,11 +53,10 @@ struct Muon {
     detail::note_update("Muon", leaves, learning_rate, step);
     for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
   }
-  /// A compile error for fewer arguments, or the moments of another optimizer.
+  /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.
   template <class... Args>
-  requires(sizeof...(Args) < 7 || detail::other_moments<Muon, Args...>) auto update(const Args&... args) const {
-    return detail::wrong_update<"Muon">(args...);
-  }
+  requires detail::wrong_arguments<Muon, Args&&...>
+  auto update(Args&&... args) const { return detail::wrong_update<"Muon">(args...); }
 
  private:
   SHARDLIB_INLINE void update(const detail::LeafUpdate& leaf, double learning_rate, double scale,

@@ -200,12 +200,23 @@ inline constexpr bool other_moments = false;
 template <class Optimizer, class W, class M, class G, class Rate, class... More>
 inline constexpr bool other_moments<Optimizer, W, M, G, Rate, More...> =
     std::is_arithmetic_v<Rate> && !std::is_same_v<M, typename Optimizer::template Moments<W>>;
+/// Whether it cannot write weights and moments: they are const, or no variables.
+template <class... Args>
+inline constexpr bool not_written = false;
+template <class W, class M, class... More>
+inline constexpr bool not_written<W, M, More...> =
+    std::is_const_v<std::remove_reference_t<W>> || !std::is_lvalue_reference_v<W> ||
+    std::is_const_v<std::remove_reference_t<M>> || !std::is_lvalue_reference_v<M>;
+/// Whether an optimizer's update does not take arguments of these types, which are references.
+template <class Optimizer, class... Args>
+concept wrong_arguments =
+    sizeof...(Args) < 7 || other_moments<Optimizer, std::remove_cvref_t<Args>...> || not_written<Args...>;
 /// A compile error that gives the form of an optimizer's update.
 template <OpName Optimizer, class... Args>
 auto wrong_update(const Args&... args) {
   return wrong_call<Optimizer,
                     "update(weights, moments, grads, rate, scale, step, decays)`, with the moments that its "
-                    "`init(weights)` has made">(args...);
+                    "`init(weights)` has made. Weights and moments are variables that are not const">(args...);
 }
 }  // namespace detail
 
@@ -255,11 +266,10 @@ struct AdamW {
     for (const auto& leaf : leaves)
       detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
-  /// A compile error for fewer arguments, or the moments of another optimizer.
+  /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.
   template <class... Args>
-  requires(sizeof...(Args) < 7 || detail::other_moments<AdamW, Args...>) auto update(const Args&... args) const {
-    return detail::wrong_update<"AdamW">(args...);
-  }
+  requires detail::wrong_arguments<AdamW, Args&&...>
+  auto update(Args&&... args) const { return detail::wrong_update<"AdamW">(args...); }
 
   /// The parameters of a leaf's update.
   [[nodiscard]] detail::AdamWNumbers numbers(double learning_rate, double scale, std::int64_t step,
@@ -301,11 +311,10 @@ struct SGD {
                                                  f(learning_rate * leaf.factors.rate), f(scale), nesterov},
                               leaf);
   }
-  /// A compile error for fewer arguments, or the moments of another optimizer.
+  /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.
   template <class... Args>
-  requires(sizeof...(Args) < 7 || detail::other_moments<SGD, Args...>) auto update(const Args&... args) const {
-    return detail::wrong_update<"SGD">(args...);
-  }
+  requires detail::wrong_arguments<SGD, Args&&...>
+  auto update(Args&&... args) const { return detail::wrong_update<"SGD">(args...); }
 };
 
 /// Lion (Chen et al. 2023): steps of the size of the learning rate, along the sign of a mean of gradients. It wants a
@@ -335,11 +344,10 @@ struct Lion {
                                                   f(learning_rate * leaf.factors.rate), f(scale)},
                               leaf);
   }
-  /// A compile error for fewer arguments, or the moments of another optimizer.
+  /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.
   template <class... Args>
-  requires(sizeof...(Args) < 7 || detail::other_moments<Lion, Args...>) auto update(const Args&... args) const {
-    return detail::wrong_update<"Lion">(args...);
-  }
+  requires detail::wrong_arguments<Lion, Args&&...>
+  auto update(Args&&... args) const { return detail::wrong_update<"Lion">(args...); }
 };
 
 /// Adds gradients in f32 or bf16 to sums in f32, in place: those of several microbatches. `update` does not reset the

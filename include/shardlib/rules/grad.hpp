@@ -158,10 +158,11 @@ constexpr Verdict misfit(const Text& title, int parameters, int at, bool not_con
 constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
                            std::string_view given) {
   const Text form("; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)"),
-      arguments = "the weights and " + number(args) + (args == 1 ? " more argument" : " more arguments");
+      arguments = "the weights and " + number(args) + (args == 1 ? " more argument" : " more arguments"),
+      braces(args == 0 ? " (`{x, y}` has no type and is none; write `Batch{x, y}`)" : "");
   return misfit("value_and_grad: ", parameters, at, not_const, declared,
                 arguments + " in this order, each by value or as a const reference" + form,
-                "is given " + arguments + form,
+                "is given " + arguments + braces + form,
                 ", " + (at == 0 ? Text("the weights") : "argument " + number(at)) + ", is " + quoted(declared) +
                     ", but is given " + quoted(given) + form);
 }
