@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shardlib/device/device.hpp"
@@ -282,6 +285,7 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
   const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
   const Buffer here = host->allocate(64), there = pool->allocate(64);
   const Buffer longer = host->allocate(detail::most_uploaded + 1), its_place = pool->allocate(longer.bytes());
+  const Buffer full = longer.slice(0, detail::most_uploaded);
   Region& gpu = *pool->device_memory();
   const auto zero = [&] { Exec{.pool = pool.get()}.zero(there.data(), 64); };
   const auto stream = gpu.make_stream();
@@ -303,7 +307,7 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
              throw Error("5000 collectives behind what hangs");
            },
            [&] {
-             for (int i = 0; i < 100; ++i) copy(there, here);
+             for (int i = 0; i < 100; ++i) copy(its_place.slice(0, full.bytes()), full);
              throw Error("100 copies under way");
            }}) {
     gpu.gpu()->stream()->behind = 0;
@@ -315,7 +319,57 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
     CHECK(!gpu.flights()->ask());
   }
   stand_in.hangs = false;
+  stand_in_copies = {};
   CHECK_NOTHROW(copy(here, there));
+}
+
+TEST_CASE("arrays on their way to a GPU have places of their own in a ring, for which the host does not wait") {
+  if (world_size() > 1) return;
+  const Machine machine({.total = 1000 * mib});
+  const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
+  struct Sent {
+    Buffer there;
+    int value;
+  };
+  std::deque<Sent> sent;  // and not yet there
+  std::size_t under_way = 0;
+  const auto take = [&] {
+    stand_in_copies.run();
+    const Sent next = std::move(sent.front());
+    sent.pop_front();
+    under_way -= next.there.bytes();
+    const auto* const bytes = next.there.as<const unsigned char>();
+    CHECK(std::all_of(bytes, bytes + next.there.bytes(), [&](unsigned char b) { return b == next.value; }));
+  };
+  stand_in.hangs = true;
+  const int waits = stand_in_waits, far = stand_in_far_copies;
+  for (int i = 0; i < 200; ++i) {
+    const std::size_t bytes = i % 3 == 0   ? detail::most_uploaded / 2 - 1000 * static_cast<std::size_t>(i)
+                              : i % 3 == 1 ? static_cast<std::size_t>(1 + i)
+                                           : detail::most_uploaded / 8 + 100 * static_cast<std::size_t>(i);
+    const Buffer from = host->allocate(bytes);
+    std::memset(from.data(), i % 256, bytes);
+    sent.push_back({pool->allocate(bytes), i % 256});
+    under_way += bytes;
+    copy(sent.back().there, from);  // fails if it waits
+    std::memset(from.data(), 255, bytes);
+    while (under_way > 2 * detail::most_uploaded) take();
+  }
+  while (!sent.empty()) take();
+  CHECK(stand_in_waits == waits);
+  CHECK(stand_in_far_copies == far);
+  // Four of the longest fill it, and the next one would wait.
+  const Buffer longest = host->allocate(detail::most_uploaded);
+  std::memset(longest.data(), 7, longest.bytes());
+  for (int i = 0; i < 4; ++i) {
+    sent.push_back({pool->allocate(longest.bytes()), 7});
+    under_way += longest.bytes();
+    copy(sent.back().there, longest);
+  }
+  CHECK_THROWS_WITH(copy(pool->allocate(64), host->allocate(64)), Catch::Contains("cudaMemcpyAsync failed"));
+  while (!sent.empty()) take();
+  stand_in.hangs = false;
+  stand_in_copies = {};
 }
 
 TEST_CASE("what a kernel finds wrong is an error when the host next waits for the GPU") {
@@ -340,6 +394,21 @@ TEST_CASE("what a kernel finds wrong is an error when the host next waits for th
   check(1, -7);
   CHECK_THROWS_WITH(gpu.synchronize(), Catch::Matchers::Equals("id -7 is wrong"));
   CHECK_NOTHROW(gpu.synchronize());
+  // A read takes the words along: one wait, and the GPU writes both by itself.
+  const int waits = stand_in_waits, far = stand_in_far_copies;
+  check(detail::FaultWord::none, 0);
+  std::fill_n(there.as<int>(), 16, 5);
+  copy(here, there);
+  CHECK(std::all_of(here.as<int>(), here.as<int>() + 16, [](int x) { return x == 5; }));
+  CHECK(stand_in_waits == waits + 1);
+  CHECK(stand_in_far_copies == far);
+  // What is too long for the mirror is copied as it is.
+  const Buffer many = host->allocate(mib), their_place = pool->allocate(mib);
+  std::memset(their_place.data(), 6, mib);
+  check(detail::FaultWord::none, 0);
+  copy(many, their_place);
+  CHECK(std::memcmp(many.data(), their_place.data(), mib) == 0);
+  CHECK(stand_in_waits == waits + 2);
 }
 
 TEST_CASE("an error of a kernel whose result nobody has read is one of the launch") {

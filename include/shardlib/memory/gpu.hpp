@@ -41,6 +41,7 @@ SHARDLIB_INLINE void check_sharing(int local_rank, int ranks);
 [[nodiscard]] SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers);
 
 class Uploads;
+class Mirror;
 
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
 /// freed may be reused at once, because the device's kernels and copies are in one stream: what reads the old block
@@ -86,6 +87,9 @@ class Gpu final : public Region {
   /// Waits until the stream is at its end, or waits for no collective any more. Before that, a call of CUDA that waits
   /// for the stream would not end if a collective hangs.
   void wait_for_flights();
+  void put_copy(void* to, const void* from, std::size_t bytes);
+  /// Waits for the device, and copies so many of its bytes to host memory. Throws what `synchronize` does.
+  void read(void* to, const void* from, std::size_t bytes);
   bool grant(std::size_t /*bytes*/) override { return true; }
   Addresses grow(std::size_t bytes) override;
   void discard(std::uintptr_t, std::size_t) override {}
@@ -119,6 +123,7 @@ class Gpu final : public Region {
   mutable std::shared_ptr<void> kept_by_launcher_;
   mutable Flights flights_;
   std::unique_ptr<Uploads> uploads_;
+  std::unique_ptr<Mirror> mirror_;
 };
 
 }  // namespace shardlib::detail

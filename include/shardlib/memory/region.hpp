@@ -195,7 +195,7 @@ class Mapping {
 };
 
 /// Up to this size, copies from host memory to a device do not make the host wait: another copy is taken meanwhile.
-inline constexpr std::size_t most_uploaded = std::size_t{1} << 18;
+inline constexpr std::size_t most_uploaded = std::size_t{1} << 23;
 
 /// Up to this size, a region grants memory without reading /proc: the check would take longer than the writes.
 inline constexpr std::size_t small_grant = std::size_t{1} << 20;

@@ -4,14 +4,13 @@
 #include "shardlib/memory/gpu.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 
+#include "shardlib/memory/impl/gpu_copies.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -109,70 +108,6 @@ SHARDLIB_INLINE std::size_t gpu_share(int local_rank, int sharers) {
   return std::min(share_of(gpu_part(), total, sharers), free / static_cast<std::size_t>(sharers));
 }
 
-/// Whether the work that a query asks about has ended or failed.
-inline bool is_over(cudaError_t status) {
-  if (status != cudaErrorNotReady) return true;
-  static_cast<void>(cudaGetLastError());  // older versions of HIP would return it after the next start of a kernel
-  return false;
-}
-
-/// An event of CUDA.
-class CudaEvent {
- public:
-  CudaEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
-  CudaEvent(const CudaEvent&) = delete;
-  CudaEvent& operator=(const CudaEvent&) = delete;
-  ~CudaEvent() { static_cast<void>(cudaEventDestroy(event_)); }
-  void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  [[nodiscard]] bool passed() const {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (!is_over(status)) return false;
-    check_cuda(status, "cudaEventQuery");
-    return true;
-  }
-  /// Later entries of `stream` run after the event.
-  void hold(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-/// Copies of what goes from host memory to a GPU, in memory that the GPU reads by itself.
-class Uploads {
- public:
-  Uploads() {
-    void* memory = nullptr;
-    if (cudaMallocHost(&memory, places * most_uploaded) == cudaSuccess)
-      memory_ = static_cast<std::byte*>(memory);
-    else
-      static_cast<void>(cudaGetLastError());  // forgets the error, which the next call would report again
-  }
-  Uploads(const Uploads&) = delete;
-  Uploads& operator=(const Uploads&) = delete;
-  ~Uploads() {
-    if (memory_ != nullptr) static_cast<void>(cudaFreeHost(memory_));
-  }
-  /// Starts such a copy. Returns false if it is too long, if too many are under way, or if there is no such memory.
-  bool start(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-    if (bytes > most_uploaded || memory_ == nullptr) return false;
-    std::optional<CudaEvent>& read = read_[next_];
-    if (read && !read->passed()) return false;
-    void* const there = memory_ + next_ * most_uploaded;
-    std::memcpy(there, from, bytes);
-    check_cuda(cudaMemcpyAsync(to, there, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-    if (!read) read.emplace();
-    read->record(stream);
-    next_ = (next_ + 1) % places;
-    return true;
-  }
-
- private:
-  static constexpr std::size_t places = 32;
-  std::byte* memory_ = nullptr;
-  std::array<std::optional<CudaEvent>, places> read_;  ///< the GPU has read a place
-  std::size_t next_ = 0;
-};
-
 SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()), sharers_(sharers) {
   const double part = gpu_part();
   const auto start = [&](cudaError_t status, const char* call) {
@@ -210,6 +145,7 @@ SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gp
   bytes_ = bytes_ / 4096 * 4096;
   if (bytes_ > free) refuse("has " + free_memory() + ", and this device takes " + std::to_string(bytes_));
   uploads_ = std::make_unique<Uploads>();
+  mirror_ = std::make_unique<Mirror>();
 }
 
 SHARDLIB_INLINE Gpu::~Gpu() {
@@ -230,24 +166,41 @@ SHARDLIB_INLINE void Gpu::wait_for_flights() {
   flights_.wait([this] { return is_over(cudaStreamQuery(stream())); });
 }
 
-SHARDLIB_INLINE void Gpu::synchronize() {
+SHARDLIB_INLINE void Gpu::put_copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+}
+
+SHARDLIB_INLINE void Gpu::read(void* to, const void* from, std::size_t bytes) {
   use();
-  faults_.close([this](void* to, const void* from, std::size_t bytes) {
+  faults_.close([&](void* words, const void* first_word, std::size_t word_bytes) {
     wait_for_flights();
-    if (bytes > 0) check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    const Mirror::Use mirror(*mirror_, bytes + word_bytes);
+    std::byte* const data = mirror.data();
+    put_copy(data != nullptr ? data : to, from, bytes);
+    put_copy(data != nullptr ? data + bytes : words, first_word, word_bytes);
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    if (data == nullptr) return;
+    if (bytes > 0) std::memcpy(to, data, bytes);
+    if (word_bytes > 0) std::memcpy(words, data + bytes, word_bytes);
   });
+}
+
+SHARDLIB_INLINE void Gpu::synchronize() {
+  read(nullptr, nullptr, 0);
 }
 
 SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return true;
   before_enqueue();
-  const bool is_here = contains(to, bytes), is_within = is_here && contains(from, bytes);
-  if (is_here && !is_within && uploads_->start(to, from, bytes, stream())) return true;
-  if (!is_within) wait_for_flights();
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
-  // The host may use its side of a copy as soon as this returns.
-  if (!is_within) synchronize();
+  if (!contains(to, bytes)) {
+    read(to, from, bytes);
+  } else if (contains(from, bytes)) {
+    put_copy(to, from, bytes);
+  } else if (!uploads_->start(to, from, bytes, stream())) {
+    wait_for_flights();
+    put_copy(to, from, bytes);
+    synchronize();  // the host may change its array as soon as this returns
+  }
   return true;
 }
 
