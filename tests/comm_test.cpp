@@ -857,10 +857,12 @@ TEST_CASE("too little memory is an error that says how much is in use") {
   const std::size_t wanted = left < machine ? left + (machine - left) / 2 : machine + 1;
   const auto error = [](Pool& from, std::size_t bytes) { return error_of<Error>([&] { from.allocate(bytes); }); };
   if (left < machine) {
-    CHECK_THAT(error(*pool, wanted),
-               Catch::Matchers::Matches("out of memory: " + std::to_string(wanted) +
-                                        " bytes wanted, 128 in use by this device.s pool, [0-9]+ left on this machine: "
-                                        "use smaller sizes, or more machines"));
+    CHECK_THAT(
+        error(*pool, wanted),
+        Catch::Matchers::Matches(
+            "out of memory: " + std::to_string(wanted) +
+            " bytes wanted, 128 in use by this device.s pool \\(128 outside of ops\\), [0-9]+ left on this machine: "
+            "use smaller sizes, or more machines"));
   } else {
     CHECK(error(*pool, wanted).starts_with("out of memory: "));
   }
@@ -933,3 +935,31 @@ TEST_CASE("devices share out the threads") {
   });
   launch(mesh, [](const DevicePtr& device) { expect(device->exec().threads == 3); }, {.threads = 3});
 }
+TEST_CASE("an error about too little memory names the ops that have most of it") {
+  const auto pool = Pool::make();
+  const auto text = [&] {
+    const std::string error = error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); });
+    return error.substr(0, error.find(')') + 1).substr(error.find("wanted"));
+  };
+  const auto by = [&](const char* name, std::string_view spec, std::size_t bytes) {
+    const detail::Calling op(name, spec, Site());
+    return pool->allocate(bytes);
+  };
+  std::vector<Buffer> layers;
+  for (int i = 0; i < 3; ++i) layers.push_back(by("einsum", "L M, M F -> L F", 1000));
+  const Buffer gelu = by("gelu", {}, 2000), exp = by("exp", {}, 640), none = pool->allocate(64);
+  {
+    const detail::Calling op("exp", {}, Site());
+    const Buffer temporary = by("sum", {}, 6400);
+  }
+  CHECK(text() ==
+        "wanted, 5824 in use by this device's pool (3072 by einsum<`L M, M F -> L F`>, 2048 by gelu, 640 by exp)");
+  layers.clear();
+  CHECK(text() == "wanted, 2752 in use by this device's pool (2048 by gelu, 640 by exp, 64 outside of ops)");
+  pool->shrink(gelu, 512);
+  const Site here = Site::current();
+  const Buffer placed = pool->allocate(704, detail::OpInfo{"+", {}, here});
+  CHECK(text() == "wanted, 1920 in use by this device's pool (704 by operator+ at " + std::string(here.file_name()) +
+                      ":" + std::to_string(here.line()) + ", 640 by exp, 512 by gelu)");
+}
+

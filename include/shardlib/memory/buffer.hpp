@@ -4,13 +4,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/types/call_site.hpp"
 
 namespace shardlib {
 
@@ -89,8 +95,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   /// Blocks of at least this size have the region's alignment. Smaller ones have 64 bytes.
   static constexpr std::size_t long_block = std::size_t{1} << 18;
-  /// Uninitialized memory. Throws Error if there is not enough memory.
+  /// Uninitialized memory, for the current op or for `op`. Throws Error if there is not enough memory. It names the ops
+  /// that have most of it.
   Buffer allocate(std::size_t bytes);
+  Buffer allocate(std::size_t bytes, const detail::OpInfo& op);
   /// Frees what lies behind the first `bytes` of a block of this pool that no other handle shares. Other memory stays.
   void shrink(const Buffer& block, std::size_t bytes);
 
@@ -112,18 +120,32 @@ class Pool : public std::enable_shared_from_this<Pool> {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
+  /// The blocks that one line of the program has made, as errors name it.
+  struct Made {
+    std::string by;
+    std::size_t bytes = 0;
+  };
+  /// The line, its file, the op and its op spec.
+  using Maker = std::tuple<std::uint_least32_t, const char*, std::string, std::string>;
   /// Gives a block back when its last handle has gone.
   struct Lease {
     std::shared_ptr<Pool> pool;
     std::size_t bytes, taken;  ///< as counted, and in the region
-    void operator()(void* p) const { pool->give(static_cast<std::byte*>(p), bytes, taken); }
+    Made* made;
+    void operator()(void* p) const {
+      pool->uncount(bytes, *made);
+      pool->region_->free(static_cast<std::byte*>(p), taken);
+    }
   };
+  Made* count(std::size_t bytes, const detail::OpInfo& op);
+  void uncount(std::size_t bytes, Made& made);
+  /// What has most bytes, in words.
+  [[nodiscard]] std::string largest() const;
   [[noreturn]] void fail(std::size_t bytes) const;
-  /// `taken` is the size in the region of a block that counts as `bytes`.
-  void give(std::byte* p, std::size_t bytes, std::size_t taken);
 
   mutable std::mutex mutex_;
   Stats stats_;
+  std::map<Maker, Made, std::less<>> live_;
   std::shared_ptr<Region> region_;
   Region* device_;
   std::atomic<std::size_t> planned_peak_ = 0;

@@ -121,7 +121,7 @@ SHARDLIB_INLINE Shape true_shape(const Value& x) {
 }
 
 SHARDLIB_INLINE Buffer allocate(const Value& value) {
-  return value.device->pool()->allocate(value.bytes());
+  return value.device->pool()->allocate(value.bytes(), value.made_by);
 }
 
 SHARDLIB_INLINE const std::byte* host_data(const Value& value) {
