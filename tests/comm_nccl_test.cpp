@@ -789,47 +789,112 @@ TEST_CASE("messages from GPU to GPU must agree on the length", "[nccl]") {
          text == "recv from rank 0: 16 bytes were sent, but 20 were expected: send and recv must agree on the size"));
 }
 
-TEST_CASE("ring attention by NCCL sends its keys, values and cotangents from GPU to GPU", "[nccl]") {
-  if (under_mpi()) return;
+namespace {
+/// The bytes of all leaves.
+template <class T>
+std::vector<std::byte> bytes_of(const T& tree) {
+  std::vector<std::byte> results;
+  for_each_leaf(
+      [&](std::string_view, const auto& leaf) {
+        const auto values = fetch(leaf).data;
+        const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+        results.insert(results.end(), bytes, bytes + values.size() * sizeof values[0]);
+      },
+      tree);
+  return results;
+}
+
+/// f(device, measured) has the same bytes by NCCL as through host memory. What it passes to `measured` takes `shard`
+/// bytes of host memory there, and hardly any by NCCL.
+template <class F>
+void check_takes_no_host_memory(const std::string& mesh, std::size_t shard, const F& f) {
   const Apart apart;
-  struct Operands {
-    Tensor<f32, "B L/s D"> q, k, v;
-  };
-  const Sizes sizes{{"B", 2}, {"L", 48}, {"D", 32}};
-  constexpr std::size_t shard = 2 * 16 * 32 * sizeof(f32);
-  std::vector<std::size_t> taken(6);
+  const auto devices = static_cast<std::size_t>(device_count(parse_mesh(mesh)));
+  std::vector<std::size_t> taken(2 * devices);
   const auto body = [&](std::size_t way) {
-    return [&, way](Device& of) {
-      const Mesh<"s"> mesh(DevicePtr::share(&of));
-      const auto made = [&](std::uint64_t key) { return random_normal<f32, "B L/s D">(mesh, sizes, {key, 0}); };
-      const Operands operands{made(1), made(2), made(3)};
-      const auto loss_of = [](const Operands& x) {
-        return sum<"B L/s D -> +s">(gelu(causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v)));
-      };
-      of.host_pool()->reset_peak();
-      const std::size_t live = of.host_pool()->stats().live;
-      const auto [loss, gradients] = value_and_grad(mesh, loss_of, operands);
-      taken[2 * static_cast<std::size_t>(of.rank()) + way] = of.host_pool()->stats().peak - live;
-      std::vector<std::byte> results;
-      for_each_leaf(
-          [&](std::string_view, const auto& leaf) {
-            const auto values = fetch(leaf).data;
-            const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
-            results.insert(results.end(), bytes, bytes + values.size() * sizeof(f32));
-          },
-          gradients);
-      return results;
+    return [&, way](Device& device) {
+      return f(device, [&, way](const auto& measured) {
+        device.host_pool()->reset_peak();
+        const std::size_t live = device.host_pool()->stats().live;
+        auto result = measured();
+        taken[2 * static_cast<std::size_t>(device.rank()) + way] = device.host_pool()->stats().peak - live;
+        return result;
+      });
     };
   };
   std::mutex mutex;
   Results by_host, by_nccl;
-  on_mesh("s=3", collecting(by_host, mutex, body(0)), {.kind = DeviceKind::simulated});
-  on_nccl("s=3", collecting(by_nccl, mutex, body(1)));
+  on_mesh(mesh, collecting(by_host, mutex, body(0)), {.kind = DeviceKind::simulated});
+  on_nccl(mesh, collecting(by_nccl, mutex, body(1)));
   CHECK(by_host == by_nccl);
-  for (std::size_t r = 0; r < 3; ++r) {
+  for (std::size_t r = 0; r < devices; ++r) {
     CHECK(taken[2 * r] >= shard);
     CHECK(taken[2 * r + 1] < shard / 4);
   }
+}
+}  // namespace
+
+TEST_CASE("ring attention by NCCL sends its keys, values and cotangents from GPU to GPU", "[nccl]") {
+  if (under_mpi()) return;
+  struct Operands {
+    Tensor<f32, "B L/s D"> q, k, v;
+  };
+  check_takes_no_host_memory("s=3", 2 * 16 * 32 * sizeof(f32), [](Device& device, const auto& measured) {
+    const Mesh<"s"> mesh(DevicePtr::share(&device));
+    const Sizes sizes{{"B", 2}, {"L", 48}, {"D", 32}};
+    const auto made = [&](std::uint64_t key) { return random_normal<f32, "B L/s D">(mesh, sizes, {key, 0}); };
+    const Operands operands{made(1), made(2), made(3)};
+    const auto loss_of = [](const Operands& x) {
+      return sum<"B L/s D -> +s">(gelu(causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v)));
+    };
+    return bytes_of(measured([&] { return value_and_grad(mesh, loss_of, operands).second; }));
+  });
+}
+
+TEST_CASE("einsums by NCCL shift their shards from GPU to GPU", "[nccl]") {
+  if (under_mpi()) return;
+  struct Operands {
+    Tensor<f32, "L M/t"> x;
+    Tensor<f32, "M F/t"> up;
+    Tensor<f32, "F/t M"> down;
+  };
+  const int sent = launched(stand_in::Kind::send), received = launched(stand_in::Kind::recv);
+  check_takes_no_host_memory("t=3", 64 * 32 * sizeof(f32), [](Device& device, const auto& measured) {
+    const Mesh<"t"> mesh(DevicePtr::share(&device));
+    const Sizes sizes{{"L", 64}, {"M", 96}, {"F", 48}};
+    const Operands operands{random_normal<f32, "L M/t">(mesh, sizes, {1, 0}),
+                            random_normal<f32, "M F/t">(mesh, sizes, {2, 0}),
+                            random_normal<f32, "F/t M">(mesh, sizes, {3, 0})};
+    const auto loss_of = [](const Operands& o) {
+      const auto h = gelu(einsum_unreduced<"L M, M F/t -> L F/t">(gathering<over<"t">>(o.x), o.up));
+      return sum<"L M/t -> +t">(gelu(einsum_scatter<"L F/t, F/t M -> L M/t">(h, o.down)));
+    };
+    return bytes_of(measured([&] { return value_and_grad(mesh, loss_of, operands).second; }));
+  });
+  // On each of three devices two shifts, for both einsums, and backward for their shards, which travel once for the
+  // result of einsum_scatter, and for each operand of the other einsum.
+  CHECK(launched(stand_in::Kind::send) == sent + 3 * 2 * 5);
+  CHECK(launched(stand_in::Kind::recv) == received + 3 * 2 * 5);
+}
+
+TEST_CASE("rows that are counted go by NCCL from GPU to GPU", "[nccl]") {
+  if (under_mpi()) return;
+  const int sent = launched(stand_in::Kind::send), received = launched(stand_in::Kind::recv);
+  check_takes_no_host_memory("e=3", 20 * 64 * sizeof(f32), [](Device& device, const auto& measured) {
+    const Mesh<"e"> mesh(DevicePtr::share(&device));
+    // The last place has no rows for the first device, so no message goes there.
+    const auto counts = place<Tensor<i32, "P/e X">>(
+        mesh, HostArray<i32>({6, 3}, {5, 10, 11, 6, 10, 9, 4, 3, 12, 6, 7, 8, 0, 25, 7, 0, 4, 8}));
+    const auto received_counts = all_to_all<"P/e X -> P X/e">(counts);
+    const auto rows = random_normal<f32, "R/e M">(mesh, {{"R", 180}, {"M", 64}}, {1, 0});
+    const auto loss_of = [&](const Tensor<f32, "R/e M">& x) {
+      return sum<"S/e M -> +e">(gelu(ragged_all_to_all<"R/e M -> S/e M">(x, counts, received_counts, {{"S", 300}})));
+    };
+    return bytes_of(measured([&] { return value_and_grad(mesh, loss_of, rows).second; }));
+  });
+  constexpr int of_counts = 3 * 3;                                    // all_to_all
+  CHECK(launched(stand_in::Kind::send) == sent + of_counts + 2 * 5);  // forward and backward
+  CHECK(launched(stand_in::Kind::recv) == received + of_counts + 2 * 5);
 }
 
 TEST_CASE("sums of NCCL are taken where the program asks for them, and maxima never", "[nccl]") {

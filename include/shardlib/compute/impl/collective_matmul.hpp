@@ -14,8 +14,8 @@
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/einsum.hpp"
+#include "shardlib/compute/impl/shard_transfer.hpp"
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/layout.hpp"
@@ -86,98 +86,6 @@ class Sliced {
   std::int64_t slices_ = 1;
   std::int64_t rows_ = 1;    ///< contiguous pieces of a slice in the whole array
   std::int64_t stride_ = 0;  ///< between two slices, in elements
-};
-
-/// The devices along an axis as a ring, seen by an op that makes the value `made` there. Shards travel in messages, so
-/// that the first bytes of a shard can be used, or passed on, before the last ones have come.
-class DeviceRing {
- public:
-  DeviceRing(const Value& made, std::string_view axis)
-      : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
-  [[nodiscard]] int size() const { return group_->size(); }
-  /// The index on the axis of the device that many places later.
-  [[nodiscard]] int at(int places) const { return (group_->rank() + places + 2 * size()) % size(); }
-  /// The message of a shard that begins with this byte.
-  // Kernels of a device take a whole shard, so a shorter message would only cost. The first message is shorter in a
-  // longer shard: so devices whose shards differ in length find that at once, and compute nothing with the wrong
-  // messages.
-  [[nodiscard]] Buffer message(const Buffer& shard, std::size_t begin) const {
-    const std::size_t bytes = shard.bytes();
-    const std::size_t most = made_.device->exec().on_device() ? bytes : made_.device->tuning().shard_message;
-    if (bytes <= most) return shard;
-    const std::size_t length = begin == 0 ? most - std::min(most / 2, 64 * (bytes / most)) : most;
-    return shard.slice(begin, std::min(length, bytes - begin));
-  }
-  /// Sends to the device that many places later. Nobody waits for it.
-  void send(const Buffer& message, int places) const {
-    static_cast<void>(begin(made_, [&] { return group_->send(message, at(places)); }));
-    add_traffic(made_, message.bytes(), {axis_});
-  }
-  /// Receives from the device that many places later.
-  [[nodiscard]] Request receive(const Buffer& message, int places) const {
-    return begin(made_, [&] { return group_->recv(message, at(places)); });
-  }
-  void wait(Request& request) const {
-    complete(made_, [&] { return std::move(request); });
-  }
-
- private:
-  const Value& made_;
-  std::string_view axis_;
-  Communicator* group_;
-};
-
-/// A shard that leaves for the device `places` later.
-class LeavingShard {
- public:
-  LeavingShard(const DeviceRing& ring, Buffer shard, int places)
-      : ring_(&ring), shard_(std::move(shard)), places_(places) {}
-  /// Sends the messages within the first `bytes` bytes, which must not change any more.
-  void send_until(std::size_t bytes) {
-    while (sent_ < bytes) {
-      const Buffer message = ring_->message(shard_, sent_);
-      if (sent_ + message.bytes() > bytes) return;
-      ring_->send(message, places_);
-      sent_ += message.bytes();
-    }
-  }
-
- private:
-  const DeviceRing* ring_;
-  Buffer shard_;
-  int places_;
-  std::size_t sent_ = 0;
-};
-
-/// A shard that comes from the device `places` later.
-class ArrivingShard {
- public:
-  ArrivingShard(const DeviceRing& ring, const Buffer& shard, int places) : ring_(&ring) {
-    for (std::size_t begin = 0; begin < shard.bytes();) {
-      const Buffer message = ring.message(shard, begin);
-      begin += message.bytes();
-      messages_.push_back({ring.receive(message, places), begin});
-    }
-  }
-  /// Waits for the first `bytes` bytes, or more. Returns how many have come.
-  std::size_t wait_until(std::size_t bytes) {
-    while (arrived_ < messages_.size() && (arrived_ == 0 || messages_[arrived_ - 1].end < bytes))
-      ring_->wait(messages_[arrived_++].request);
-    return arrived_ == 0 ? 0 : messages_[arrived_ - 1].end;
-  }
-  /// Lets MPI make progress.
-  void test() {
-    if (arrived_ < messages_.size()) static_cast<void>(messages_[arrived_].request.test());
-  }
-
- private:
-  struct Message {
-    Request request;
-    std::size_t end;  ///< of its bytes, in the shard
-  };
-  const DeviceRing* ring_;
-  std::vector<Message> messages_;
-  std::size_t arrived_ = 0;  ///< messages
 };
 
 /// In how many parts a device multiplies a shard, which has `length` elements along the dim. Parts are longer where
@@ -264,16 +172,13 @@ inline void multiply_gathered(const Value& made, const Value& shard, std::string
                               std::span<ShardProducts* const> products) {
   const DeviceRing ring(made, axis);
   Buffer here = shard.data();
-  std::optional<ArrivingShard> arriving;  // `here`, except for the device's own
+  std::optional<ShardTransfer> arriving;  // of `here`, except for the device's own
   for (int step = 0; step < ring.size(); ++step) {
-    const bool last = step + 1 == ring.size();
-    const Buffer next = last ? Buffer() : made.device->pool()->allocate(here.bytes());
-    std::optional<ArrivingShard> after;
-    if (!last) after.emplace(ring, next, -1);
-    LeavingShard leaving(ring, here, 1);
+    std::optional<ShardTransfer> after;
+    if (step + 1 < ring.size()) after.emplace(ring, here, 1);
     const auto need = [&](std::size_t bytes) {
       const std::size_t arrived = arriving ? arriving->wait_until(bytes) : here.bytes();
-      if (!last) leaving.send_until(arrived);
+      if (after) after->send_until(arrived);
     };
     const auto progress = [&] {
       if (arriving) arriving->test();
@@ -281,8 +186,8 @@ inline void multiply_gathered(const Value& made, const Value& shard, std::string
     };
     for (ShardProducts* const p : products) p->add(here, ring.at(-step), need, progress);
     need(here.bytes());
-    here = next;
     arriving = std::move(after);
+    here = arriving ? arriving->arriving() : Buffer();
   }
   for (const ShardProducts* const p : products) p->finish();
 }
@@ -325,24 +230,22 @@ SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
 
   Buffer result = allocate(out);
   const Buffer total = wide ? pool->allocate(sum_bytes) : result;
-  Buffer received;
-  std::optional<ArrivingShard> arriving;
+  std::optional<ShardTransfer> arriving;
   const auto take = [&](bool first) {
+    const Buffer& received = arriving->arriving();
     arriving->wait_until(received.bytes());
     first ? convert_numbers(exec, count, out.dtype, received, sum_dtype, total)
           : add_numbers(exec, count, out.dtype, received, total);
   };
   for (int step = 1; step < devices; ++step) {
-    const Buffer next = allocate(out), sum = allocate(out);
-    ArrivingShard after(ring, next, -step);
-    LeavingShard leaving(ring, sum, step);
+    const Buffer sum = allocate(out);
+    ShardTransfer after(ring, sum, step);
     multiply(ring.at(step), out.dtype, sum, [&](std::size_t bytes) {
-      leaving.send_until(bytes);
+      after.send_until(bytes);
       after.test();
     });
     if (step > 1) take(step == 2);
     arriving = std::move(after);
-    received = next;
   }
   if (devices == 1) {
     multiply(0, out.dtype, result, [](std::size_t) {});

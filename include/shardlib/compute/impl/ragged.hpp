@@ -4,9 +4,14 @@
 #include "shardlib/compute/ragged.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/compute/impl/exchange.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
@@ -119,36 +124,58 @@ struct RowRuns {
   }
 };
 
-/// The messages of an exchange.
-struct RowMessages {
-  std::size_t sent = 0;          ///< bytes
-  std::vector<Buffer> received;  ///< from each rank; those that are no run of rows have to be copied into the result
-};
-/// Sends rows of `from` to each other rank of the group, and receives rows of the result of each.
-inline RowMessages exchange_rows(const Value& out, Communicator& group, const std::vector<RowRuns>& to,
-                                 const std::vector<RowRuns>& of, const Buffer& from, const Buffer& result,
-                                 std::size_t row) {
-  const Exec exec = out.device->exec();
+/// Throws unless each member of the group, this device too, sends this device the rows that it expects.
+inline void compare_rows(const Value& out, Communicator& group, const std::vector<RowRuns>& to,
+                         const std::vector<RowRuns>& of) {
+  Pool& host = *out.device->host_pool();
+  const Buffer mine = host.allocate(to.size() * sizeof(std::int64_t)), theirs = host.allocate(mine.bytes());
+  std::ranges::transform(to, mine.as<std::int64_t>(), &RowRuns::rows);
+  complete(out, [&] { return group.all_to_all(mine, theirs); });
+  for (int peer = 0; peer < group.size(); ++peer) {
+    const std::int64_t sent = theirs.as<const std::int64_t>()[peer], expected = of[static_cast<std::size_t>(peer)].rows;
+    if (sent == expected) continue;
+    const auto rank = [](int r) { return "rank " + std::to_string(r); };
+    throw Error(rank(peer) + " of " + std::to_string(group.size()) + " sends " + std::to_string(sent) + " rows to " +
+                rank(group.rank()) + ", which expects " + std::to_string(expected) +
+                "; take `all_to_all` of the counts of the rows that are sent");
+  }
+}
+
+/// Moves the rows of `from` to the other devices along the axes, and those that come from them into `result`: `to` and
+/// `of` have each device's.
+inline void move_rows(const Value& out, const GroupAxes& axes, const std::vector<RowRuns>& to,
+                      const std::vector<RowRuns>& of, const Buffer& from, const Buffer& result) {
+  Communicator& group = out.device->group(axes);
   const auto n = static_cast<std::size_t>(group.size()), self = static_cast<std::size_t>(group.rank());
-  RowMessages messages{0, std::vector<Buffer>(n)};
-  complete(out, [&] {
-    std::vector<Request> requests;
-    // Each device begins with its neighbor. Messages of no rows travel too: a count that differs is an error then.
-    for (std::size_t i = 1; i < n; ++i) {
-      const std::size_t peer = (self + i) % n;
-      const Buffer message = to[peer].gathered(exec, from, row, *out.device->pool());
-      messages.sent += message.bytes();
-      requests.push_back(group.send(message, static_cast<int>(peer)));
-    }
-    for (std::size_t i = 1; i < n; ++i) {
-      const std::size_t peer = (self + n - i) % n;
-      messages.received[peer] = of[peer].message(result, row, *out.device->pool());
-      requests.push_back(group.recv(messages.received[peer], static_cast<int>(peer)));
-    }
-    for (Request& request : requests) request.wait();
-    return Request();
-  });
-  return messages;
+  compare_rows(out, group, to, of);
+  const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
+  const Exec exec = out.device->exec();
+  Pool& pool = *out.device->pool();
+  std::size_t bytes = 0;
+  std::vector<Buffer> messages(n);
+  Exchange exchange(out, group);
+  // Each device begins with its neighbor.
+  for (std::size_t i = 1; i < n; ++i) {
+    const std::size_t peer = (self + i) % n;
+    if (to[peer].rows == 0) continue;
+    const Buffer message = to[peer].gathered(exec, from, row, pool);
+    bytes += message.bytes();
+    exchange.send(message, static_cast<int>(peer));
+  }
+  for (std::size_t i = 1; i < n; ++i) {
+    const std::size_t peer = (self + n - i) % n;
+    if (of[peer].rows == 0) continue;
+    messages[peer] = of[peer].message(result, row, pool);
+    exchange.receive(messages[peer], static_cast<int>(peer));
+  }
+  exchange.begin();
+  if (n > 1) add_traffic(out, bytes, axes);
+  const Buffer own = to[self].gathered(exec, from, row, pool);
+  of[self].copy(exec, result.data(), own.data(), row, false);
+  exchange.wait();
+  for (std::size_t peer = 0; peer < n; ++peer)
+    if (of[peer].runs.size() > 1 && messages[peer])
+      of[peer].copy(exec, result.data(), messages[peer].data(), row, false);
 }
 
 SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
@@ -171,7 +198,6 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
     if (n > 1) add_traffic(out, bytes, axes);
     return result;
   }
-  const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
   std::vector<RowRuns> to, of;
   for (std::int64_t peer = 0; peer < group.size(); ++peer) {
     const std::int64_t gained = received->local[1 - lose], lost = sent->local[lose];
@@ -183,19 +209,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
       of.emplace_back(gets, 0, gets.places, peer * lost, lost);
     }
   }
-  const auto self = static_cast<std::size_t>(group.rank());
-  const RowRuns &kept = to[self], &placed = of[self];
-  if (kept.rows != placed.rows)
-    throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
-                std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
-  const RowMessages messages = exchange_rows(out, group, to, of, from, result, row);
-  if (n > 1) add_traffic(out, messages.sent, axes);
-  const Exec exec = out.device->exec();
-  for (std::size_t peer = 0; peer < n; ++peer)
-    if (const Buffer& message = messages.received[peer]; of[peer].runs.size() > 1 && message)
-      of[peer].copy(exec, result.data(), message.data(), row, false);
-  const Buffer own = kept.gathered(exec, from, row, *out.device->pool());
-  placed.copy(exec, result.data(), own.data(), row, false);
+  move_rows(out, axes, to, of, from, result);
   zero_rows(out, result, gets.total);
   return result;
 }
