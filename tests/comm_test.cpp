@@ -19,6 +19,7 @@
 
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"
+#include "shardlib/comm/staged.hpp"
 #include "shardlib/memory/system.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
@@ -140,42 +141,47 @@ void check_moves(Device& device, std::size_t block) {
       received.push_back(number(peer, comm.rank(), i));
     }
   }
-  expect_equal(all_gather(device, comm, mine), gathered);
-  const Buffer recv = make_buffer<i32>(device, sent.size());
-  comm.all_to_all(make_buffer(device, sent), recv).wait();
-  expect_equal(values_of<i32>(recv), received);
+  const auto buffer_of = [&](const std::vector<i32>& values) { return device.to_device(make_buffer(device, values)); };
+  const auto expect_values = [&](const Buffer& buffer, const std::vector<i32>& values) {
+    expect_equal(values_of<i32>(device.to_host(buffer)), values);
+  };
+  const Buffer whole = buffer_of(std::vector<i32>(gathered.size())), recv = buffer_of(std::vector<i32>(sent.size()));
+  comm.all_gather(buffer_of(mine), whole).wait();
+  expect_values(whole, gathered);
+  comm.all_to_all(buffer_of(sent), recv).wait();
+  expect_values(recv, received);
 
   const auto block_of = [&](const std::vector<i32>& all, int rank) {
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>((rank + n) % n) * block);
     return std::vector(begin, begin + static_cast<std::ptrdiff_t>(block));
   };
-  const Buffer from_left = make_buffer<i32>(device, block);
-  comm.send_recv(make_buffer(device, mine), (comm.rank() + 1) % n, from_left, (comm.rank() + n - 1) % n).wait();
-  expect_equal(values_of<i32>(from_left), block_of(gathered, comm.rank() - 1));
+  const Buffer from_left = buffer_of(std::vector<i32>(block));
+  comm.send_recv(buffer_of(mine), (comm.rank() + 1) % n, from_left, (comm.rank() + n - 1) % n).wait();
+  expect_values(from_left, block_of(gathered, comm.rank() - 1));
 
   for (const int places : {1, -1, 2 * n}) {
-    const Buffer shifted = make_buffer<i32>(device, block);
-    comm.shift(make_buffer(device, mine), shifted, places).wait();
-    expect_equal(values_of<i32>(shifted), block_of(gathered, (comm.rank() - places) % n));
+    const Buffer shifted = buffer_of(std::vector<i32>(block));
+    comm.shift(buffer_of(mine), shifted, places).wait();
+    expect_values(shifted, block_of(gathered, (comm.rank() - places) % n));
   }
   // Two messages to each member with a smaller number, and one back.
   Communicator::Messages messages;
   std::vector<std::pair<Buffer, std::vector<i32>>> arriving;
   const auto receive_from = [&](int peer) {
-    arriving.emplace_back(make_buffer<i32>(device, block), block_of(received, peer));
+    arriving.emplace_back(buffer_of(std::vector<i32>(block)), block_of(received, peer));
     messages.receives.push_back({arriving.back().first, peer});
   };
   for (int peer = 0; peer < n; ++peer) {
     if (peer == comm.rank()) continue;
     receive_from(peer);
-    messages.sends.push_back({make_buffer(device, block_of(sent, peer)), peer});
+    messages.sends.push_back({buffer_of(block_of(sent, peer)), peer});
     if (peer > comm.rank())
       receive_from(peer);
     else
-      messages.sends.push_back({make_buffer(device, block_of(sent, peer)), peer});
+      messages.sends.push_back({buffer_of(block_of(sent, peer)), peer});
   }
   comm.exchange(messages).wait();
-  for (const auto& [buffer, values] : arriving) expect_equal(values_of<i32>(buffer), values);
+  for (const auto& [buffer, values] : arriving) expect_values(buffer, values);
 }
 
 /// Every ordered set of axes, the empty one included.
@@ -302,6 +308,81 @@ TEST_CASE("collectives and messages move the right blocks") {
   on_meshes(group_meshes, [](const DevicePtr& device) {
     for (const std::size_t block : {0U, 1U, 3U, 1000U, 50001U}) check_moves(*device, block);
   });
+}
+
+TEST_CASE("collectives and messages move the right blocks of a device's memory") {
+  std::vector<bool> are_collectives(9);
+  on_meshes(group_meshes,
+            [&](const DevicePtr& device) {
+              const bool is_collective = all_of(*device).exchanges();  // all form the group
+              if (device->rank() == 0) are_collectives[static_cast<std::size_t>(device->size())] = is_collective;
+            },
+            {.kind = DeviceKind::cpu});
+  on_meshes(group_meshes,
+            [&](const DevicePtr& device) {
+              for (const std::size_t block : {0U, 1U, 3U, 1000U}) check_moves(*device, block);
+              if (device->rank() == 0)
+                expect(all_of(*device).exchanges() == are_collectives[static_cast<std::size_t>(device->size())],
+                       "a group through host memory exchanges as its group of the host");
+            },
+            {.kind = DeviceKind::simulated});
+}
+
+namespace {
+/// A group of one member, each of whose shifts and exchanges is one collective.
+class OneCollective final : public Communicator {
+ public:
+  std::vector<detail::Collective> kinds;
+  bool on_host = true;  ///< all buffers so far
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return 1; }
+  [[nodiscard]] bool takes_rows() const override { return false; }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  [[nodiscard]] bool exchanges() const override { return true; }
+
+ private:
+  [[nodiscard]] bool shifts(const Buffer& /*send*/, const Buffer& /*recv*/) const override { return true; }
+  void move(const Buffer& to, const Buffer& from) {
+    on_host = on_host && to.device_memory() == nullptr && from.device_memory() == nullptr;
+    copy(to, from);
+  }
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&,
+                           const Operands& operands) override {
+    kinds.push_back(call.kind);
+    if (call.kind != detail::Collective::exchange) return move(operands.recv, operands.send), Request();
+    for (std::size_t i = 0; i < operands.messages->sends.size(); ++i)
+      move(operands.messages->receives[i].buffer, operands.messages->sends[i].buffer);
+    return {};
+  }
+  Request start_send(const Buffer&, int, const detail::OpInfo&) override { throw Failure("a message"); }
+  Request start_recv(const Buffer&, int, const detail::OpInfo&) override { throw Failure("a message"); }
+};
+}  // namespace
+
+TEST_CASE("a shift or an exchange of a device's memory through host memory is one of the host's group") {
+  if (under_mpi()) return;
+  on_mesh("",
+          [](const DevicePtr& device) {
+            auto host = std::make_unique<OneCollective>();
+            const OneCollective& inner = *host;
+            StagedCommunicator group(std::move(host), device->host_pool());
+            const auto buffer_of = [&](const std::vector<i32>& values) {
+              return device->to_device(make_buffer(*device, values));
+            };
+            const auto expect_values = [&](const Buffer& buffer, const std::vector<i32>& values) {
+              expect_equal(values_of<i32>(device->to_host(buffer)), values);
+            };
+            const Buffer shifted = buffer_of({0, 0}), first = buffer_of({0}), second = buffer_of({0, 0, 0});
+            group.shift(buffer_of({1, 2}), shifted, 1).wait();
+            expect_values(shifted, {1, 2});
+            group.exchange({{{buffer_of({3}), 0}, {buffer_of({4, 5, 6}), 0}}, {{first, 0}, {second, 0}}}).wait();
+            expect_values(first, {3});
+            expect_values(second, {4, 5, 6});
+            using detail::Collective;
+            expect(inner.kinds == std::vector{Collective::shift, Collective::exchange}, "two collectives");
+            expect(inner.on_host, "all in host memory");
+          },
+          {.kind = DeviceKind::simulated});
 }
 
 TEST_CASE("reductions give the exact values in every type") {
@@ -872,6 +953,34 @@ TEST_CASE("too little memory is an error that says how much is in use") {
         "machines");
 }
 
+TEST_CASE("an error about too little memory names the ops that have most of it") {
+  const auto pool = Pool::make();
+  const auto text = [&] {
+    const std::string error = error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); });
+    return error.substr(0, error.find(')') + 1).substr(error.find("wanted"));
+  };
+  const auto by = [&](const char* name, std::string_view spec, std::size_t bytes) {
+    const detail::Calling op(name, spec, Site());
+    return pool->allocate(bytes);
+  };
+  std::vector<Buffer> layers;
+  for (int i = 0; i < 3; ++i) layers.push_back(by("einsum", "L M, M F -> L F", 1000));
+  const Buffer gelu = by("gelu", {}, 2000), exp = by("exp", {}, 640), none = pool->allocate(64);
+  {
+    const detail::Calling op("exp", {}, Site());
+    const Buffer temporary = by("sum", {}, 6400);
+  }
+  CHECK(text() ==
+        "wanted, 5824 in use by this device's pool (3072 by einsum<`L M, M F -> L F`>, 2048 by gelu, 640 by exp)");
+  layers.clear();
+  CHECK(text() == "wanted, 2752 in use by this device's pool (2048 by gelu, 640 by exp, 64 outside of ops)");
+  pool->shrink(gelu, 512);
+  const Site here = Site::current();
+  const Buffer placed = pool->allocate(704, detail::OpInfo{"+", {}, here});
+  CHECK(text() == "wanted, 1920 in use by this device's pool (704 by operator+ at " + std::string(here.file_name()) +
+                      ":" + std::to_string(here.line()) + ", 640 by exp, 512 by gelu)");
+}
+
 #if !defined(SHARDLIB_ADDRESS_SANITIZER)  // which writes an eighth of what a test has in blocks
 TEST_CASE("devices of one process are not given more memory together than the machine has") {
   // Not one of the blocks is written, so that the system would have given all of them.
@@ -935,31 +1044,3 @@ TEST_CASE("devices share out the threads") {
   });
   launch(mesh, [](const DevicePtr& device) { expect(device->exec().threads == 3); }, {.threads = 3});
 }
-TEST_CASE("an error about too little memory names the ops that have most of it") {
-  const auto pool = Pool::make();
-  const auto text = [&] {
-    const std::string error = error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); });
-    return error.substr(0, error.find(')') + 1).substr(error.find("wanted"));
-  };
-  const auto by = [&](const char* name, std::string_view spec, std::size_t bytes) {
-    const detail::Calling op(name, spec, Site());
-    return pool->allocate(bytes);
-  };
-  std::vector<Buffer> layers;
-  for (int i = 0; i < 3; ++i) layers.push_back(by("einsum", "L M, M F -> L F", 1000));
-  const Buffer gelu = by("gelu", {}, 2000), exp = by("exp", {}, 640), none = pool->allocate(64);
-  {
-    const detail::Calling op("exp", {}, Site());
-    const Buffer temporary = by("sum", {}, 6400);
-  }
-  CHECK(text() ==
-        "wanted, 5824 in use by this device's pool (3072 by einsum<`L M, M F -> L F`>, 2048 by gelu, 640 by exp)");
-  layers.clear();
-  CHECK(text() == "wanted, 2752 in use by this device's pool (2048 by gelu, 640 by exp, 64 outside of ops)");
-  pool->shrink(gelu, 512);
-  const Site here = Site::current();
-  const Buffer placed = pool->allocate(704, detail::OpInfo{"+", {}, here});
-  CHECK(text() == "wanted, 1920 in use by this device's pool (704 by operator+ at " + std::string(here.file_name()) +
-                      ":" + std::to_string(here.line()) + ", 640 by exp, 512 by gelu)");
-}
-

@@ -200,6 +200,10 @@ class Communicator {
                           const Operands& operands) {
     return inner.start_collective(call, op, operands);
   }
+  /// `shifts` of another communicator.
+  [[nodiscard]] static bool shifts_in(const Communicator& inner, const Buffer& send, const Buffer& recv) {
+    return inner.shifts(send, recv);
+  }
   /// How long a communication may take; 0: forever.
   [[nodiscard]] std::chrono::milliseconds timeout() const { return recorder_.timeout(); }
   /// The start of a communication waits for other members: the recorder shows this as it shows `Request::wait`.

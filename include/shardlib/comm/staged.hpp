@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/memory/buffer.hpp"
@@ -21,6 +22,7 @@ class StagedCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return inner_->size(); }
   [[nodiscard]] bool takes_rows() const override { return inner_->takes_rows(); }
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  [[nodiscard]] bool exchanges() const override { return inner_->exchanges(); }
   void check_failure() const override { inner_->check_failure(); }
 
  private:
@@ -34,32 +36,51 @@ class StagedCommunicator final : public Communicator {
   [[nodiscard]] Buffer place_for(const Buffer& buffer) const {
     return buffer.device_memory() == nullptr ? buffer : host_->allocate(buffer.bytes());
   }
-  /// A result that is received in host memory.
+  /// A result, and the place in host memory where it is received.
+  struct Result {
+    Buffer received, result;
+  };
   struct Arriving final : Request::Pending {
     Request request;
-    Buffer received, result;
-    Arriving(Request r, Buffer from, Buffer to)
-        : request(std::move(r)), received(std::move(from)), result(std::move(to)) {}
+    std::vector<Result> results;
+    Arriving(Request r, std::vector<Result> all) : request(std::move(r)), results(std::move(all)) {}
     ~Arriving() noexcept override { request.drop(); }  // so its destructor does not wait
     bool test() override { return request.test(); }
     void wait() override {
       request.wait();
-      if (result.data() != received.data()) copy(result, received);
+      for (const auto& [received, result] : results)
+        if (result.data() != received.data()) copy(result, received);
     }
   };
+  static Request arriving(Request request, std::vector<Result> results) {
+    return Request(std::make_unique<Arriving>(std::move(request), std::move(results)));
+  }
 
+  [[nodiscard]] bool shifts(const Buffer& send, const Buffer& recv) const override {
+    return shifts_in(*inner_, send, recv);
+  }
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                            const Operands& operands) override {
+    if (operands.messages != nullptr) return start_exchange(call, op, *operands.messages);
     const Buffer recv = place_for(operands.recv);
-    return Request(
-        std::make_unique<Arriving>(start_in(*inner_, call, op, {staged(operands.send), recv}), recv, operands.recv));
+    return arriving(start_in(*inner_, call, op, {staged(operands.send), recv}), {{recv, operands.recv}});
+  }
+  Request start_exchange(const detail::CollectiveCall& call, const detail::OpInfo& op, const Messages& messages) {
+    Messages on_host;
+    std::vector<Result> results;
+    for (const auto& [buffer, peer] : messages.receives) {
+      results.push_back({place_for(buffer), buffer});
+      on_host.receives.push_back({results.back().received, peer});
+    }
+    for (const auto& [buffer, peer] : messages.sends) on_host.sends.push_back({staged(buffer), peer});
+    return arriving(start_in(*inner_, call, op, {.messages = &on_host}), std::move(results));
   }
   Request start_send(const Buffer& buffer, int to, const detail::OpInfo& op) override {
     return inner_->send(staged(buffer), to, op.site);
   }
   Request start_recv(const Buffer& buffer, int from, const detail::OpInfo& op) override {
     const Buffer received = place_for(buffer);
-    return Request(std::make_unique<Arriving>(inner_->recv(received, from, op.site), received, buffer));
+    return arriving(inner_->recv(received, from, op.site), {{received, buffer}});
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -52,7 +52,7 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] bool takes_rows() const override { return false; }
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
   void check_failure() const override { staged_->check_failure(); }
-  [[nodiscard]] bool exchanges() const override { return state_ != State::uses_host; }
+  [[nodiscard]] bool exchanges() const override { return state_ != State::uses_host || staged_->exchanges(); }
   void set_direct(int peer, bool direct) override { messages_.set_direct(peer, direct, timeout()); }
 
  private:
@@ -98,7 +98,7 @@ class NcclCommunicator final : public Communicator {
     return all;
   }
   [[nodiscard]] bool shifts(const Buffer& send, const Buffer& recv) const override {
-    return state_ != State::uses_host && on_gpu(send, recv);
+    return (state_ != State::uses_host && on_gpu(send, recv)) || shifts_in(*staged_, send, recv);
   }
   Request start_send(const Buffer& buffer, int to, const OpInfo& op) override {
     if (!messages_.takes(buffer, to)) return staged_->send(buffer, to, op.site);
