@@ -17,6 +17,8 @@
 
 #include "gpt2_setup.hpp"
 
+namespace gpt2 {
+
 // ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
 
 // Where the leaves are in the files. Kernels are stored [in, out]; those of queries, keys and values stand side by side
@@ -94,7 +96,7 @@ inline void read_config(run::Options& options, Options& o) {
                  "summary_use_proj", "task_specific_params.text-generation"});
 }
 
-inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
+inline void load_hugging_face(const Setup& s, Model<f32>& weights) {
   const io::SafetensorsFiles files(s.o.files.load);
   const std::string prefix = files.find("wte.weight").entry != nullptr ? "" : "transformer.";
   io::together(*s.mesh.device(), "--load", [&] {
@@ -140,17 +142,16 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
 
 // --export. The weights come from the run's checkpoint. Averages and merged adapters are in no checkpoint, so they are
 // first saved in a temporary one below the exported folder.
-inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters,
-                         const std::string& config) {
+inline void export_model(const Setup& s, Model<f32> weights, const Adapters<f32>& adapters, const std::string& config) {
   Device& device = *s.mesh.device();
   if (s.o.lora == 0 && s.o.optimizer.ema == 0)
     return run::export_folder(device, s.o.training.directory, s.o.files.save, stored_table(""), config);
   for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
-    gpt2::Layer<f32>& w = weights.layers[i];
-    const gpt2::Adapter<f32>& adapter = adapters.layers[i];
-    w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
-    w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
-    w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
+    Layer<f32>& w = weights.layers[i];
+    const Adapter<f32>& adapter = adapters.layers[i];
+    w.w_q = merged(w.w_q, adapter.a, adapter.b_q, s.config());
+    w.w_k = merged(w.w_k, adapter.a, adapter.b_k, s.config());
+    w.w_v = merged(w.w_v, adapter.a, adapter.b_v, s.config());
   }
   const std::string partial = s.o.files.save + "/partial";
   const auto remove = [&] {
@@ -166,3 +167,5 @@ inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::A
                      partial + "/checkpoints");
   remove();
 }
+
+}  // namespace gpt2

@@ -17,6 +17,8 @@
 using namespace shardlib;
 using Mesh2 = Mesh<"d t">;
 
+namespace gpt2 {
+
 struct Options : TrainerOptions {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
   std::string norm = "pre", activation = "gelu", dtype = "f32";
@@ -24,7 +26,7 @@ struct Options : TrainerOptions {
   bool tied = true;
   double dropout = 0, lora_alpha = 16;
   std::int64_t lora = 0;
-  gpt2::ModelConfig config;  // epsilon, recompute and prefetch; Setup::config has the rest
+  ModelConfig config;  // epsilon, recompute and prefetch; Setup::config has the rest
 };
 
 // The arguments of the functions below: the mesh, the options and the number of tokens.
@@ -33,8 +35,8 @@ struct Setup {
   const Options& o;
   std::int64_t vocabulary;
 
-  [[nodiscard]] gpt2::ModelConfig config() const {
-    gpt2::ModelConfig config = o.config;
+  [[nodiscard]] ModelConfig config() const {
+    ModelConfig config = o.config;
     config.post_norm = o.norm == "post";
     config.relu = o.activation == "relu";
     if (o.lora > 0) config.adapter_scale = o.lora_alpha / static_cast<double>(o.lora);
@@ -63,7 +65,7 @@ inline Sizes sizes_of(const Setup& s) {
 
 // GPT-2: normal numbers of standard deviation 0.02, those that end a branch scaled down by the number of branches.
 // miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as in its tutorial. The same on every mesh.
-inline gpt2::Model<f32> initial_weights(const Setup& s) {
+inline Model<f32> initial_weights(const Setup& s) {
   const Options& o = s.o;
   const Sizes sizes = sizes_of(s);
   const double branch = 1 / std::sqrt(2.0 * static_cast<double>(o.layers));
@@ -78,17 +80,17 @@ inline gpt2::Model<f32> initial_weights(const Setup& s) {
     w = (random_uniform<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * 2.0 - 1.0) * limit;
   };
   const auto constant = [&]<Spec S>(Tensor<f32, S>& w, double value) { w = full<f32, S>(s.mesh, sizes, value); };
-  const auto norm = [&](gpt2::Norm<f32>& w) {
+  const auto norm = [&](Norm<f32>& w) {
     constant(w.scale, 1);
     constant(w.bias, 0);
   };
 
-  gpt2::Model<f32> w;
+  Model<f32> w;
   const std::int64_t m = o.d_model, f = o.d_ff;
   normal(w.embed, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
   normal(w.positions, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
   for (std::int64_t i = 0; i < o.layers; ++i) {
-    gpt2::Layer<f32>& layer = w.layers.emplace_back();
+    Layer<f32>& layer = w.layers.emplace_back();
     norm(layer.norm1);
     norm(layer.norm2);
     for (auto* w_x : {&layer.w_q, &layer.w_k, &layer.w_v}) kernel(*w_x, m, m);
@@ -102,7 +104,7 @@ inline gpt2::Model<f32> initial_weights(const Setup& s) {
   }
   if (!xavier) norm(w.final_norm.emplace_back());
   if (!o.tied) {
-    gpt2::Unembed<f32>& out = w.unembed.emplace_back();
+    Unembed<f32>& out = w.unembed.emplace_back();
     kernel(out.w, m, s.vocabulary);
     constant(out.b, 0);
   }
@@ -110,15 +112,17 @@ inline gpt2::Model<f32> initial_weights(const Setup& s) {
 }
 
 // Adapters that add nothing yet: b is 0, a uniform within 1 / sqrt(M), as in Hugging Face's peft.
-inline gpt2::Adapters<f32> initial_adapters(const Setup& s) {
-  gpt2::Adapters<f32> adapters;
+inline Adapters<f32> initial_adapters(const Setup& s) {
+  Adapters<f32> adapters;
   const Sizes sizes = sizes_of(s);
   const double limit = 1 / std::sqrt(static_cast<double>(s.o.d_model));
   for (std::int64_t i = 0; i < (s.o.lora > 0 ? s.o.layers : 0); ++i) {
-    gpt2::Adapter<f32>& adapter = adapters.layers.emplace_back();
+    Adapter<f32>& adapter = adapters.layers.emplace_back();
     const RandomKey key{s.o.training.seed + 2, static_cast<std::uint64_t>(i)};
     adapter.a = (random_uniform<f32, "M/t/d R">(s.mesh, sizes, key) * 2.0 - 1.0) * limit;
     for (auto* b : {&adapter.b_q, &adapter.b_k, &adapter.b_v}) *b = zeros<f32, "R/d H/t D">(s.mesh, sizes);
   }
   return adapters;
 }
+
+}  // namespace gpt2

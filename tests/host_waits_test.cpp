@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../examples/gpt_fsdp.hpp"
+#include "host_waits.hpp"
 #include "nccl_stand_in.hpp"
 #include "support.hpp"
 
@@ -12,11 +13,6 @@ using namespace shardlib;
 using namespace shardlib::test;
 
 namespace {
-
-/// How often the host has waited for the device.
-std::uint64_t waits(const DevicePtr& device) {
-  return device->pool()->device_memory()->queue()->waits();
-}
 
 /// The numbers of step_result are those of item and global_norm.
 void check_result(const DevicePtr& device) {
@@ -42,24 +38,13 @@ void check_result(const DevicePtr& device) {
   expect(run::step_result({}, squared_global_norm(mesh, grads, frozen)).grad_norm == 0, "the norm of nothing");
 }
 
-/// The rows of a microbatch on each device.
-io::TokenBatch tokens(std::int64_t rows, std::int64_t length, double weight) {
-  io::TokenBatch batch = io::detail::empty_rows(rows, length);
-  for (std::size_t i = 0; i < batch.inputs.size(); ++i) {
-    batch.inputs[i] = static_cast<i32>(7 * i % 32);
-    batch.targets[i] = static_cast<i32>(11 * i % 32);
-    batch.weights[i] = static_cast<float>(weight);
-  }
-  return batch;
-}
-
 /// Steps of gpt_fsdp, of so many microbatches, wait once each.
 void check_steps(const std::string& mesh, std::int64_t microbatches, bool gathers_once) {
   INFO(mesh << ", " << microbatches << " microbatches, " << (gathers_once ? "gathered once" : "gathered for each"));
-  constexpr std::int64_t rows = 4, length = 8;
+  constexpr std::int64_t rows = 4;
   Options o;
   o.layers = 2, o.d_model = 16, o.d_head = 4, o.d_ff = 24, o.vocabulary = 32;
-  o.training.seq = length;
+  o.training.seq = 8;
   o.training.clip = 1e-3;
   o.gather.per_step = gathers_once;
   on_mesh(mesh,
@@ -68,16 +53,8 @@ void check_steps(const std::string& mesh, std::int64_t microbatches, bool gather
             Trained<f32> trained;
             trained.state.weights = gpt::initial_weights(on, o, 1);
             run::begin(trained, o.optimizer);
-            const std::vector<io::TokenBatch> batches(
-                static_cast<std::size_t>(microbatches),
-                tokens(rows / microbatches / (on.size("r") * on.size("d")), length, 1.0 / (rows * length)));
-            for (std::int64_t number = 0; number < 2; ++number) {
-              const auto accepts = [&](const run::StepResult& result) { return result.grad_norm > o.training.clip; };
-              const std::uint64_t before = waits(device);
-              const auto result = train_step(on, trained, o, {number, 1e-3, batches, accepts});
-              expect(waits(device) - before == 1, show(waits(device) - before) + " waits");
-              expect(result.loss > 0 && accepts(result), "it is clipped");
-            }
+            check_waits(device, o.training, rows / (on.size("r") * on.size("d")), microbatches,
+                        [&](const run::Step& step) { return train_step(on, trained, o, step); });
           },
           {.kind = DeviceKind::simulated});
 }
