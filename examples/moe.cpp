@@ -8,37 +8,32 @@
 //   mpirun -n 4 moe --data text.txt --mesh e=4     four devices as MPI ranks
 //   moe --load models/qwen1.5-moe --mesh e=4 ...   weights of Mixtral or Qwen-MoE
 //
-// moe_model.hpp is the model, moe_setup.hpp has its options and initial weights, moe_sampling.hpp its decoding.
+// moe_model.hpp is the model, moe_setup.hpp has its options and initial weights, moe_step.hpp its training step,
+// moe_sampling.hpp its decoding.
 // docs/mixture-of-experts.md says what moves.
 #include <fmt/format.h>
 
 #include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/token_tensors.hpp>
-#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 
 #include "moe_hugging_face.hpp"
 #include "moe_sampling.hpp"
 #include "moe_setup.hpp"
+#include "moe_step.hpp"
 #include "trainers.hpp"
 
 using namespace shardlib;
 using moe::MoeMesh;
-
-struct Options : moe::ModelOptions, TrainerOptions {
-  gpt::HuggingFace files;
-};
+using moe::Options;
 
 void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "d e";
@@ -52,55 +47,10 @@ void declare(run::Options& options, Options& o) {
   moe::declare_presets(options);
 }
 
-// Weights and moments, and copies of the weights in the dtype of computation; in f32 the same tensors.
-template <dtype C>
-using Trained = run::Trained<moe::Model, moe::ModelOf<C, false>>;
-
-// Numbers of the microbatches. The host reads all of them at the end of the step: the host of a GPU waits at a read.
-struct Numbers {
-  run::Scalars cross_entropy, expert_load, dropped;
-  friend Numbers operator+(Numbers all, const Numbers& more) {
-    const auto append = [&](run::Scalars Numbers::*of) {
-      (all.*of).insert((all.*of).end(), (more.*of).begin(), (more.*of).end());
-    };
-    append(&Numbers::cross_entropy);
-    append(&Numbers::expert_load);
-    append(&Numbers::dropped);
-    return all;
-  }
-};
-
-// The numbers of the microbatches, and the sums of their gradients, in f32. Gradients of whole weights are pending:
-// "M H/t D +d +e +s".
-template <dtype C, bool Whole>
-auto summed_grads(const MoeMesh& mesh, const moe::ModelOf<C, Whole>& weights, const Options& o, const run::Step& step) {
-  using Sums = gradient_t<MoeMesh, moe::ModelOf<f32, Whole>>;
-  const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
-  return run::sum_microbatches<Sums>(step, [&](std::size_t i) {
-    const auto batch =
-        run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, step.microbatches[i], o.training.seq, o.config.order);
-    auto [l, grads, metrics] = value_and_grad(mesh, moe::loss<C, Whole>, weights, batch, o.config, microbatches);
-    const auto cross_entropy = all_reduce<"+d +e +s +t -> ">(metrics.cross_entropy);
-    return std::pair{Numbers{{cross_entropy}, {metrics.balance.load}, {metrics.balance.dropped}}, std::move(grads)};
-  });
-}
-
-template <dtype C>
-run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  const auto& weights = trained.copies;
-  const auto of = [&]<bool Whole>(const moe::ModelOf<C, Whole>& w) { return summed_grads(mesh, w, o, step); };
-  // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
-  const auto [numbers, grads] =
-      o.gather.per_step ? run::gathered_once<moe::ModelOf<C, true>, moe::Model>(weights, of) : of(weights);
-  const auto result = run::step_result(numbers.cross_entropy, squared_global_norm(mesh, grads, o.optimizer.groups),
-                                       {{"expert_load", numbers.expert_load}, {"dropped", numbers.dropped}});
-  return run::update(trained, o.optimizer, o.training, step, grads, result);
-}
-
 template <dtype C>
 void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const MoeMesh mesh(device);
-  Trained<C> trained;
+  moe::Trained<C> trained;
   moe::Model& weights = trained.state.weights;
   weights = moe::initial_weights(mesh, o, o.training.seed);
   run::check_groups(o.optimizer.groups, leaf_names(weights));
@@ -108,7 +58,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   run::begin(trained, o.optimizer);
   run::Program program = run::program_of(mesh, trained, o.training);
   program.gradient_bytes = program.weight_bytes;  // their sums are f32, those of one microbatch too
-  program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
+  program.step = [&](const run::Step& step) { return moe::train_step<C>(mesh, trained, o, step); };
   const auto loss_of = [&](const io::TokenBatch& rows) -> double {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +e +s +t -> ">(moe::loss(trained.model(), batch, o.config, 1).second.cross_entropy));

@@ -49,7 +49,7 @@ class Faults {
   void close(const std::function<void(void* to, const void* from, std::size_t bytes)>& wait);
 
  private:
-  static constexpr std::size_t most = 64;  ///< open checks
+  static constexpr std::size_t most = 2048;  ///< open checks, whose words take a megabyte
   struct Check {
     std::string text;
     bool is_named = false;
