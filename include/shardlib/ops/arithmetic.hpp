@@ -185,8 +185,7 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
 /// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>,
-              detail::result_for<D, rules::add_constant, OpName("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::named_result_for<D, rules::add_constant, "+", S>> {
   using F = detail::WithNumber<detail::WrappingSum, detail::scalar_of<D>>;
   const detail::Calling op{"+", {}, constant.site};
   return detail::map_as<"+", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
@@ -194,29 +193,26 @@ auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
 /// Each element minus a number, or a number minus each element. The operand may not be partial. `1.0 - x`
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>,
-              detail::result_for<D, rules::add_constant, OpName("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::named_result_for<D, rules::add_constant, "-", S>> {
   using F = detail::WithNumber<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>,
-              detail::result_for<D, rules::add_constant, OpName("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::named_result_for<D, rules::add_constant, "+", S>> {
   return x + constant;
 }
 template <dtype D, Spec S>
 auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>,
-              detail::result_for<D, rules::add_constant, OpName("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::named_result_for<D, rules::add_constant, "-", S>> {
   using F = detail::NumberWith<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::if_float<"/", D>, detail::result_for<D, rules::map1, OpName("/"), S>> {
+    -> Tensor<detail::if_float<"/", D>, detail::named_result_for<D, rules::map1, "/", S>> {
   using F = detail::NumberWith<detail::Divide, detail::scalar_of<D>>;
   return detail::map_as<"/", Tensor<D, S>>(detail::Calling{"/", {}, constant.site},
                                            F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);
@@ -233,14 +229,14 @@ concept no_operand = !has_spec<Y> && !std::is_convertible_v<const Y&, double> &&
 };
 }  // namespace detail
 // Compile errors for what is neither a tensor nor a number.
-#define SHARDLIB_NO_OPERAND(symbol)                                                                        \
-  template <dtype D, Spec S, detail::no_operand Y>                                                         \
-  auto operator symbol(const Tensor<D, S>&, const Y&) {                                                    \
-    return Tensor<D, detail::result_of<rules::no_operand, OpName(#symbol), detail::name_of_type<Y>, S>>(); \
-  }                                                                                                        \
-  template <dtype D, Spec S, detail::no_operand Y>                                                         \
-  auto operator symbol(const Y& y, const Tensor<D, S>& x) {                                                \
-    return x symbol y;                                                                                     \
+#define SHARDLIB_NO_OPERAND(symbol)                                                                      \
+  template <dtype D, Spec S, detail::no_operand Y>                                                       \
+  auto operator symbol(const Tensor<D, S>&, const Y&) {                                                  \
+    return Tensor<D, detail::named_result_of<rules::no_operand, #symbol, detail::name_of_type<Y>, S>>(); \
+  }                                                                                                      \
+  template <dtype D, Spec S, detail::no_operand Y>                                                       \
+  auto operator symbol(const Y& y, const Tensor<D, S>& x) {                                              \
+    return x symbol y;                                                                                   \
   }
 /// A compile error that names what a tensor has no + with.
 SHARDLIB_NO_OPERAND(+)
@@ -309,7 +305,7 @@ auto floor_divide(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site
 template <dtype D, Spec S>
 auto floor_divide(const Tensor<D, S>& x, double divisor, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_number<"floor_divide", D>, D>,
-              detail::result_for<D, rules::map1, OpName("floor_divide"), S>> {
+              detail::named_result_for<D, rules::map1, "floor_divide", S>> {
   const detail::Calling op{"floor_divide", {}, site};
   detail::require_no_gradient(op, x.value(), detail::zero_derivative);
   return detail::floor_divided<"floor_divide", detail::floor_divide_function>(op, x, divisor);
@@ -329,7 +325,7 @@ auto mod(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current
 }
 template <dtype D, Spec S>
 auto mod(const Tensor<D, S>& x, double divisor, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_number<"mod", D>, D>, detail::result_for<D, rules::map1, OpName("mod"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"mod", D>, D>, detail::named_result_for<D, rules::map1, "mod", S>> {
   return detail::floor_divided<"mod", detail::mod_function>(detail::Calling{"mod", {}, site}, x, divisor);
 }
 /// A compile error for a number as the first operand.

@@ -50,8 +50,8 @@ inline constexpr bool einsum_bias_dtypes =
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype F, Spec B>
 auto einsum_bias(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B>& bias, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_bias_dtypes<"einsum_bias", D, E, F>, D>,
-              detail::result_for<D, rules::einsum_bias, OpName("einsum_bias"), O, S, T, B>> {
-  using Out = Tensor<D, detail::result_for<D, rules::einsum_bias, OpName("einsum_bias"), O, S, T, B>>;
+              detail::named_result_for<D, rules::einsum_bias, "einsum_bias", O, S, T, B>> {
+  using Out = Tensor<D, detail::named_result_for<D, rules::einsum_bias, "einsum_bias", O, S, T, B>>;
   return detail::record_einsum_bias<O, Out>(site, x, y, bias, nullptr);
 }
 SHARDLIB_FORM(einsum_bias, "einsum_bias<\"A B, B C -> A C\">(x, y, bias)")
@@ -74,8 +74,8 @@ template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype F, Spec B>
 auto einsum_bias_gelu(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, B>& bias,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_bias_dtypes<"einsum_bias_gelu", D, E, F>, D>,
-              detail::result_for<D, rules::einsum_bias, OpName("einsum_bias_gelu"), O, S, T, B>> {
-  using Out = Tensor<D, detail::result_for<D, rules::einsum_bias, OpName("einsum_bias_gelu"), O, S, T, B>>;
+              detail::named_result_for<D, rules::einsum_bias, "einsum_bias_gelu", O, S, T, B>> {
+  using Out = Tensor<D, detail::named_result_for<D, rules::einsum_bias, "einsum_bias_gelu", O, S, T, B>>;
   const auto made = detail::make_with_operand(x.device());
   const Out sum = save_for_backward(detail::record_einsum_bias<O, Out>(site, x, y, bias, made), site);
   const auto gelu = detail::Handle<detail::MapLoops<detail::gelu_function, D, D>>::make(detail::gelu_function{});

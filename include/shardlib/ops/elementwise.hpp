@@ -26,7 +26,7 @@ namespace shardlib {
   }                                                                                                     \
   template <dtype D, Spec S>                                                                            \
   auto name(const Tensor<D, S>& x, Site site = Site::current())                                         \
-      ->Tensor<detail::if_float<#name, D>, detail::result_for<D, rules::map1, OpName(#name), S>> {      \
+      ->Tensor<detail::if_float<#name, D>, detail::named_result_for<D, rules::map1, #name, S>> {        \
     const detail::Calling op{#name, {}, site};                                                          \
     if constexpr (!differentiable) detail::require_no_gradient(op, x.value(), detail::zero_derivative); \
     return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                       \
@@ -105,20 +105,20 @@ void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high);
 template <dtype D, Spec S, dtype E, Spec T>
 auto pow(const Tensor<D, S>& base, const Tensor<E, T>& exponent, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"pow", D> && detail::one_dtype<"pow", D, E>, D>,
-              detail::result_for<D, rules::map2, OpName("pow"), S, T>> {
-  using Out = Tensor<D, detail::result_for<D, rules::map2, OpName("pow"), S, T>>;
+              detail::named_result_for<D, rules::map2, "pow", S, T>> {
+  using Out = Tensor<D, detail::named_result_for<D, rules::map2, "pow", S, T>>;
   return detail::map_as<"pow", Out>(detail::Calling{"pow", {}, site}, detail::pow_function{}, base, exponent);
 }
 template <dtype D, Spec S>
 auto pow(const Tensor<D, S>& base, double exponent, Site site = Site::current())
-    -> Tensor<detail::if_float<"pow", D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
+    -> Tensor<detail::if_float<"pow", D>, detail::named_result_for<D, rules::map1, "pow", S>> {
   using F = detail::WithNumber<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, base, exponent)}, base);
 }
 template <dtype D, Spec S>
 auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
-    -> Tensor<detail::if_float<"pow", D>, detail::result_for<D, rules::map1, OpName("pow"), S>> {
+    -> Tensor<detail::if_float<"pow", D>, detail::named_result_for<D, rules::map1, "pow", S>> {
   using F = detail::NumberWith<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, exponent, base)}, exponent);
@@ -128,8 +128,7 @@ auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
 /// above high. `clamp(x, -1.0, 1.0)`
 template <dtype D, Spec S>
 auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_number<"clamp", D>, D>,
-              detail::result_for<D, rules::map1, OpName("clamp"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"clamp", D>, D>, detail::named_result_for<D, rules::map1, "clamp", S>> {
   const detail::Calling op{"clamp", {}, site};
   detail::check_bounds(op, x.value(), low, high);
   const detail::Clamp<detail::scalar_of<D>> f{detail::as_scalar(op, x, low), detail::as_scalar(op, x, high)};
@@ -150,8 +149,8 @@ auto clamp(const Tensor<D, S>& x, double bound) {
   template <dtype D, Spec S, dtype E, Spec T>                                                             \
   auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())                    \
       ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                   \
-               detail::result_for<D, rules::map2, OpName(#name), S, T>> {                                 \
-    using Out = Tensor<Result, detail::result_for<D, rules::map2, OpName(#name), S, T>>;                  \
+               detail::named_result_for<D, rules::map2, #name, S, T>> {                                   \
+    using Out = Tensor<Result, detail::named_result_for<D, rules::map2, #name, S, T>>;                    \
     return detail::map_as<#name, Out>(detail::Calling{#name, {}, site}, detail::name##_function{}, a, b); \
   }
 // The second operand may be a number: `greater(x, 0.0)`.
@@ -159,7 +158,7 @@ auto clamp(const Tensor<D, S>& x, double bound) {
   SHARDLIB_BINARY(name, Result, expression)                                                 \
   template <dtype D, Spec S>                                                                \
   auto name(const Tensor<D, S>& a, double b, Site site = Site::current())                   \
-      ->Tensor<Result, detail::result_for<D, rules::map1, OpName(#name), S>> {              \
+      ->Tensor<Result, detail::named_result_for<D, rules::map1, #name, S>> {                \
     using F = detail::WithNumber<detail::name##_function, detail::scalar_of<D>>;            \
     const detail::Calling op{#name, {}, site};                                              \
     return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::as_scalar(op, a, b)}, a); \
@@ -169,7 +168,7 @@ auto clamp(const Tensor<D, S>& x, double bound) {
   SHARDLIB_BINARY_WITH_NUMBER(name, D, expression)                        \
   template <dtype D, Spec S>                                              \
   auto name(double a, const Tensor<D, S>& b, Site site = Site::current()) \
-      ->Tensor<D, detail::result_for<D, rules::map1, OpName(#name), S>> { \
+      ->Tensor<D, detail::named_result_for<D, rules::map1, #name, S>> {   \
     return name(b, a, site);                                              \
   }
 /// The larger of two elements, or a NaN where one is. Operands broadcast by name. Either may be a number. `maximum(a,
@@ -285,8 +284,8 @@ SHARDLIB_FORM(masked, "masked(c, x)`, or with another number than 0 where c is f
 template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
-              detail::result_for<D, rules::map2, OpName("where"), S, C>> {
-  using Out = Tensor<D, detail::result_for<D, rules::map2, OpName("where"), S, C>>;
+              detail::named_result_for<D, rules::map2, "where", S, C>> {
+  using Out = Tensor<D, detail::named_result_for<D, rules::map2, "where", S, C>>;
   const detail::Calling op{"where", {}, site};
   return detail::record<"where", Out>(
       op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, {&a.value(), &c.value()}),
@@ -296,7 +295,7 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
 template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, double constant, const Tensor<D, S>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
-              detail::result_for<D, rules::map2, OpName("where"), S, C>> {
+              detail::named_result_for<D, rules::map2, "where", S, C>> {
   return where(detail::inverted(c), b, constant, site);
 }
 /// A compile error: a number has no dtype.

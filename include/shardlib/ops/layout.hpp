@@ -215,8 +215,8 @@ Out pad(const OpInfo& op, const X& x, std::int64_t before, std::int64_t after, d
 /// name of its own. Throws on a range outside the dim. Backward: zeros around it. `narrow<"L -> N">(x, 2, 4)`
 template <OpSpec O, dtype D, Spec S>
 auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>>;
+    -> Tensor<D, detail::named_result_of<rules::resize, "narrow", O, S>> {
+  using Out = Tensor<D, detail::named_result_of<rules::resize, "narrow", O, S>>;
   static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
   const detail::Calling op{"narrow", O, site};
@@ -232,8 +232,8 @@ SHARDLIB_FORM(narrow, "narrow<\"L -> N\">(x, 0, 4)")
 /// narrow. `pad<"L -> N">(x, 1, 2)`
 template <OpSpec O, dtype D, Spec S>
 auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::resize, OpName("pad"), O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::resize, OpName("pad"), O, S>>;
+    -> Tensor<D, detail::named_result_of<rules::resize, "pad", O, S>> {
+  using Out = Tensor<D, detail::named_result_of<rules::resize, "pad", O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, 0);
 }
 /// As above, with another number than 0, so the operand may not be partial. `pad<"L -> N">(x, 1, 2, -1.0)`
@@ -298,9 +298,9 @@ SHARDLIB_FORM(stack, "stack<\"layer\">(a, b)`, or of more tensors `stack<\"layer
 /// The parts along the first dim, which is unsharded: the inverse of stack. A part of 64 bytes or a multiple of that is
 /// a view of the operand, without a copy. Backward: stack. `unstack<"L">(x)` of "L B/d M" gives tensors "B/d M"
 template <DimName Dim, dtype D, Spec S>
-auto unstack(const Tensor<D, S>& x, Site site = Site::current()) -> std::vector<
-    Tensor<D, detail::result_of<rules::unstack, OpName("unstack"), detail::Literal("operand"), Dim, S>>> {
-  constexpr Spec part = detail::result_of<rules::unstack, OpName("unstack"), detail::Literal("operand"), Dim, S>;
+auto unstack(const Tensor<D, S>& x, Site site = Site::current())
+    -> std::vector<Tensor<D, detail::named_result_of<rules::unstack, "unstack", detail::Literal("operand"), Dim, S>>> {
+  constexpr Spec part = detail::named_result_of<rules::unstack, "unstack", detail::Literal("operand"), Dim, S>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S>()>;
   const detail::Calling op{"unstack", Dim, site};
   std::vector<detail::ValuePtr> values;

@@ -81,8 +81,7 @@ Tensor<D, S> of_rows(const OpInfo& op, const Tensor<D, S>& x) {
 /// cotangent minus its sum times softmax. `log_softmax<"V">(logits)`
 template <DimName Dim, dtype D, Spec S>
 auto log_softmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::if_float<"log_softmax", D>,
-              detail::result_for<D, rules::softmax, OpName("log_softmax"), Dim, S>> {
+    -> Tensor<detail::if_float<"log_softmax", D>, detail::named_result_for<D, rules::softmax, "log_softmax", Dim, S>> {
   const detail::Calling op{"log_softmax", Dim, site};
   return detail::of_rows<"log_softmax", Dim, detail::LogShare, detail::LogSoftmaxVjp<Dim>>(op, x);
 }
@@ -91,7 +90,7 @@ auto log_softmax(const Tensor<D, S>& x, Site site = Site::current())
 template <DimName Dim, OpSpec Over, dtype D, Spec S>
 auto log_softmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::if_float<"log_softmax", D>,
-              detail::result_for<D, rules::softmax_over, OpName("log_softmax"), Dim, Over, S>> {
+              detail::named_result_for<D, rules::softmax_over, "log_softmax", Dim, Over, S>> {
   const detail::Calling op{"log_softmax", Dim, site};
   return detail::of_rows<"log_softmax", Dim, detail::LogShare, detail::LogSoftmaxVjp<Dim>>(op, x);
 }
@@ -102,7 +101,7 @@ SHARDLIB_NEEDS_DIM(log_softmax, "log_softmax<\"V\">(x)")
 template <DimName Dim, OpSpec Over, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::if_float<"softmax", D>,
-              detail::result_for<D, rules::softmax_over, OpName("softmax"), Dim, Over, S>> {
+              detail::named_result_for<D, rules::softmax_over, "softmax", Dim, Over, S>> {
   const detail::Calling op{"softmax", Dim, site};
   return detail::of_rows<"softmax", Dim, detail::SoftmaxShare, detail::SoftmaxOverVjp<Dim>>(op, x);
 }

@@ -45,7 +45,7 @@ struct SoftmaxVjp {
 /// exp(x) / sum(exp(x)) along an unsharded dim. Backward: one kernel. `softmax<"Klen">(logits)`
 template <DimName Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::if_float<"softmax", D>, detail::result_for<D, rules::softmax, OpName("softmax"), Dim, S>> {
+    -> Tensor<detail::if_float<"softmax", D>, detail::named_result_for<D, rules::softmax, "softmax", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"softmax", Dim, site};
   return detail::record_unary<"softmax", Tensor<D, S>>(
@@ -114,7 +114,7 @@ Out affine_norm(AffineNorm norm, const X& x, const Scale& scale, const Scale* bi
 /// `rms_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())
-    -> Tensor<detail::if_float<"rms_norm", D>, detail::result_for<D, rules::along, OpName("rms_norm"), Dim, S>> {
+    -> Tensor<detail::if_float<"rms_norm", D>, detail::named_result_for<D, rules::along, "rms_norm", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rms_norm", Dim, site};
   detail::require_epsilon(op, x.value(), epsilon);
@@ -129,7 +129,7 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
 template <DimName Dim, class Out = void, dtype D, Spec S, dtype E, Spec T>
 auto rms_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, double epsilon = 1e-6, Site site = Site::current())
     -> Tensor<detail::after_t<detail::norm_dtypes<"rms_norm", D, E, E, Out>, detail::dtype_or<Out, D>>,
-              detail::result_for<D, rules::scaled_norm, OpName("rms_norm"), Dim, S, T>> {
+              detail::named_result_for<D, rules::scaled_norm, "rms_norm", Dim, S, T>> {
   using A = accumulator_t<D>;
   using R = detail::dtype_or<Out, D>;
   if (detail::differentiated_twice(x.value()))
@@ -160,7 +160,7 @@ auto rms_norm(const Tensor<D, S>& x, double /*epsilon*/ = 1e-6) {
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::current())
-    -> Tensor<detail::if_float<"layer_norm", D>, detail::result_for<D, rules::along, OpName("layer_norm"), Dim, S>> {
+    -> Tensor<detail::if_float<"layer_norm", D>, detail::named_result_for<D, rules::along, "layer_norm", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"layer_norm", Dim, site};
   detail::require_epsilon(op, x.value(), epsilon);
@@ -175,7 +175,7 @@ template <DimName Dim, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype
 auto layer_norm(const Tensor<D, S>& x, const Tensor<E, T>& scale, const Tensor<F, U>& bias, double epsilon = 1e-5,
                 Site site = Site::current())
     -> Tensor<detail::after_t<detail::norm_dtypes<"layer_norm", D, E, F, Out>, detail::dtype_or<Out, D>>,
-              detail::result_for<D, rules::affine_norm, OpName("layer_norm"), Dim, S, T, U>> {
+              detail::named_result_for<D, rules::affine_norm, "layer_norm", Dim, S, T, U>> {
   using A = accumulator_t<D>;
   using R = detail::dtype_or<Out, D>;
   if (detail::differentiated_twice(x.value())) {

@@ -22,7 +22,7 @@ struct Argsort {
 template <DimName Dim, dtype D, Spec S>
 auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"argsort", D>, i32>,
-              detail::result_for<D, rules::along, OpName("argsort"), Dim, S>> {
+              detail::named_result_for<D, rules::along, "argsort", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"argsort", Dim, site};
   return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
@@ -35,7 +35,7 @@ SHARDLIB_NEEDS_DIM(argsort, "argsort<\"V\">(x)`, or with the largest first `args
 template <DimName Dim, dtype D, Spec S>
 auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"sort", D>, D>,
-              detail::result_for<D, rules::along, OpName("sort"), Dim, S>> {
+              detail::named_result_for<D, rules::along, "sort", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
                                             dim);

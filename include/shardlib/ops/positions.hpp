@@ -20,17 +20,22 @@ struct Flip {
   Buffer operator()(const Value& in, const Value& out) const;
 };
 template <DimName Dim>
-inline constexpr auto flip_vjp = [](const auto& ct) { return flip<Dim>(ct); };
+struct FlipVjp {
+  template <class Ct>
+  auto operator()(const Ct& ct) const {
+    return flip<Dim>(ct);
+  }
+};
 }  // namespace detail
 
 /// The elements in reverse order along an unsharded dim. Backward: flip. `flip<"L">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto flip(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::linear_along, OpName("flip"), Dim, S>> {
+    -> Tensor<D, detail::named_result_of<rules::linear_along, "flip", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"flip", Dim, site};
   return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
-                                                    detail::vjp(x, detail::flip_vjp<Dim>));
+                                                    detail::vjp(x, detail::FlipVjp<Dim>{}));
 }
 SHARDLIB_NEEDS_DIM(flip, "flip<\"L\">(x)")
 
@@ -54,7 +59,7 @@ struct RollVjp {
 /// by -by. `roll<"L">(x, 1)`
 template <DimName Dim, dtype D, Spec S>
 auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::linear_along, OpName("roll"), Dim, S>> {
+    -> Tensor<D, detail::named_result_of<rules::linear_along, "roll", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"roll", Dim, site};
   if (const std::int64_t size = x.size(Dim); size > 0) by %= size;  // the backward pass negates it
@@ -129,14 +134,14 @@ Tensor<D, S> triangle(const OpInfo& op, const Tensor<D, S>& x, std::int64_t diag
 /// is above the main one. Backward: tril. `tril<"Qlen", "Klen">(x)`
 template <DimName Rows, DimName Columns, dtype D, Spec S>
 auto tril(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::triangle, OpName("tril"), Rows, Columns, S>> {
+    -> Tensor<D, detail::named_result_of<rules::triangle, "tril", Rows, Columns, S>> {
   return detail::triangle<"tril", Rows, Columns>(detail::Calling{"tril", {}, site}, x, diagonal, true);
 }
 SHARDLIB_FORM(tril, "tril<\"Qlen\", \"Klen\">(x)")
 /// Keeps the elements on and above a diagonal of two dims, as tril those below it. `triu<"Qlen", "Klen">(x, 1)`
 template <DimName Rows, DimName Columns, dtype D, Spec S>
 auto triu(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::triangle, OpName("triu"), Rows, Columns, S>> {
+    -> Tensor<D, detail::named_result_of<rules::triangle, "triu", Rows, Columns, S>> {
   return detail::triangle<"triu", Rows, Columns>(detail::Calling{"triu", {}, site}, x, diagonal, false);
 }
 SHARDLIB_FORM(triu, "triu<\"Qlen\", \"Klen\">(x)")

@@ -185,8 +185,8 @@ SHARDLIB_NEEDS_OP_SPEC(prod)
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>> {
-  using Out = Tensor<i32, detail::result_for<D, rules::local_max, OpName("argmax"), O, S>>;
+    -> Tensor<i32, detail::named_result_for<D, rules::local_max, "argmax", O, S>> {
+  using Out = Tensor<i32, detail::named_result_for<D, rules::local_max, "argmax", O, S>>;
   const detail::Calling op{"argmax", detail::full_op<"argmax", O, S>, site};
   return detail::record_unary<"argmax", Out>(op, x, detail::chosen_sizes(op, x.value(), detail::parsed<Out::spec>),
                                              detail::argmax_kernel<D>);

@@ -32,7 +32,7 @@ struct CumsumVjp {
 template <DimName Dim, dtype D, Spec S>
 auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"cumsum", D>, D>,
-              detail::result_of<rules::linear_along, OpName("cumsum"), Dim, S>> {
+              detail::named_result_of<rules::linear_along, "cumsum", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"cumsum", Dim, site};
   return detail::record_unary<"cumsum", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),

@@ -84,7 +84,7 @@ struct Max {
   /// The type of all microbatches together.
   using result = Tensor<
       shardlib::detail::after_t<shardlib::detail::is_number<"Max", typename T::value_type>, typename T::value_type>,
-      shardlib::detail::result_of<rules::map1, OpName("Max"), T::spec>>;
+      shardlib::detail::named_result_of<rules::map1, "Max", T::spec>>;
 };
 
 namespace detail {

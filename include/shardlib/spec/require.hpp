@@ -135,6 +135,10 @@ struct checked {
 /// The spec of a result, or a compile error. (`ok` is always true; its use triggers the check.)
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = checked<Rule, Args...>::ok ? checked<Rule, Args...>::result : Spec("");
+/// As above, of a rule that takes the op's name first. It is a parameter of its own, because nvcc's front end loses the
+/// type of one that is not.
+template <auto Rule, OpName Name, auto... Args>
+inline constexpr Spec named_result_of = result_of<Rule, Name, Args...>;
 
 }  // namespace shardlib::detail
 

@@ -68,10 +68,12 @@ struct gradient_fields<M, std::tuple<F...>> {
   using type = std::tuple<gradient_t<M, F>...>;
 };
 
+template <class W, class T>
+void take_member_of(T W::*member);
 /// Whether it is a pointer to a member of W. A member of another struct would select the field at the same place.
 template <class W, auto Member>
 inline constexpr bool is_member_of = requires {
-  []<class T>(T W::*) {}(Member);
+  take_member_of<W>(Member);
 };
 /// The index of the field of W that the member pointer selects.
 template <class W, class T, std::size_t I = 0>
