@@ -216,8 +216,8 @@ TEST_CASE("gelu's VJP takes a product that has its derivative already", "[ops]")
       const auto y = einsum_bias_gelu<"B M, M F -> B F">(zeros<f32, "B M">(mesh, sizes), zeros<f32, "M F">(mesh, sizes),
                                                          Tensor<f32, "B F">(leaf));
       detail::ValuePtr ct = detail::defer_product(
-          detail::make_recorded({"einsum_unreduced", {}, {}}, device, DType::f32, detail::parsed<"B F">,
-                                y.value()->global, {}),
+          detail::make_recorded({"einsum_unreduced", {}, {}}, device, DType::f32, *y.value()->spec, y.value()->global,
+                                {}),
           [&](const detail::Value& out) { return filled(out, 6); },
           [&](const detail::Value& out, const detail::Value&) { return multiplies ? filled(out, 7) : Buffer(); });
       std::vector<std::pair<detail::Slot, detail::ValuePtr>> roots;

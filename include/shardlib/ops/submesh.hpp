@@ -149,6 +149,11 @@ struct Submeshes {
     return std::apply([&](const auto&... each) { return std::tuple{leave(run, each)...}; }, y);
   }
 };
+/// The result of a call. A struct, because nvcc's front end looks into Submeshes before it has deduced A.
+template <OpSpec P, Spec A, class F, class... Args>
+struct submeshes_result {
+  using type = typename Submeshes<P, A>::template call_t<F, Args...>::result;
+};
 
 }  // namespace detail
 
@@ -164,7 +169,7 @@ struct Submeshes {
 /// `on_submeshes<"N/e">(mesh, [](const Mesh<"d t">& part, const auto& x) { return x * 2.0; }, x)`
 template <OpSpec P, Spec A, class F, class... Args>
 auto on_submeshes(const Mesh<A>& mesh, F&& f, const Args&... args) ->
-    typename detail::Submeshes<P, A>::template call_t<F, Args...>::result {
+    typename detail::submeshes_result<P, A, F, Args...>::type {
   using Types = detail::Submeshes<P, A>;
   detail::SubmeshCall call({"on_submeshes", P, {}}, mesh.device());
   const typename Types::Part part(call.part());  // before arguments come: it makes the axes known that the devices lack
