@@ -37,14 +37,14 @@ namespace shardlib::detail {
 
 namespace body = kernels::body;
 
-// A function object of a user, and a lambda, which nvcc must tell apart by their names as g++ does.
+// A function object of a user, and a lambda, which nvcc must tell apart by their names as g++ does. HIP's kernels hold both.
 struct Gate {
   template <class T>
   SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
     return where(x > y, swish(x) * y, pow(x, 2) - tanh(y));
   }
 };
-inline constexpr auto lambda = [](auto x) { return exp(x); };
+inline constexpr auto lambda = [](auto x) { return x > 0 ? exp(x) : x; };
 static_assert(is_closure<std::remove_const_t<decltype(lambda)>> &&
               is_closure<OnNumbers<std::remove_const_t<decltype(lambda)>>> && !is_closure<OnNumbers<Gate>>);
 template <class F, class... D>
@@ -231,6 +231,9 @@ KERNEL(body::SumProducts<i32>)
 KERNEL(body::SumProductsTogether<f32>)
 KERNEL(body::SumProductsTogether<f64>)
 KERNEL(body::SumProductsTogether<i32>)
+#if defined(SHARDLIB_LAUNCHER_HIP)
+MAP1(OnNumbers<std::remove_const_t<decltype(lambda)>>, f32)
+#endif
 #undef KERNELS
 #undef HELD
 #undef MAP2

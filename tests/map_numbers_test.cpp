@@ -70,7 +70,7 @@ TEST_CASE("functions inside map are ours without a using", "[ops][map]") {
           return std::cos(2 * v) + 0.5 / std::sqrt(v) + 0.5 / (v * std::sqrt(v)) +
                  2 / std::sqrt(M_PI) * std::exp(-v * v) + 1 + 1 - std::tanh(v) * std::tanh(v) + 1 / v;
         });
-#if !defined(SHARDLIB_TYPED_KERNELS)  // there lambdas are interpreted, which may round otherwise
+#if !defined(SHARDLIB_TRACED_LAMBDAS)  // there lambdas are interpreted, which may round otherwise
   // The same number forward as the library's own exp, not C's of a double.
   test::on_mesh("d=1", [](const sl::DevicePtr& device) {
     const sl::Mesh<"d"> mesh(device);
@@ -104,7 +104,7 @@ TEST_CASE("numbers inside map mix with plain ones", "[ops][map]") {
   static_assert(sizeof(sl::Jet<float, 0>) == sizeof(float) && sizeof(sl::Jet<double, 0>) == sizeof(double));
 }
 
-#if defined(SHARDLIB_TYPED_KERNELS)
+#if defined(SHARDLIB_TRACED_LAMBDAS)
 TEST_CASE("functions inside map that kernels cannot run", "[ops][map][errors]") {
   const auto error = [](const auto& f) {
     std::string text;

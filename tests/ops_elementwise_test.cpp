@@ -283,7 +283,7 @@ TEST_CASE("map", "[ops]") {
   });
 }
 
-#if !defined(SHARDLIB_TYPED_KERNELS)  // there the parameters are auto, and nothing branches
+#if !defined(SHARDLIB_TRACED_LAMBDAS)  // there the parameters are auto, and nothing branches
 TEST_CASE("map with a parameter of a type", "[ops]") {
   check_cases({
       make_case<Tensor<f32, "B/d M">, Tensor<i32, "M">>(

@@ -78,7 +78,11 @@ template <class F>
 struct OnNumbers;
 /// Whether no kernel holds F: a lambda, which nvcc cannot name, or the address of a function of the host.
 template <class F>
+#if defined(SHARDLIB_TRACED_LAMBDAS)
 inline constexpr bool is_traced = is_closure<F>;
+#else
+inline constexpr bool is_traced = false;
+#endif
 template <class F>
 inline constexpr bool is_traced<OnNumbers<F*>> = true;
 /// Runs a kernel that has F inside. Defined in compute/map.hpp.

@@ -44,3 +44,9 @@
 #if defined(SHARDLIB_LAUNCHER_KOKKOS) || defined(SHARDLIB_LAUNCHER_CUDA)
 #define SHARDLIB_TYPED_KERNELS
 #endif
+
+/// Is defined where such kernels hold no lambda, because nvcc takes none in a kernel's name: `map` traces it. (With
+/// Kokkos too, so that tests on the host run what nvcc's kernels do.) HIP's clang makes each lambda for both sides.
+#if defined(SHARDLIB_TYPED_KERNELS) && !defined(SHARDLIB_LAUNCHER_HIP)
+#define SHARDLIB_TRACED_LAMBDAS
+#endif

@@ -16,10 +16,14 @@
 // toml++ 3.0 asserts (or with NDEBUG assumes) that a table's name begins well, before it looks whether it does.
 #pragma push_macro("NDEBUG")
 #undef NDEBUG
+// HIP defines __noinline__ as an attribute, by whose name toml++ asks the compiler for it.
+#pragma push_macro("__noinline__")
+#undef __noinline__
 #ifndef TOML_ASSERT
 #define TOML_ASSERT(expression) static_assert(true)
 #endif
 #include <toml++/toml.h>
+#pragma pop_macro("__noinline__")
 #pragma pop_macro("NDEBUG")
 
 #include "shardlib/io/file.hpp"
