@@ -1,6 +1,6 @@
-# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, of these the ones that
-# start kernels, the kernels for a device, tests of ops, and the trainers, which are linked too. The trainers' definitions come
-# from shardlib::compiled, which the C++ compiler makes.
+# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, the kernels for a
+# device, and the trainers, which are linked too. The trainers' definitions come from shardlib::compiled, which the C++ compiler
+# makes. scripts/test-cuda.sh compiles op tests, and the definitions that start kernels, in a build for GPUs.
 # check_cuda_quick is the part of it that fits into a test run.
 include(CheckLanguage)
 check_language(CUDA)
@@ -38,18 +38,12 @@ set_source_files_properties(${device_sources} PROPERTIES LANGUAGE CUDA)
 add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL ${device_sources})
 target_link_libraries(check_cuda_kernels PRIVATE shardlib_own_cuda_flags)
 
-# A training step as a build with SHARDLIB_LAUNCHER=cuda compiles it, which has no oneDNN; and the definitions that it
-# compiles together.
+# A training step as a build with SHARDLIB_LAUNCHER=cuda compiles it, which has no oneDNN.
 set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/gpt_step.cu" PROPERTIES LANGUAGE CUDA)
 add_library(check_cuda_step OBJECT EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/tests/gpt_step.cu")
-target_compile_options(check_cuda_step PRIVATE -Werror=cross-execution-space-call)
-file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu" CONTENT "${shardlib_joined_definitions}")
-add_library(check_cuda_definitions OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/definitions.cu")
-foreach(target check_cuda_step check_cuda_definitions)
-  target_compile_definitions(${target} PRIVATE SHARDLIB_LAUNCHER_CUDA)
-  target_compile_options(${target} PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda)
-  target_link_libraries(${target} PRIVATE shardlib_own_cuda_flags)
-endforeach()
+target_compile_definitions(check_cuda_step PRIVATE SHARDLIB_LAUNCHER_CUDA)
+target_compile_options(check_cuda_step PRIVATE -Werror=cross-execution-space-call -USHARDLIB_WITH_DNNL --extended-lambda)
+target_link_libraries(check_cuda_step PRIVATE shardlib_own_cuda_flags)
 
 # A kernel that Kokkos starts, against a stand-in for a Kokkos of CUDA, which Debian does not have.
 set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/kokkos_launch.cu" PROPERTIES LANGUAGE CUDA)
@@ -59,7 +53,7 @@ target_compile_definitions(check_cuda_kokkos PRIVATE SHARDLIB_LAUNCHER_CUDA SHAR
 target_compile_options(check_cuda_kokkos PRIVATE -USHARDLIB_WITH_DNNL --extended-lambda -Werror=cross-execution-space-call)
 target_link_libraries(check_cuda_kokkos PRIVATE shardlib_own_cuda_flags)
 
-foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
+foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline moe)
   set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
   set_source_files_properties("${source}" PROPERTIES LANGUAGE CUDA)
   add_executable(${program}_cuda EXCLUDE_FROM_ALL "${source}")
@@ -67,15 +61,5 @@ foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
   add_dependencies(check_cuda ${program}_cuda)
 endforeach()
 
-set(tests "")
-foreach(test ops_norms ops_statistics)
-  list(APPEND tests "${PROJECT_SOURCE_DIR}/tests/${test}_test.cpp")
-endforeach()
-set_source_files_properties(${tests} PROPERTIES LANGUAGE CUDA)
-add_library(check_cuda_tests OBJECT EXCLUDE_FROM_ALL ${tests})
-target_include_directories(check_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/tests")
-target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
-target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
-
 add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels check_cuda_kokkos check_cuda_step mlp_fsdp_cuda)
-add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_kokkos check_cuda_step check_cuda_definitions check_cuda_tests)
+add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_kokkos check_cuda_step)
