@@ -93,7 +93,7 @@ std::string at(unsigned line) {
   CHECK(error_of([&] { __VA_ARGS__; }) == std::string(before) + at(__LINE__) + (after))
 
 TEST_CASE("an error names the line of the call", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto& mesh) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">& mesh) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
     const auto y = zero_of<Tensor<f32, "L">>(device, {5});
     const std::string sizes = ": dim `L` is 5, but 6 in another operand" + on_one;
@@ -133,7 +133,7 @@ struct Blocks {
 };
 
 TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto&) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">&) {
     const auto scale = zero_of<Tensor<f32, "M">>(device, {3});
     Blocks one, two;
     one.layers = {Block{scale, scale}, Block{scale, {}}};
@@ -156,7 +156,7 @@ TEST_CASE("a mesh of no device", "[ops][errors]") {
 }
 
 TEST_CASE("sizes own their names", "[ops][errors]") {
-  on_one_device([](const auto&, const auto& mesh) {
+  on_one_device([](const DevicePtr&, const Mesh<"d t">& mesh) {
     const auto made = [] {
       const std::string name = "name_that_no_small_string_holds";
       return Sizes{{name, 3}};
@@ -167,7 +167,7 @@ TEST_CASE("sizes own their names", "[ops][errors]") {
 }
 
 TEST_CASE("sizes that disagree", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto&) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">&) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
     ERROR_IS("einsum_unreduced<`B/d L, L M -> B/d M`>: dim `L` is 5, but 6 in another operand" + on_one,
              einsum_unreduced<"B/d L, L M -> B/d M">(x, zero_of<Tensor<f32, "L M">>(device, {5, 2})));
@@ -186,7 +186,7 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
 }
 
 TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto& mesh) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">& mesh) {
     ERROR_IS("zeros<`A B`>: the size of dim `B` is not known: give it, as in {{\"B\", 8}}" + on_one,
              zeros<f32, "A B">(mesh, {{"A", 2}}));
     ERROR_IS("zeros<`A`>: dim `A` has the negative size -2" + on_one, zeros<f32, "A">(mesh, {{"A", -2}}));
@@ -263,7 +263,7 @@ TEST_CASE("a mean of no elements", "[ops][errors]") {
 }
 
 TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto&) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">&) {
     const auto x = zero_of<Tensor<f32, "A">>(device, {12});
     ERROR_IS("shard<`A -> A/q`>: `A/q`: unknown axis 'q': the mesh is d=1,t=1" + on_one, shard<"A -> A/q">(x));
     ERROR_IS("to_partial<`A -> A +q`>: `A +q`: unknown axis 'q': the mesh is d=1,t=1" + on_one,
@@ -292,7 +292,7 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
 }
 
 TEST_CASE("scopes", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto& mesh) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">& mesh) {
     const auto x = zero_of<Tensor<f32, "A B">>(device, {2, 3});
     const auto y = zero_of<Tensor<f32, "B A">>(device, {2, 3});
     static_cast<void>(x + x);  // without a scope names may change their sizes
@@ -375,7 +375,7 @@ TEST_CASE("a table with too many rows along several dims", "[ops][errors]") {
 }
 
 TEST_CASE("maxima over devices have no derivative", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto&) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">&) {
     const auto x = leaf_of<Tensor<f32, "A V/t">>(device, {2, 4});
     ERROR_IS(
         "all_reduce_max<`A V/t -> A`>: a maximum over devices has no derivative; take stop_gradient of the operand "
@@ -392,7 +392,7 @@ thread_local const Tensor<f32, "A/d">* outside =
 }
 
 TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto& mesh) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">& mesh) {
     const auto x = zero_of<Tensor<f32, "A/d">>(device, {4});
     const std::string remedy = "; pass that as an argument, or its gradient would be lost" + on_one;
     constexpr int line = __LINE__ + 2;
@@ -421,7 +421,7 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
 }
 
 TEST_CASE("two meshes of the same axes", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto&) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">&) {
     const auto twin = DevicePtr::make(parse_mesh("d=1,t=1"), 0);
     ERROR_IS(
         "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its own; make all "
@@ -474,7 +474,7 @@ TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
 }
 
 TEST_CASE("division of integers by zero", "[ops][errors]") {
-  on_one_device([](const auto& device, const auto& mesh) {
+  on_one_device([](const DevicePtr& device, const Mesh<"d t">& mesh) {
     const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
     ERROR_IS(
         "operator/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, e.g. "
@@ -497,7 +497,7 @@ TEST_CASE("division of integers by zero", "[ops][errors]") {
 }
 
 TEST_CASE("numbers that a dtype does not hold", "[ops][errors]") {
-  on_one_device([](const auto&, const auto& mesh) {
+  on_one_device([](const DevicePtr&, const Mesh<"d t">& mesh) {
     const std::string i32_remedy =
         ", and is not rounded silently; write a whole number from -2147483648 to 2147483647, or `cast<f32>` the tensor "
         "first" +
@@ -526,7 +526,7 @@ TEST_CASE("numbers that a dtype does not hold", "[ops][errors]") {
 }
 
 TEST_CASE("more elements than can be counted", "[ops][errors]") {
-  on_one_device([](const auto&, const auto& mesh) {
+  on_one_device([](const DevicePtr&, const Mesh<"d t">& mesh) {
     constexpr std::int64_t large = std::int64_t{1} << 31;
     ERROR_IS(
         "zeros<`A/d B/t`>: the sizes `A` = 2147483648, `B` = 2147483648 of `A/d B/t` multiply to more bytes than can "
@@ -551,7 +551,7 @@ struct Pair {
 };
 
 TEST_CASE("tensors that hold nothing", "[ops][errors]") {
-  on_one_device([](const auto&, const auto& mesh) {
+  on_one_device([](const DevicePtr&, const Mesh<"d t">& mesh) {
     const std::string remedy =
         " was never given a value, or was moved from; make one with an op, as `zeros` or `place`, before it is used";
     const Tensor<f32, "A"> x;
@@ -589,7 +589,7 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
 }
 
 TEST_CASE("targets outside the vocabulary", "[ops][errors]") {
-  on_one_device([](const auto&, const auto& mesh) {
+  on_one_device([](const DevicePtr&, const Mesh<"d t">& mesh) {
     const auto logits = zeros<f32, "B V/t">(mesh, {{"B", 2}, {"V", 4}});
     const auto targets = full<i32, "B">(mesh, {{"B", 2}}, 4);
     ERROR_IS(

@@ -139,8 +139,8 @@ TEST_CASE("the gradient through recompute is that of finite differences", "[ops]
       return sum(tanh(shard<"A/d C -> A/d C/t">(g(a))) * a);
     };
     const auto [loss, gradient] = value_and_grad(mesh, f, v);
-    const Global whole = assemble(*v.value(), detail::parsed<V::spec>);
-    const Global found = assemble(*gradient.value(), detail::parsed<V::spec>);
+    const Global whole = assemble(*v.value(), *v.value()->spec);
+    const Global found = assemble(*gradient.value(), *v.value()->spec);
     for (std::size_t i = 0; i < whole.data.size(); ++i) {
       const auto at = [&](double u) { return std::tanh(std::exp(u)) * u; };
       const double expected = (at(whole.data[i] + 1e-5) - at(whole.data[i] - 1e-5)) / 2e-5;

@@ -92,8 +92,8 @@ inline constexpr auto scatter_wait_vjp = [](const auto& ct) {
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 [[nodiscard]] auto all_gather_start(const Tensor<D, S>& x, Site site = Site::current())
     -> InFlight<detail::after_t<detail::backward_sums_in<D, Sum>, D>, S,
-                detail::result_for<D, rules::all_gather, O, S>> {
-  static constexpr Spec to = detail::result_for<D, rules::all_gather, O, S>;
+                detail::op_result_for<D, rules::all_gather, O, S>> {
+  static constexpr Spec to = detail::op_result_for<D, rules::all_gather, O, S>;
   const detail::Calling op{"all_gather", detail::full_op<"all_gather", O, S>, site};
   return {x, detail::start_gather(op, x.value(), detail::parsed<to>)};
 }
@@ -104,8 +104,8 @@ SHARDLIB_NEEDS_OP_SPEC(all_gather_start)
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 [[nodiscard]] auto reduce_scatter_start(const Tensor<D, S>& x, Site site = Site::current())
     -> InFlight<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>, S,
-                detail::result_for<D, rules::reduce_scatter, O, S>> {
-  static constexpr Spec to = detail::result_for<D, rules::reduce_scatter, O, S>;
+                detail::op_result_for<D, rules::reduce_scatter, O, S>> {
+  static constexpr Spec to = detail::op_result_for<D, rules::reduce_scatter, O, S>;
   const detail::Calling op{"reduce_scatter", detail::full_op<"reduce_scatter", O, S>, site};
   return {x, detail::start_scatter(op, x.value(), detail::parsed<to>)};
 }

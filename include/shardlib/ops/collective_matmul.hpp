@@ -43,8 +43,8 @@ class Gathering : public detail::Unfinished<Gathering<D, From, To>> {
 /// Announces an all_gather along one dim and axis to the einsum that takes the result. Nothing moves before.
 /// `einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(gathering<"B/d L/t M -> B/d L M">(x), w)`
 template <OpSpec O, dtype D, Spec S>
-auto gathering(const Tensor<D, S>& x) -> Gathering<D, S, detail::result_for<D, rules::gathering, O, S>> {
-  return Gathering<D, S, detail::result_for<D, rules::gathering, O, S>>(x);
+auto gathering(const Tensor<D, S>& x) -> Gathering<D, S, detail::op_result_for<D, rules::gathering, O, S>> {
+  return Gathering<D, S, detail::op_result_for<D, rules::gathering, O, S>>(x);
 }
 SHARDLIB_NEEDS_OP_SPEC(gathering)
 
@@ -182,11 +182,11 @@ auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Si
     -> Tensor<detail::after_t<detail::one_dtype<"einsum_scatter", D, E> && detail::einsum_dtypes<D, D> &&
                                   detail::is_summed<"einsum_scatter", D, Sum>,
                               D>,
-              detail::result_for<D, rules::einsum_scatter, O, S, T>> {
+              detail::op_result_for<D, rules::einsum_scatter, O, S, T>> {
   if constexpr (!legal<rules::einsum_scatter, O, S, T>) {
     return {};
   } else {
-    using Result = Tensor<D, detail::result_for<D, rules::einsum_scatter, O, S, T>>;
+    using Result = Tensor<D, detail::op_result_for<D, rules::einsum_scatter, O, S, T>>;
     static constexpr Spec axes = detail::axes_of<S, T, Result::spec>();
     static constexpr Spec ct = detail::dual_spec<Result::spec, axes>(), x_due = detail::dual_spec<S, axes>(),
                           y_due = detail::dual_spec<T, axes>();

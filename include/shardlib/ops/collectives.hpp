@@ -31,8 +31,8 @@ inline constexpr auto all_gather_vjp = [](const auto& ct) {
 /// the dtype of that sum: `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_for<D, rules::all_gather, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::all_gather, O, S>>;
+    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::op_result_for<D, rules::all_gather, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::all_gather, O, S>>;
   const detail::Calling op{"all_gather", detail::full_op<"all_gather", O, S>, site};
   const Out out = detail::record_unary<"all_gather", Out>(op, x, detail::sizes_of(x.value()), detail::gather,
                                                           detail::vjp(x, detail::all_gather_vjp<Out, Tensor<D, S>>));
@@ -56,8 +56,8 @@ inline constexpr auto reduce_scatter_vjp = [](const auto& ct) { return all_gathe
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
-              detail::result_for<D, rules::reduce_scatter, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::reduce_scatter, O, S>>;
+              detail::op_result_for<D, rules::reduce_scatter, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::reduce_scatter, O, S>>;
   const detail::Calling op{"reduce_scatter", detail::full_op<"reduce_scatter", O, S>, site};
   const Out out =
       detail::record_unary<"reduce_scatter", Out>(op, x, detail::sizes_of(x.value()), detail::scatter,
@@ -81,8 +81,8 @@ inline constexpr auto all_reduce_vjp =
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>,
-              detail::result_for<D, rules::all_reduce, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::all_reduce, O, S>>;
+              detail::op_result_for<D, rules::all_reduce, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::all_reduce, O, S>>;
   const detail::Calling op{"all_reduce", detail::full_op<"all_reduce", O, S>, site};
   return detail::record_unary<"all_reduce", Out>(op, x, detail::sizes_of(x.value()), detail::sum_pending,
                                                  detail::vjp(x, detail::all_reduce_vjp<Out, Tensor<D, S>>));
@@ -102,8 +102,8 @@ Buffer max_over_devices(const Value& in, const Value& out);
 template <OpSpec O, dtype D, Spec S>
 auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
-              detail::result_for<D, rules::all_reduce_max, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::all_reduce_max, O, S>>;
+              detail::op_result_for<D, rules::all_reduce_max, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::all_reduce_max, O, S>>;
   const detail::Calling op{"all_reduce_max", detail::full_op<"all_reduce_max", O, S>, site};
   detail::require_no_gradient(op, x.value(), "a maximum over devices has no derivative");
   return detail::record_unary<"all_reduce_max", Out>(
@@ -120,8 +120,8 @@ inline constexpr auto all_to_all_vjp = [](const auto& ct) { return all_to_all<tr
 /// Moves the last axes of one dim to another dim. Backward: the inverse all_to_all. `all_to_all<"A/t B -> A B/t">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::all_to_all, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::all_to_all, O, S>>;
+    -> Tensor<D, detail::op_result_for<D, rules::all_to_all, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::all_to_all, O, S>>;
   const detail::Calling op{"all_to_all", detail::full_op<"all_to_all", O, S>, site};
   return detail::record_unary<"all_to_all", Out>(op, x, detail::sizes_of(x.value()), detail::exchange,
                                                  detail::vjp(x, detail::all_to_all_vjp<Out, Tensor<D, S>>));
@@ -172,7 +172,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
 /// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::shift_over, O, S>> {
+    -> Tensor<D, detail::op_result_for<D, rules::shift_over, O, S>> {
   return shift<OpSpec{std::string_view(S)}, AxisName{rules::over_axes(O)}>(x, by, site);
 }
 SHARDLIB_FORM(shift, "shift<over<\"t\">>(x, 1)")
@@ -196,8 +196,9 @@ inline constexpr auto shard_vjp = [](const auto& ct) {
 /// Each device keeps its shard of a replicated value, without communication. Backward: zeros elsewhere.
 /// `shard<"A -> A/t">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_for<D, rules::shard, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::shard, O, S>>;
+auto shard(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::op_result_for<D, rules::shard, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::shard, O, S>>;
   const detail::Calling op{"shard", detail::full_op<"shard", O, S>, site};
   return detail::record_unary<"shard", Out>(op, x, detail::sizes_of(x.value()), detail::cut_shard,
                                             detail::vjp(x, detail::shard_vjp<Out, Tensor<D, S>>));
@@ -216,8 +217,8 @@ inline constexpr auto to_partial_vjp = [](const auto& ct) { return to_partial<tr
 /// Backward: to_partial. `to_partial<"A -> A +t">(b)`
 template <OpSpec O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::to_partial, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::to_partial, O, S>>;
+    -> Tensor<D, detail::op_result_for<D, rules::to_partial, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::to_partial, O, S>>;
   const detail::Calling op{"to_partial", detail::full_op<"to_partial", O, S>, site};
   return detail::record_unary<"to_partial", Out>(op, x, detail::sizes_of(x.value()), detail::keep_on_first,
                                                  detail::vjp(x, detail::to_partial_vjp<Out, Tensor<D, S>>));

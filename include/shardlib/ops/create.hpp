@@ -27,26 +27,28 @@ ValuePtr create_positions(const OpInfo& op, const DevicePtr& device, const Tenso
 ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize rows,
                             DimSize columns);
 enum class Distribution { normal, truncated_normal, uniform };
+
+/// The spec of what an op creates. All parameters have types, for nvcc as in named_result_of.
+template <OpName Name, Spec A, Spec S>
+inline constexpr Spec created = result_of<rules::create, Name, A, S>;
 }  // namespace detail
 
 /// An array of one value. `full<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}}, 1.0)`
 template <dtype D, Spec S, Spec A>
 auto full(const Mesh<A>& mesh, Sizes sizes, double value, Site site = Site::current())
-    -> Tensor<D, detail::named_result_of<rules::create, "full", A, S>> {
+    -> Tensor<D, detail::created<"full", A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"full", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, value));
 }
 /// An array of zeros. `zeros<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}})`
 template <dtype D, Spec S, Spec A>
-auto zeros(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::named_result_of<rules::create, "zeros", A, S>> {
+auto zeros(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current()) -> Tensor<D, detail::created<"zeros", A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"zeros", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, 0));
 }
 /// An array of ones. `ones<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}})`
 template <dtype D, Spec S, Spec A>
-auto ones(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::named_result_of<rules::create, "ones", A, S>> {
+auto ones(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current()) -> Tensor<D, detail::created<"ones", A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"ones", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, 1));
 }
@@ -76,7 +78,7 @@ SHARDLIB_FORM(sequence_positions, "sequence_positions<\"L/s\">(mesh, 128, Sequen
 /// True where the row may see the column: row >= column. `causal_mask<"Qlen Klen">(mesh, 128, 128)`
 template <Spec S, Spec A>
 auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site = Site::current())
-    -> Tensor<bool_, detail::named_result_of<rules::create, "causal_mask", A, S>> {
+    -> Tensor<bool_, detail::created<"causal_mask", A, S>> {
   return Tensor<bool_, S>(
       detail::create_causal_mask({"causal_mask", S, site}, mesh.device(), detail::parsed<S>, rows, columns));
 }
@@ -99,22 +101,21 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
 /// `random_normal<f32, "M/t F">(mesh, sizes, {seed, 0})`
 template <dtype D, Spec S, Spec A>
 auto random_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::if_float<"random_normal", D>, detail::named_result_of<rules::create, "random_normal", A, S>> {
+    -> Tensor<detail::if_float<"random_normal", D>, detail::created<"random_normal", A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_normal", S, site}, mesh.device(), detail::parsed<S>, sizes, key,
                                                detail::Distribution::normal));
 }
 /// Normal numbers within two standard deviations. `random_truncated_normal<f32, "M/t F">(mesh, sizes, {seed, 1})`
 template <dtype D, Spec S, Spec A>
 auto random_truncated_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::if_float<"random_truncated_normal", D>,
-              detail::named_result_of<rules::create, "random_truncated_normal", A, S>> {
+    -> Tensor<detail::if_float<"random_truncated_normal", D>, detail::created<"random_truncated_normal", A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_truncated_normal", S, site}, mesh.device(), detail::parsed<S>,
                                                sizes, key, detail::Distribution::truncated_normal));
 }
 /// Uniform in [0, 1). `random_uniform<f32, "M/t F">(mesh, sizes, {seed, 2})`
 template <dtype D, Spec S, Spec A>
 auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
-    -> Tensor<detail::if_float<"random_uniform", D>, detail::named_result_of<rules::create, "random_uniform", A, S>> {
+    -> Tensor<detail::if_float<"random_uniform", D>, detail::created<"random_uniform", A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_uniform", S, site}, mesh.device(), detail::parsed<S>, sizes,
                                                key, detail::Distribution::uniform));
 }

@@ -113,9 +113,9 @@ template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
     detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
                     detail::dtype_or<Out, D>>,
-    detail::result_for<D, rules::einsum, O, S, T>> {
+    detail::op_result_for<D, rules::einsum, O, S, T>> {
   using R = detail::dtype_or<Out, D>;
-  using Result = Tensor<R, detail::result_for<D, rules::einsum, O, S, T>>;
+  using Result = Tensor<R, detail::op_result_for<D, rules::einsum, O, S, T>>;
   const detail::Calling op{"einsum_unreduced", O, site};
   const auto result = detail::record<"einsum_unreduced", Result>(
       op, x.device(), detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value(), &y.value()}),
@@ -146,9 +146,9 @@ inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& 
 template <OpSpec O, class Out = void, dtype D, Spec S>
 auto einsum_unreduced(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_dtypes<D, detail::dtype_or<Out, D>>, detail::dtype_or<Out, D>>,
-              detail::result_for<D, rules::einsum1, O, S>> {
+              detail::op_result_for<D, rules::einsum1, O, S>> {
   using R = detail::dtype_or<Out, D>;
-  using Result = Tensor<R, detail::result_for<D, rules::einsum1, O, S>>;
+  using Result = Tensor<R, detail::op_result_for<D, rules::einsum1, O, S>>;
   const detail::Calling op{"einsum_unreduced", O, site};
   return detail::record_unary<"einsum_unreduced", Result>(
       op, x, detail::sizes_by_name(op, detail::parsed<Result::spec>, {&x.value()}), detail::einsum_of_one<O, D, R>,
@@ -211,7 +211,7 @@ inline constexpr bool einsum_operands =
 template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_operands<D, Out, E, F>, detail::dtype_or<Out, D>>,
-              detail::result_for<D, rules::einsum3, O, S, T, U>> {
+              detail::op_result_for<D, rules::einsum3, O, S, T, U>> {
   if constexpr (!legal<rules::einsum3, O, S, T, U>)
     return {};
   else
@@ -221,7 +221,7 @@ template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F,
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, const Tensor<G, V>& u,
                       Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_operands<D, Out, E, F, G>, detail::dtype_or<Out, D>>,
-              detail::result_for<D, rules::einsum4, O, S, T, U, V>> {
+              detail::op_result_for<D, rules::einsum4, O, S, T, U, V>> {
   if constexpr (!legal<rules::einsum4, O, S, T, U, V>)
     return {};
   else
@@ -272,7 +272,7 @@ inline constexpr bool einsum_summands = (one_dtype<"einsum", D, E> && ...) && is
 template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
-              detail::result_for<D, rules::einsum_reduced, O, S, T>> {
+              detail::op_result_for<D, rules::einsum_reduced, O, S, T>> {
   if constexpr (!legal<rules::einsum_reduced, O, S, T>)
     return {};
   else
@@ -282,7 +282,7 @@ auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::curr
 template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E, F>, D>,
-              detail::result_for<D, rules::einsum_reduced3, O, S, T, U>> {
+              detail::op_result_for<D, rules::einsum_reduced3, O, S, T, U>> {
   if constexpr (!legal<rules::einsum_reduced3, O, S, T, U>)
     return {};
   else
@@ -291,7 +291,7 @@ auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z,
 template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U, dtype G, Spec V>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, const Tensor<G, V>& u,
             Site site = Site::current()) -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E, F, G>, D>,
-                                                   detail::result_for<D, rules::einsum_reduced4, O, S, T, U, V>> {
+                                                   detail::op_result_for<D, rules::einsum_reduced4, O, S, T, U, V>> {
   if constexpr (!legal<rules::einsum_reduced4, O, S, T, U, V>)
     return {};
   else

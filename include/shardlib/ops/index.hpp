@@ -117,8 +117,8 @@ inline constexpr bool are_indices = (is_index<Name, I> && ...);
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>,
-              detail::result_for<detail::summed_in<D, T>, rules::index, O, S, T>> {
-  return detail::lookup<O, Tensor<D, detail::result_for<detail::summed_in<D, T>, rules::index, O, S, T>>>(
+              detail::op_result_for<detail::summed_in<D, T>, rules::index, O, S, T>> {
+  return detail::lookup<O, Tensor<D, detail::op_result_for<detail::summed_in<D, T>, rules::index, O, S, T>>>(
       detail::Calling{"index_unreduced", O, site}, table, indices);
 }
 /// As above, along two or three dims at once: each dim in brackets has an index tensor, in the same order. The index
@@ -127,16 +127,17 @@ template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& i, const Tensor<J, U>& j,
                      Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_indices<"index_unreduced", I, J>, D>,
-              detail::result_for<detail::summed_in<D, T, U>, rules::index2, O, S, T, U>> {
-  return detail::lookup<O, Tensor<D, detail::result_for<detail::summed_in<D, T, U>, rules::index2, O, S, T, U>>>(
+              detail::op_result_for<detail::summed_in<D, T, U>, rules::index2, O, S, T, U>> {
+  return detail::lookup<O, Tensor<D, detail::op_result_for<detail::summed_in<D, T, U>, rules::index2, O, S, T, U>>>(
       detail::Calling{"index_unreduced", O, site}, table, i, j);
 }
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U, dtype K, Spec V>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& i, const Tensor<J, U>& j, const Tensor<K, V>& k,
                      Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_indices<"index_unreduced", I, J, K>, D>,
-              detail::result_for<detail::summed_in<D, T, U, V>, rules::index3, O, S, T, U, V>> {
-  return detail::lookup<O, Tensor<D, detail::result_for<detail::summed_in<D, T, U, V>, rules::index3, O, S, T, U, V>>>(
+              detail::op_result_for<detail::summed_in<D, T, U, V>, rules::index3, O, S, T, U, V>> {
+  return detail::lookup<O,
+                        Tensor<D, detail::op_result_for<detail::summed_in<D, T, U, V>, rules::index3, O, S, T, U, V>>>(
       detail::Calling{"index_unreduced", O, site}, table, i, j, k);
 }
 template <dtype D, Spec S, dtype E, Spec T>
@@ -176,8 +177,9 @@ inline constexpr bool are_scattered = is_float<"scatter_add", D>&& are_indices<"
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes sizes, Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I>, D>,
-              detail::result_for<detail::summed_in<D, T>, rules::scatter_add, O, S, T>> {
-  return detail::scatter_rows<O, Tensor<D, detail::result_for<detail::summed_in<D, T>, rules::scatter_add, O, S, T>>>(
+              detail::op_result_for<detail::summed_in<D, T>, rules::scatter_add, O, S, T>> {
+  return detail::scatter_rows<O,
+                              Tensor<D, detail::op_result_for<detail::summed_in<D, T>, rules::scatter_add, O, S, T>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, indices);
 }
 /// As above, along two or three dims at once: each dim in brackets has an index tensor, in the same order.
@@ -186,18 +188,18 @@ template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J, U>& j, Sizes sizes,
                  Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I, J>, D>,
-              detail::result_for<detail::summed_in<D, T, U>, rules::scatter_add2, O, S, T, U>> {
+              detail::op_result_for<detail::summed_in<D, T, U>, rules::scatter_add2, O, S, T, U>> {
   return detail::scatter_rows<
-      O, Tensor<D, detail::result_for<detail::summed_in<D, T, U>, rules::scatter_add2, O, S, T, U>>>(
+      O, Tensor<D, detail::op_result_for<detail::summed_in<D, T, U>, rules::scatter_add2, O, S, T, U>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, i, j);
 }
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T, dtype J, Spec U, dtype K, Spec V>
 auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& i, const Tensor<J, U>& j, const Tensor<K, V>& k,
                  Sizes sizes, Site site = Site::current())
     -> Tensor<detail::after_t<detail::are_scattered<D, I, J, K>, D>,
-              detail::result_for<detail::summed_in<D, T, U, V>, rules::scatter_add3, O, S, T, U, V>> {
+              detail::op_result_for<detail::summed_in<D, T, U, V>, rules::scatter_add3, O, S, T, U, V>> {
   return detail::scatter_rows<
-      O, Tensor<D, detail::result_for<detail::summed_in<D, T, U, V>, rules::scatter_add3, O, S, T, U, V>>>(
+      O, Tensor<D, detail::op_result_for<detail::summed_in<D, T, U, V>, rules::scatter_add3, O, S, T, U, V>>>(
       detail::Calling{"scatter_add", O, site}, sizes, rows, i, j, k);
 }
 SHARDLIB_FORM(scatter_add, "scatter_add<\"B M, B -> [V] M\">(rows, ids, {{\"V\", 8}})")

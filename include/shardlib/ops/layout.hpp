@@ -52,8 +52,8 @@ inline constexpr auto rearrange_vjp = [](const auto& ct) { return rearrange<tran
 /// Changes the order of the dims, as a local copy. `rearrange<"A B/t -> B/t A">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::rearrange, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::rearrange, O, S>>;
+    -> Tensor<D, detail::op_result_for<D, rules::rearrange, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::rearrange, O, S>>;
   const detail::Calling op{"rearrange", detail::full_op<"rearrange", O, S>, site};
   return detail::record_unary<"rearrange", Out>(op, x, detail::sizes_in_order(x.value(), detail::parsed<Out::spec>),
                                                 detail::permute,
@@ -75,7 +75,7 @@ auto transpose(const Tensor<D, S>& x, Site site = Site::current())
   return rearrange<detail::op_spec_of(S, detail::result_of<rules::transpose2, A, B, S>)>(x, site);
 }
 template <OpSpec O, dtype D, Spec S>
-auto transpose(const Tensor<D, S>& x) -> Tensor<D, detail::result_of<rules::transpose_to, O, S>>;
+auto transpose(const Tensor<D, S>& x) -> Tensor<D, detail::op_result_of<rules::transpose_to, O, S>>;
 SHARDLIB_FORM(transpose, "transpose<\"A\", \"B\">(x)")
 
 namespace detail {
@@ -86,8 +86,8 @@ GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec
 
 /// Merges adjacent dims into one, without a copy. Only the first may be padded. `merge<"H/t D -> E/t">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
+auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::op_result_of<rules::merge, O, S>> {
+  using Out = Tensor<D, detail::op_result_of<rules::merge, O, S>>;
   static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   const detail::Calling op{"merge", O, site};
   return detail::relabel<"merge", Out>(op, x, detail::merged_sizes(op, parts, detail::parsed<Out::spec>, x.value()));
@@ -98,8 +98,8 @@ SHARDLIB_NEEDS_OP_SPEC(merge)
 /// dim and must be a whole number of its elements. `split<"E/t -> H/t D">(x, {{"H", 8}})`
 template <OpSpec O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::split, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::split, O, S>>;
+    -> Tensor<D, detail::op_result_of<rules::split, O, S>> {
+  using Out = Tensor<D, detail::op_result_of<rules::split, O, S>>;
   static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   const detail::Calling op{"split", O, site};
   return detail::relabel<"split", Out>(op, x,
@@ -119,8 +119,8 @@ GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x, const TensorSpe
 /// P/s/d/e U W M">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto stack_shards(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::stack_shards, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::stack_shards, O, S>>;
+    -> Tensor<D, detail::op_result_of<rules::stack_shards, O, S>> {
+  using Out = Tensor<D, detail::op_result_of<rules::stack_shards, O, S>>;
   const detail::Calling op{"stack_shards", detail::full_op<"stack_shards", O, S>, site};
   return detail::relabel<"stack_shards", Out>(op, x, detail::stacked_sizes(op, x.value(), detail::parsed<Out::spec>));
 }
@@ -128,8 +128,8 @@ auto stack_shards(const Tensor<D, S>& x, Site site = Site::current())
 /// `unstack_shards<"P/s/d/e U W M -> B/d/e L/s M">(y)`
 template <OpSpec O, dtype D, Spec S>
 auto unstack_shards(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::unstack_shards, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::unstack_shards, O, S>>;
+    -> Tensor<D, detail::op_result_of<rules::unstack_shards, O, S>> {
+  using Out = Tensor<D, detail::op_result_of<rules::unstack_shards, O, S>>;
   const detail::Calling op{"unstack_shards", detail::full_op<"unstack_shards", O, S>, site};
   return detail::relabel<"unstack_shards", Out>(op, x,
                                                 detail::unstacked_sizes(op, x.value(), detail::parsed<Out::spec>));
@@ -176,8 +176,8 @@ struct RangeVjp {
 /// each of the three lengths has its own name. `concat<"Past, L -> Klen">(cache, k)`
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_for<D, rules::concat, O, S, T>> {
-  using Out = Tensor<D, detail::result_for<D, rules::concat, O, S, T>>;
+    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::op_result_for<D, rules::concat, O, S, T>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::concat, O, S, T>>;
   static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
   constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
@@ -239,8 +239,8 @@ auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, Site si
 /// As above, with another number than 0, so the operand may not be partial. `pad<"L -> N">(x, 1, 2, -1.0)`
 template <OpSpec O, dtype D, Spec S>
 auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, double value, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::pad_with, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::pad_with, O, S>>;
+    -> Tensor<D, detail::op_result_for<D, rules::pad_with, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::pad_with, O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, value);
 }
 SHARDLIB_FORM(pad, "pad<\"L -> N\">(x, 1, 1)")
@@ -295,12 +295,17 @@ auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curre
 }
 SHARDLIB_FORM(stack, "stack<\"layer\">(a, b)`, or of more tensors `stack<\"layer\">(std::vector{a, b, c})")
 
+namespace detail {
+template <OpName Name, Literal What, DimName Dim, Spec S>
+inline constexpr Spec part_spec = result_of<rules::unstack, Name, What, Dim, S>;
+}
+
 /// The parts along the first dim, which is unsharded: the inverse of stack. A part of 64 bytes or a multiple of that is
 /// a view of the operand, without a copy. Backward: stack. `unstack<"L">(x)` of "L B/d M" gives tensors "B/d M"
 template <DimName Dim, dtype D, Spec S>
 auto unstack(const Tensor<D, S>& x, Site site = Site::current())
-    -> std::vector<Tensor<D, detail::named_result_of<rules::unstack, "unstack", detail::Literal("operand"), Dim, S>>> {
-  constexpr Spec part = detail::named_result_of<rules::unstack, "unstack", detail::Literal("operand"), Dim, S>;
+    -> std::vector<Tensor<D, detail::part_spec<"unstack", "operand", Dim, S>>> {
+  constexpr Spec part = detail::part_spec<"unstack", "operand", Dim, S>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S>()>;
   const detail::Calling op{"unstack", Dim, site};
   std::vector<detail::ValuePtr> values;

@@ -55,7 +55,7 @@ struct SumExp {
 template <OpSpec O, class X, class Shift>
 auto sum_exp(const X& x, const Shift& shift) {
   using D = typename X::value_type;
-  using Out = Tensor<D, result_for<D, rules::sum, O, X::spec>>;
+  using Out = Tensor<D, op_result_for<D, rules::sum, O, X::spec>>;
   return record<"sum", Out>(OpInfo{"sum_exp", O, {}}, x.device(), kept_sizes(x.value(), parsed<Out::spec>),
                             SumExp<D>{x.value(), shift.value()});
 }
@@ -159,12 +159,13 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
         detail::after_t<detail::one_dtype<"linear_cross_entropy", D, E> &&
                             detail::is_float<"linear_cross_entropy", D> && detail::is_index<"linear_cross_entropy", I>,
                         accumulator_t<D>>,
-        detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>> {
+        detail::op_result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>> {
   using A = accumulator_t<D>;
-  static constexpr auto specs = detail::cross_entropy_specs(detail::parsed<detail::result_of<rules::einsum, O, S, T>>);
+  static constexpr auto specs =
+      detail::cross_entropy_specs(detail::parsed<detail::op_result_of<rules::einsum, O, S, T>>);
   const detail::LinearCrossEntropy l{
       {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
-  using Out = Tensor<A, detail::result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>>;
+  using Out = Tensor<A, detail::op_result_for<detail::summed_in<D, R>, rules::linear_cross_entropy, O, S, T, R>>;
   if (detail::stores_logits(l, dtype_v<A>, stored))
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
   constexpr Spec axes = detail::axes_of<Out::spec, S, T>();

@@ -41,8 +41,9 @@ template <OpSpec O, dtype D, Spec S, dtype I, Spec From, dtype J, Spec To>
 auto ragged_all_to_all(const Tensor<D, S>& rows, const Tensor<I, From>& sent, const Tensor<J, To>& received,
                        Sizes sizes, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_index<"ragged_all_to_all", I> && detail::is_index<"ragged_all_to_all", J>, D>,
-              detail::result_for<detail::summed_in<D, From, To>, rules::ragged_all_to_all, O, S, From, To>> {
-  using Out = Tensor<D, detail::result_for<detail::summed_in<D, From, To>, rules::ragged_all_to_all, O, S, From, To>>;
+              detail::op_result_for<detail::summed_in<D, From, To>, rules::ragged_all_to_all, O, S, From, To>> {
+  using Out =
+      Tensor<D, detail::op_result_for<detail::summed_in<D, From, To>, rules::ragged_all_to_all, O, S, From, To>>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, From, To, Out::spec>()>;
   const detail::Calling op{"ragged_all_to_all", detail::full_op<"ragged_all_to_all", O, S>, site};
   detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);
@@ -130,8 +131,8 @@ auto grouped_einsum(const Tensor<D, S>& rows, const Tensor<E, W>& weights, const
     -> Tensor<detail::after_t<detail::is_float<"grouped_einsum", D> && detail::one_dtype<"grouped_einsum", D, E> &&
                                   detail::is_index<"grouped_einsum", I>,
                               D>,
-              detail::result_for<detail::summed_in<D, C>, rules::grouped_einsum, O, S, W, C>> {
-  using Out = Tensor<D, detail::result_for<detail::summed_in<D, C>, rules::grouped_einsum, O, S, W, C>>;
+              detail::op_result_for<detail::summed_in<D, C>, rules::grouped_einsum, O, S, W, C>> {
+  using Out = Tensor<D, detail::op_result_for<detail::summed_in<D, C>, rules::grouped_einsum, O, S, W, C>>;
   static constexpr Spec axes = detail::axes_of<S, W, C, Out::spec>();
   const detail::Calling op{"grouped_einsum", O, site};
   detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);

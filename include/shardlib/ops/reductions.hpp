@@ -56,8 +56,8 @@ constexpr Spec sum_all_result() {
 /// `sum<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_for<D, rules::sum, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::sum, O, S>>;
+    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::op_result_for<D, rules::sum, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::sum, O, S>>;
   const detail::Calling op{"sum", detail::full_op<"sum", O, S>, site};
   return detail::record_unary<"sum", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                           detail::reduce_kernel<kernels::detail::SumOp, D>,
@@ -83,8 +83,8 @@ SHARDLIB_FORM(sum, "sum<\"A B -> A\">(x)")
 /// `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::if_float<"mean", D>, detail::result_for<D, rules::mean, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::mean, O, S>>;
+    -> Tensor<detail::if_float<"mean", D>, detail::op_result_for<D, rules::mean, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::mean, O, S>>;
   const detail::OpInfo op{"mean", detail::full_op<"mean", O, S>, site};
   const auto n = static_cast<double>(detail::count_averaged(op, x.value(), detail::parsed<Out::spec>));
   return sum<O>(x, site) / detail::LocatedNumber(n, site);
@@ -196,8 +196,8 @@ SHARDLIB_NEEDS_OP_SPEC(argmax)
 /// Repeats the value along new dims of the given sizes. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <OpSpec O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::result_for<D, rules::broadcast, O, S>> {
-  using Out = Tensor<D, detail::result_for<D, rules::broadcast, O, S>>;
+    -> Tensor<D, detail::op_result_for<D, rules::broadcast, O, S>> {
+  using Out = Tensor<D, detail::op_result_for<D, rules::broadcast, O, S>>;
   const detail::Calling op{"broadcast", detail::full_op<"broadcast", O, S>, site};
   return detail::repeat<Out>(op, x, detail::sizes_by_name(op, detail::parsed<Out::spec>, x.value(), sizes));
 }

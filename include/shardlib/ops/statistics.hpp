@@ -97,9 +97,9 @@ struct NormSlope {
 /// `logsumexp<"B/d V -> B/d">(logits)`
 template <OpSpec O, dtype D, Spec S>
 auto logsumexp(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::if_float<"logsumexp", D>, detail::result_for<D, rules::logsumexp, O, S>> {
+    -> Tensor<detail::if_float<"logsumexp", D>, detail::op_result_for<D, rules::logsumexp, O, S>> {
   using X = Tensor<D, S>;
-  using Out = Tensor<D, detail::result_for<D, rules::logsumexp, O, S>>;
+  using Out = Tensor<D, detail::op_result_for<D, rules::logsumexp, O, S>>;
   const detail::Calling op{"logsumexp", detail::full_op<"logsumexp", O, S>, site};
   if constexpr (std::is_same_v<D, bf16>) {
     return cast<D>(logsumexp<O>(cast<f32>(x, site), site), site);

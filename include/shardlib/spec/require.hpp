@@ -139,6 +139,9 @@ inline constexpr Spec result_of = checked<Rule, Args...>::ok ? checked<Rule, Arg
 /// type of one that is not.
 template <auto Rule, OpName Name, auto... Args>
 inline constexpr Spec named_result_of = result_of<Rule, Name, Args...>;
+/// As above, of a rule that takes an op spec and the specs of the operands.
+template <auto Rule, OpSpec O, Spec... S>
+inline constexpr Spec op_result_of = result_of<Rule, O, S...>;
 
 }  // namespace shardlib::detail
 

@@ -53,6 +53,9 @@ inline constexpr Spec result_for<bf16, Rule, Args...> = [] {
 /// As above, of a rule that takes the op's name first.
 template <class D, auto Rule, OpName Name, auto... Args>
 inline constexpr Spec named_result_for = result_for<D, Rule, Name, Args...>;
+/// As above, of a rule that takes an op spec and the specs of the operands.
+template <class D, auto Rule, OpSpec O, Spec... S>
+inline constexpr Spec op_result_for = result_for<D, Rule, O, S...>;
 
 /// The dtype of the operand whose sum is pending, for `result_for`: i32 if it is that of the indices, else D.
 template <class D, Spec... Indices>
