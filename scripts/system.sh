@@ -43,3 +43,26 @@ in_system() {
       PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 CCACHE_DIR=/var/cache/ccache "$@"
   ' in_system "$1" "$root" "${scratch:-}" "${@:2}"
 }
+
+# newer_system SUITE FOLDER LOG PACKAGE... : makes a system as new_system does, with the packages of setup.sh, the suite's own
+# clang, and these packages.
+newer_system() {
+  rm -f "$2.ready"
+  new_system "$1" "$2" "$3" || return 1
+  newer_packages "$@" || return 1
+  touch "$2.ready"
+}
+
+# newer_packages SUITE FOLDER LOG PACKAGE... : installs what newer_system installs. Of alternatives it takes the first that
+# the suite has.
+newer_packages() {
+  local suite=$1 system=$2 log=$3 package one names=(clang libomp-dev "${@:4}")
+  for package in $(scripts/setup.sh --list --test | grep -v '^clang-'); do
+    for one in ${package//|/ }; do
+      if in_system "$system" apt-cache show "$one" >/dev/null 2>&1; then break; fi
+    done
+    names+=("$one")
+  done
+  quietly "$log-install.log" "installing packages in $suite" \
+    in_system "$system" apt-get -q -y install --no-install-recommends "${names[@]}"
+}

@@ -31,37 +31,17 @@ if [ -z "$suite" ]; then # Kokkos 5 is in sid only; trixie still has newer compi
 fi
 system=$folder/$suite
 
-make_system() {
-  rm -f "$system.ready"
-  new_system "$suite" "$system" $log || return 1
-  install_packages || return 1
-  touch "$system.ready"
-}
-
-# Installs the packages of setup.sh, with the suite's own clang. Of alternatives it takes the first that the suite has.
-install_packages() {
-  local package one names=(clang libomp-dev)
-  for package in $(scripts/setup.sh --list --test | grep -v '^clang-'); do
-    for one in ${package//|/ }; do
-      if in_system "$system" apt-cache show "$one" >/dev/null 2>&1; then break; fi
-    done
-    names+=("$one")
-  done
-  quietly $log-install.log "installing packages in $suite" \
-    in_system "$system" apt-get -q -y install --no-install-recommends "${names[@]}"
-}
-
 if [ $clean = yes ]; then rm -rf "$system.ready"; fi
 if [ ! -f "$system.ready" ]; then
-  if ! make_system; then
+  if ! newer_system "$suite" "$system" $log; then
     [ "$suite" = sid ] || die "no newer system could be made; see $log-*.log"
     echo "test-newer.sh: sid does not install at the moment; trixie instead"
     suite=trixie
     system=$folder/$suite
-    [ -f "$system.ready" ] || make_system || die "no newer system could be made; see $log-*.log"
+    [ -f "$system.ready" ] || newer_system "$suite" "$system" $log || die "no newer system could be made; see $log-*.log"
   fi
 else
-  install_packages || die "packages that shardlib needs by now do not install in $system"
+  newer_packages "$suite" "$system" $log || die "packages that shardlib needs by now do not install in $system"
 fi
 
 echo "test-newer.sh: Debian $suite, $(in_system "$system" "$compiler" --version | head -n 1)"
