@@ -62,8 +62,10 @@ run::StepResult train_step(const MoeMesh& mesh, Trained<C>& trained, const Optio
   // --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
   const auto [numbers, grads] =
       o.gather.per_step ? run::gathered_once<ModelOf<C, true>, Model>(weights, of) : of(weights);
-  const auto result = run::step_result(numbers.cross_entropy, squared_global_norm(mesh, grads, o.optimizer.groups),
-                                       {{"expert_load", numbers.expert_load}, {"dropped", numbers.dropped}});
+  const std::vector<std::pair<std::string, run::Scalars>> routing{{"expert_load", numbers.expert_load},
+                                                                  {"dropped", numbers.dropped}};
+  const auto result =
+      run::step_result(numbers.cross_entropy, squared_global_norm(mesh, grads, o.optimizer.groups), routing);
   return run::update(trained, o.optimizer, o.training, step, grads, result);
 }
 
