@@ -498,8 +498,8 @@ auto attend_zigzag(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, 
   const auto q = ZIGZAG(x.q, "d s", "B/d ", "L", "/s", "s", " Q K D");
   const auto k = ZIGZAG(x.k, "d s", "B/d ", "L", "/s", "s", " K D");
   const auto v = ZIGZAG(x.v, "d s", "B/d ", "L", "/s", "s", " K D");
-  const auto numbers = cast<f32>(segments);
-  const auto ids = cast<i32>(ZIGZAG(numbers, "d s", "B/d ", "L", "/s", "s", ""));
+  const auto ordered = [](const auto& numbers) { return ZIGZAG(numbers, "d s", "B/d ", "L", "/s", "s", ""); };
+  const auto ids = cast<i32>(ordered(cast<f32>(segments)));
   const auto y = segmented ? causal_attention<"L", "D", over<"s">>(q, k, v, ids, {}, SequenceOrder::zigzag)
                            : causal_attention<"L", "D", over<"s">>(q, k, v, {}, SequenceOrder::zigzag);
   return UNZIGZAG(y, "d s", "B/d ", "L", "/s", "s", " Q K D");

@@ -344,7 +344,8 @@ auto dispatched_loss(const Parts& w, const Tensor<i32, "P/d/e X">& counts) -> Te
 TEST_CASE("rows to their groups and back have the gradients of finite differences", "[ops]") {
   on_meshes({"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=2,t=1", "d=1,e=4,t=1"}, [](const Mesh<"d e t">& on) {
     Global counts{{"P", "X"}, {4, 4}, {2, 0, 1, 3, 0, 0, 4, 1, 1, 2, 3, 0, 6, 0, 0, 0}};
-    const Tensor<i32, "P/d/e X"> sent(place(on.device(), DType::i32, detail::parsed<"P/d/e X">, counts));
+    static const TensorSpec placed = parse_tensor("P/d/e X").spec;
+    const Tensor<i32, "P/d/e X"> sent(place(on.device(), DType::i32, placed, counts));
     const Sizes sizes{{"R", 28}, {"M", 3}, {"X", 4}, {"F", 2}};
     const Parts w{random_normal<f64, "R/d/e M">(on, sizes, {1, 1}), random_normal<f64, "X/e M F">(on, sizes, {1, 2})};
     expect(check_gradients(on, {}, dispatched_loss, w, sent) > 0, "nothing was compared");
