@@ -1,6 +1,6 @@
 // Includes Kokkos. The library includes its headers only here. With SHARDLIB_WITHOUT_KOKKOS, programs whose kernels
-// start on GPUs do without it. SHARDLIB_KOKKOS_CUDA is the version of a Kokkos that starts kernels on GPUs. Only nvcc can
-// compile its headers, so other compilers do without them.
+// start on GPUs do without it. SHARDLIB_KOKKOS_CUDA is the version of a Kokkos that starts kernels on GPUs. Only nvcc
+// can compile its headers, so other compilers do without them.
 #pragma once
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// The part of a Kokkos of CUDA that the launcher uses (docs/gpus.md#kokkos), for compile checks where there is none. The names
-// and signatures are Kokkos'. Nothing runs.
+// The part of a Kokkos of CUDA that the launcher uses (docs/gpus.md#kokkos), for compile checks where there is none.
+// The names and signatures are Kokkos'. Nothing runs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,9 @@
 
 namespace Kokkos {
 
-inline bool is_initialized() { return false; }
+inline bool is_initialized() {
+  return false;
+}
 struct InitializationSettings {
   InitializationSettings& set_disable_warnings(bool /*disable*/) { return *this; }
   InitializationSettings& set_device_id(int /*id*/) { return *this; }
@@ -22,7 +24,9 @@ struct Cuda {
 template <unsigned Threads, unsigned Blocks>
 struct LaunchBounds {};
 struct PerTeamValue {};
-inline PerTeamValue PerTeam(std::size_t /*bytes*/) { return {}; }
+inline PerTeamValue PerTeam(std::size_t /*bytes*/) {
+  return {};
+}
 
 template <class Space, class Bounds>
 struct TeamPolicy {
