@@ -263,8 +263,7 @@ void rate_alone(Weights& w, AdamW::Moments<Weights>& moments, const Weights& gra
   AdamW().update(w, moments, grads, 1e-3);
 }
 
-// expect: AdamW: it does not take these arguments; write `update\(weights, moments, grads, rate, scale, step, decays\)`
-// expect: Weights and moments are variables that are not const
+// expect: AdamW: it does not take these arguments; write `update\(.*, with the moments that its `init\(weights\)` has made. Weights and
 void const_weights(const Weights& w, AdamW::Moments<Weights>& moments, const Weights& grads) {
   AdamW().update(w, moments, grads, 1e-3, 1.0, 0, every_leaf);
 }

@@ -200,13 +200,15 @@ inline constexpr bool other_moments = false;
 template <class Optimizer, class W, class M, class G, class Rate, class... More>
 inline constexpr bool other_moments<Optimizer, W, M, G, Rate, More...> =
     std::is_arithmetic_v<Rate> && !std::is_same_v<M, typename Optimizer::template Moments<W>>;
-/// Whether it cannot write weights and moments: they are const, or no variables.
+/// Whether these are the arguments of an update that cannot write its weights or moments: they are const, or no
+/// variables.
 template <class... Args>
 inline constexpr bool not_written = false;
-template <class W, class M, class... More>
-inline constexpr bool not_written<W, M, More...> =
-    std::is_const_v<std::remove_reference_t<W>> || !std::is_lvalue_reference_v<W> ||
-    std::is_const_v<std::remove_reference_t<M>> || !std::is_lvalue_reference_v<M>;
+template <class W, class M, class G, class Rate, class... More>
+inline constexpr bool not_written<W, M, G, Rate, More...> =
+    std::is_arithmetic_v<std::remove_cvref_t<Rate>> &&
+    (std::is_const_v<std::remove_reference_t<W>> || !std::is_lvalue_reference_v<W> ||
+     std::is_const_v<std::remove_reference_t<M>> || !std::is_lvalue_reference_v<M>);
 /// Whether an optimizer's update does not take arguments of these types, which are references.
 template <class Optimizer, class... Args>
 concept wrong_arguments =
