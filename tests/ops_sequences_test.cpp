@@ -189,7 +189,7 @@ TEST_CASE("zigzag order: a length that does not divide, or is padded", "[ops]") 
         "dim `L` of size 6 over 2 devices has no zigzag order, in which each holds two parts of 4; choose a multiple "
         "of 4, or SequenceOrder::contiguous";
     const std::string padded =
-        "dim `L` is 7 (padded to 8), and in zigzag order padding would stand between positions; choose a size that "
+        "dim `L` is 7 (padded to 8), and in zigzag order padding would be between positions; choose a size that "
         "needs none";
     for (const bool is_padded : {false, true}) {
       const NamedSize length = is_padded ? NamedSize{"L", 7, 8} : NamedSize{"L", 6};

@@ -135,7 +135,7 @@ TEST_CASE("grammar: the text of each error in an op spec") {
   CHECK(op_error("A -> B -> C") == arrow);
   CHECK(op_error("") == arrow);
   CHECK(op_error("A - > B") == arrow);
-  CHECK(op_error("A -> B, C") == "an op has one result: commas stand between operands only");
+  CHECK(op_error("A -> B, C") == "an op has one result: commas are between operands only");
   CHECK(op_error("A, B, C, D -> E") == "");
   CHECK(op_error("A, B, C, D, E -> F") == "an op spec has at most 4 operands");
   CHECK(op_error("A A -> A") == "dim `A` appears twice: rename one of the two");

@@ -223,7 +223,7 @@ TEST_CASE("rules: all_reduce_max") {
          "the operand `A V/t +d` is partial over d, and the maximum of a sum is not that of its parts; " +
              reduce_first("A V/t", "d"));
   refuse("A V/t -> A +t", "A V/t", "a maximum has no pending sum; drop `+t`");
-  refuse("A V/t -> A V", "A V/t", "kept dim `V/t` must stand unchanged in the result, not as `V`");
+  refuse("A V/t -> A V", "A V/t", "kept dim `V/t` must be unchanged in the result, not `V`");
   refuse("A/d V/t -> A", "A V/t",
          "the operand is `A V/t`, but the op spec expects `A/d V/t`: dim 1 is `A`, not `A/d`; correct the op spec");
   refuse("A V -> A V", "A V", "the result has every dim of the operand, so there is nothing to reduce");
@@ -651,7 +651,7 @@ TEST_CASE("rules: sum and mean") {
   refuse("A B -> A B", "A B", "the result has every dim of the operand, so there is nothing to reduce");
   refuse("A B -> C", "A B", "dim `C` of the result is not a dim of the operand");
   refuse("A B C -> C A", "A B C", "dim `A` of the result is in another order than in the operand");
-  refuse("A/t B -> A", "A/t B", "kept dim `A/t` must stand unchanged in the result, not as `A`");
+  refuse("A/t B -> A", "A/t B", "kept dim `A/t` must be unchanged in the result, not `A`");
   refuse("2 2 A -> 2 A", "2 2 A",
          "integer dim `2` appears twice, and the op spec does not say which one to reduce; name one first, "
          "`rename<\"2 2 -> name1 name2\">`");
@@ -1182,7 +1182,7 @@ TEST_CASE("rules: layout") {
   legal(rules::merge("A B C -> E", "A B C"), "E");
   refuse_merge(
       "H D/t -> E/t", "H D/t",
-      "dim `D/t` is sharded, but axes may stand on the major part `H` only; `all_gather` it first (communicates)");
+      "dim `D/t` is sharded, but axes may be on the major part `H` only; `all_gather` it first (communicates)");
   refuse_merge("H/t D -> E", "H/t D", "`E` must have the axes of the major part `H/t`");
   refuse_merge("H D -> E", "H B D", "the operand `H B D` has no `H D` side by side");
   refuse_merge("H -> E", "H", "write the adjacent dims to merge, and one name: `H/t D -> E/t`");
@@ -1193,7 +1193,7 @@ TEST_CASE("rules: layout") {
   legal(rules::split("E/t -> H/t D", "B E/t"), "B H/t D");
   legal(rules::split("4 -> A 2", "4"), "A 2");
   legal(rules::split("E -> H 2", "E +t"), "H 2 +t");
-  refuse_split("E/t -> H D/t", "E/t", "dim `D/t` is sharded, but axes may stand on the major part `H` only");
+  refuse_split("E/t -> H D/t", "E/t", "dim `D/t` is sharded, but axes may be on the major part `H` only");
   refuse_split("E/t -> H D", "E/t", "`E/t` must have the axes of the major part `H`");
   refuse_split("E -> H", "E", "write the dim to split, and its parts: `E/t -> H/t D`");
   refuse_split("E -> H D", "B", "the operand `B` has no `E`");
@@ -1231,12 +1231,12 @@ TEST_CASE("rules: layout") {
   legal(rules::broadcast("M -> B/d M", "M"), "B/d M");
   legal(rules::broadcast("M +t -> B/d M +t", "M +t"), "B/d M +t");
   legal(rules::broadcast(" -> A/t", ""), "A/t");
-  refuse_broadcast("M/t -> B M", "M/t", "dim `M/t` must stand unchanged in the result, not as `M`");
-  refuse_broadcast("M -> B/d M/t", "M", "dim `M` must stand unchanged in the result, not as `M/t`");
-  refuse_broadcast("M/t -> B/t M", "M/t", "dim `M/t` must stand unchanged in the result, not as `M`");
+  refuse_broadcast("M/t -> B M", "M/t", "dim `M/t` must be unchanged in the result, not `M`");
+  refuse_broadcast("M -> B/d M/t", "M", "dim `M` must be unchanged in the result, not `M/t`");
+  refuse_broadcast("M/t -> B/t M", "M/t", "dim `M/t` must be unchanged in the result, not `M`");
   refuse_broadcast("M +t -> B M", "M +t", still_pending("t"));
   refuse_broadcast("M -> B", "M", "the result lacks dim `M` of the operand");
-  refuse_broadcast("A B -> B A C", "A B", "the dims of the operand must stand in the same order in the result");
+  refuse_broadcast("A B -> B A C", "A B", "the dims of the operand must be in the same order in the result");
   refuse_broadcast("M +d -> B/d M", "M +d", still_pending("d"));
   refuse_broadcast("M -> M", "M", "the result has no new dim; drop the broadcast");
   refuse_broadcast("2 -> 2 2", "2", "integer dim `2` appears twice; give the new one a name");

@@ -154,7 +154,7 @@ auto reshard_by_rearrange(const Tensor<f32, "A B/t">& x) {
   return rearrange<"A B/t -> B A/t">(x);
 }
 
-// expect: merge<`H D/t -> E/t`>: dim `D/t` is sharded, but axes may stand on the major part `H` only; `all_gather` it
+// expect: merge<`H D/t -> E/t`>: dim `D/t` is sharded, but axes may be on the major part `H` only; `all_gather` it
 auto merge_the_minor_part(const Tensor<f32, "H D/t">& x) {
   return merge<"H D/t -> E/t">(x);
 }
@@ -164,7 +164,7 @@ auto concat_shards(const Tensor<f32, "L/t">& a, const Tensor<f32, "L/t">& b) {
   return concat<"L, L -> N">(a, b);
 }
 
-// expect: broadcast<`M/t -> B M`>: dim `M/t` must stand unchanged in the result, not as `M`
+// expect: broadcast<`M/t -> B M`>: dim `M/t` must be unchanged in the result, not `M`
 auto broadcast_and_gather(const Tensor<f32, "M/t">& x) {
   return broadcast<"M/t -> B M">(x, {{"B", 8}});
 }

@@ -131,14 +131,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
   struct Lease {
     std::shared_ptr<Pool> pool;
     std::size_t bytes, taken;  ///< as counted, and in the region
-    Made* made;
+    Made* made;                ///< null for a short block
     void operator()(void* p) const {
-      pool->uncount(bytes, *made);
+      pool->uncount(bytes, made);
       pool->region_->free(static_cast<std::byte*>(p), taken);
     }
   };
+  /// Shorter blocks do not fill a memory, and a look-up for each would take a part of their ops' time.
+  static constexpr std::size_t counted_block = std::size_t{1} << 16;
   Made* count(std::size_t bytes, const detail::OpInfo& op);
-  void uncount(std::size_t bytes, Made& made);
+  void uncount(std::size_t bytes, Made* made);
   /// What has most bytes, in words.
   [[nodiscard]] std::string largest() const;
   [[noreturn]] void fail(std::size_t bytes) const;

@@ -344,7 +344,7 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
   for (const Dim& dim : in.dims) {
     if (at < out.rank() && out.dims[at].name == dim.name) {
       if (!(out.dims[at] == dim))
-        return "kept dim " + quoted(dim) + " must stand unchanged in the result, not as " + quoted(out.dims[at]);
+        return "kept dim " + quoted(dim) + " must be unchanged in the result, not " + quoted(out.dims[at]);
       ++at;
     } else {
       removed.push_back(dim);

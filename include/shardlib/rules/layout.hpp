@@ -270,7 +270,7 @@ constexpr Verdict regroup(const char* op_name, const ParsedOp& op, const TensorS
   if (!from.partial.empty() || !to.partial.empty()) return fail("write dims only; a pending sum stays pending");
   for (int i = 1; i < many.rank(); ++i)
     if (!many.dims[i].axes.empty())
-      return fail("dim " + quoted(many.dims[i]) + " is sharded, but axes may stand on the major part " +
+      return fail("dim " + quoted(many.dims[i]) + " is sharded, but axes may be on the major part " +
                   quoted(many.dims[0].name) + " only" + (merging ? "; `all_gather` it first (communicates)" : ""));
   for (const Dim& dim : many.dims)
     if (!dim.is_integer() && dim.name == one.dims[0].name)
@@ -379,8 +379,8 @@ constexpr Verdict broadcast(const ParsedOp& op, const TensorSpec& x) {
     const int at = out.find(dim.name);
     if (at < 0) return call.fail("the result lacks dim " + quoted(dim) + " of the operand");
     if (!(out.dims[at] == dim))
-      return call.fail("dim " + quoted(dim) + " must stand unchanged in the result, not as " + quoted(out.dims[at]));
-    if (at < last) return call.fail("the dims of the operand must stand in the same order in the result");
+      return call.fail("dim " + quoted(dim) + " must be unchanged in the result, not " + quoted(out.dims[at]));
+    if (at < last) return call.fail("the dims of the operand must be in the same order in the result");
     last = at;
   }
   for (int i = 0; i < out.rank(); ++i)

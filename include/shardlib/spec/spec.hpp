@@ -252,7 +252,7 @@ constexpr OpParts parse_op(std::string_view text) {
   }
   std::string_view left = text.substr(0, arrow);
   if (detail::find(text, ",", arrow) != detail::npos) {
-    op.error = "an op has one result: commas stand between operands only";
+    op.error = "an op has one result: commas are between operands only";
     return op;
   }
   const auto out = parse_tensor(text.substr(arrow + 2));

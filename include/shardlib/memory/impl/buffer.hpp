@@ -52,7 +52,7 @@ SHARDLIB_INLINE void Pool::shrink(const Buffer& block, std::size_t bytes) {
   const std::size_t freed = lease->bytes - round(bytes), taken = std::exchange(lease->taken, lease->taken - freed);
   block.block_->bytes = bytes;
   lease->bytes -= freed;
-  uncount(freed, *lease->made);
+  uncount(freed, lease->made);
   region_->shrink(static_cast<std::byte*>(block.block_->owner.get()), taken, lease->taken);
 }
 
@@ -90,11 +90,12 @@ SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
 }
 
 SHARDLIB_INLINE Pool::Made* Pool::count(std::size_t bytes, const detail::OpInfo& op) {
-  const std::tuple<std::uint_least32_t, const char*, std::string_view, std::string_view> maker{
-      op.site.line(), op.site.file_name(), op.name, op.spec};
   const std::lock_guard lock(mutex_);
   stats_.live += bytes;
   stats_.peak = std::max(stats_.peak, stats_.live);
+  if (bytes < counted_block) return nullptr;
+  const std::tuple<std::uint_least32_t, const char*, std::string_view, std::string_view> maker{
+      op.site.line(), op.site.file_name(), op.name, op.spec};
   auto made = live_.find(maker);
   if (made == live_.end())
     made = live_.emplace(maker, Made{*op.name == '\0' ? "outside of ops" : "by " + op.describe()}).first;
@@ -103,10 +104,10 @@ SHARDLIB_INLINE Pool::Made* Pool::count(std::size_t bytes, const detail::OpInfo&
 }
 
 // Before the memory is free, because the next owner of the block counts its bytes again.
-SHARDLIB_INLINE void Pool::uncount(std::size_t bytes, Made& made) {
+SHARDLIB_INLINE void Pool::uncount(std::size_t bytes, Made* made) {
   const std::lock_guard lock(mutex_);
   stats_.live -= bytes;
-  made.bytes -= bytes;
+  if (made != nullptr) made->bytes -= bytes;
 }
 
 SHARDLIB_INLINE std::string Pool::largest() const {

@@ -49,7 +49,7 @@ SHARDLIB_INLINE void require_unpadded(const OpInfo& op, const ValuePtr& x, int a
 SHARDLIB_INLINE void require_order(const OpInfo& op, const ValuePtr& x, int dim, SequenceOrder order) {
   const std::int64_t devices = shard_count(*x->device, x->spec->dims[dim].axes);
   if (order == SequenceOrder::contiguous || devices == 1) return;
-  require_unpadded(op, x, dim, "in zigzag order padding would stand between positions; choose a size that needs none");
+  require_unpadded(op, x, dim, "in zigzag order padding would be between positions; choose a size that needs none");
   if (x->local[dim] % 2 != 0)
     throw Error(op.describe() + ": dim `" + std::string(x->spec->dims[dim].name) + "` of size " +
                 to_string(x->global[dim]) + " over " + std::to_string(devices) +
