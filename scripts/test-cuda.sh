@@ -8,24 +8,46 @@
 #   scripts/test-cuda.sh           runs all of this
 #   scripts/test-cuda.sh --quick   compiles headers, kernels, the two-layer FSDP example and a step of a GPT to PTX. It is a
 #                                  part of scripts/test.sh
+#   scripts/test-cuda.sh --kokkos DIR
+#                                  instead builds gpt2 with the Kokkos of CUDA that is installed in DIR, which then starts the
+#                                  kernels (docs/gpus.md), and runs it in the same way
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 target=check_cuda
 architectures="80-real;90-real"
 flags=(-DCMAKE_CUDA_FLAGS= "-DCMAKE_CUDA_FLAGS_RELEASE=-O3 -DNDEBUG")
-for option in "$@"; do
-  case $option in
+kokkos=""
+while [ $# -gt 0 ]; do
+  case $1 in
     --quick) # errors of the sources show without optimization and machine code, too, in a sixth of the time
       target=check_cuda_quick architectures=90-virtual
       flags=("-DCMAKE_CUDA_FLAGS=-Xcicc -O0" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
       ;;
-    *) misuse "unknown option '$option'; the only one is --quick" ;;
+    --kokkos) kokkos=${2:?} && shift && kokkos=$(cd "$from" && realpath -m -- "$1") ;;
+    *) misuse "unknown option '$1'; there are --quick and --kokkos DIR" ;;
   esac
+  shift
 done
 
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ ! -x "$nvcc" ]; then
   echo "test-cuda.sh: left out, as this machine has no nvcc (neither in PATH nor in /usr/local/cuda/bin)"
+  exit 0
+fi
+
+if [ -n "$kokkos" ]; then
+  quietly build/log/cuda-kokkos-configure.log "configuring with Kokkos" cmake --preset release -B build/cuda-kokkos \
+    -DSHARDLIB_LAUNCHER=kokkos "-DCMAKE_PREFIX_PATH=$kokkos" -DCMAKE_CUDA_COMPILER="$nvcc" \
+    -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
+  grep 'shardlib: Kokkos' build/log/cuda-kokkos-configure.log
+  quietly build/log/cuda-kokkos-build.log "linking with Kokkos" cmake --build build/cuda-kokkos -j "$jobs" --target gpt2
+  # Kokkos links CUDA's driver. Where there is none, the toolkit's stub takes its place.
+  if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
+    ln -sf "$(dirname "$(realpath "$nvcc")")/../lib64/stubs/libcuda.so" build/cuda-kokkos/libcuda.so.1
+    export LD_LIBRARY_PATH="$root/build/cuda-kokkos${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  fi
+  train_without_gpu build/log/cuda-kokkos-run.log gpt2 build/cuda-kokkos/examples/gpt2 --heads=2 --data=README.md
+  echo "test-cuda.sh: gpt2 passed with the Kokkos in $kokkos"
   exit 0
 fi
 
