@@ -31,6 +31,8 @@ void step_by_rules(Weights& w, Lion::Moments<Weights>& moments, const Weights& g
 template <class T>
 requires std::is_same_v<T, Weights> T operator-(const T& a, const T& b) { return {a.bias - b.bias, a.w - b.w}; }
 Weights operator*(const Weights& a, double b) { return {a.bias * b, a.w * b}; }
+template <class T>
+T operator-(const T& a) requires(std::is_same_v<T, Weights>) { return a * -1.0; }
 // Braces hold a shape alone, or a shape and its values.
 auto arrays_in_braces(const Data& mesh, std::int64_t n) {
   const HostArray<i32> one{{1}, {7}};
@@ -38,6 +40,11 @@ auto arrays_in_braces(const Data& mesh, std::int64_t n) {
   return std::tuple(one, zeros, named, list, place<Tensor<f32, "M">>(mesh, {{2}, {1.0F, 2.0F}}));
 }
 Weights step_by_operators(const Weights& w, const Weights& grads) { return w - grads * 0.1; }
+Weights negated_by_operator(const Weights& grads) { return -grads; }
+// A rule's factors in braces.
+void step_by_braces(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, LeafRules{{{"*", {0.5}}, {"w", {}}}});
+}
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
 // expect: `reduce_gradients\(mesh, grads\)`, once, after those over microbatches \(communicates\)
@@ -248,8 +255,11 @@ void sum_without_accumulate(Weights& sums, const Weights& grads) {
   sums += grads;
 }
 
-// expect: \* has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
-Weights step_down(const Weights& grads) {
+// expect: - has no form for structs of tensors; write map_tree\(\[\]\(const auto& w, const auto& g\) { return w - g \* 0.1; }, weights,
+struct Biases {
+  Tensor<f32, "M"> bias;
+};
+Biases step_down(const Biases& grads) {
   return -grads;
 }
 

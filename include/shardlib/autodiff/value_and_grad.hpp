@@ -112,13 +112,6 @@ requires(std::is_class_v<W>) std::vector<SavedResidual> saved_residuals(F&& f, c
 }
 SHARDLIB_FORM_OF_CALL(saved_residuals, "saved_residuals(f, weights, ...)")
 
-/// A compile error for a call without the mesh as the first argument, or without weights.
-template <class First, class... Args>
-requires(sizeof...(Args) < 2 || !requires { First::axes; }) auto value_and_grad(const First& first,
-                                                                                const Args&... args) {
-  return detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(first, args...);
-}
-
 }  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED

@@ -247,12 +247,11 @@ struct MeshBeforeName {
 }  // namespace detail
 /// A compile error for the name of a template, or of several functions.
 auto value_and_grad(detail::MeshBeforeName mesh, ...) -> Tensor<f32, "?">;
-/// A compile error without a mesh.
-template <class F, class W, class... Args>
-requires(!requires { F::axes; }) auto value_and_grad(const F& f, const W& weights, const Args&... args)
-    -> std::pair<detail::Unknown, W> {
-  detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(f, weights, args...);
-  return {};
+/// A compile error for a call without the mesh as the first argument, or without weights.
+template <class First, class... Args>
+requires(sizeof...(Args) < 2 || !requires { First::axes; }) auto value_and_grad(const First& first,
+                                                                                const Args&... args) {
+  return detail::wrong_call<"value_and_grad", "value_and_grad(mesh, f, weights, ...)">(first, args...);
 }
 
 /// `name` selects the results that explicit_activation_checkpointing keeps for the backward pass besides the arguments.

@@ -25,15 +25,15 @@ namespace detail {
 /// A compile error for a rule with a number in place of LeafFactors, or outside of a list.
 struct WrongRules {
   struct Rule {
-    template <class X = LeafFactors>
-    Rule(std::string_view /*pattern*/, double /*factor*/) {
-      sentence<X>();
+    template <class X>
+    requires std::is_arithmetic_v<X> Rule(std::string_view /*pattern*/, X /*factor*/) {
+      sentence<std::conditional_t<true, LeafFactors, X>>();
     }
   };
   WrongRules(std::initializer_list<Rule> /*rules*/) {}
-  template <class X = LeafFactors>
-  WrongRules(std::string_view /*pattern*/, double /*factor*/) {
-    sentence<X>();
+  template <class X>
+  requires std::is_arithmetic_v<X> WrongRules(std::string_view /*pattern*/, X /*factor*/) {
+    sentence<std::conditional_t<true, LeafFactors, X>>();
   }
   template <class X = LeafFactors>
   WrongRules(std::string_view /*pattern*/, const LeafFactors& /*factors*/) {

@@ -357,14 +357,16 @@ struct OtherNumber {
 }  // namespace detail
 
 // A compile error for arithmetic of structs of tensors.
-#define SHARDLIB_TREE_OPERATOR(op)                                                      \
-  template <detail::tree_of_several Tree>                                               \
-  Tree operator op(const Tree& tree, detail::OtherOperand) {                            \
-    static_assert(std::is_void_v<Tree>, #op                                             \
-                  " has no form for structs of tensors; write "                         \
-                  "map_tree([](const auto& w, const auto& g) { return w - g * 0.1; }, " \
-                  "weights, grads), or accumulate(sums, grads) for a sum");             \
-    return tree;                                                                        \
+#define SHARDLIB_NO_TREE_OPERATOR(op, Tree)                                           \
+  static_assert(std::is_void_v<Tree>, #op                                             \
+                " has no form for structs of tensors; write "                         \
+                "map_tree([](const auto& w, const auto& g) { return w - g * 0.1; }, " \
+                "weights, grads), or accumulate(sums, grads) for a sum")
+#define SHARDLIB_TREE_OPERATOR(op)                           \
+  template <detail::tree_of_several Tree>                    \
+  Tree operator op(const Tree& tree, detail::OtherOperand) { \
+    SHARDLIB_NO_TREE_OPERATOR(op, Tree);                     \
+    return tree;                                             \
   }
 #define SHARDLIB_TREE_OPERATORS(op)                                \
   SHARDLIB_TREE_OPERATOR(op)                                       \
@@ -384,10 +386,21 @@ SHARDLIB_TREE_OPERATORS(*)
 SHARDLIB_TREE_OPERATORS(/)
 #undef SHARDLIB_TREE_OPERATORS
 #undef SHARDLIB_TREE_OPERATOR
-template <detail::tree_of_several Tree>
-Tree operator-(const Tree& tree) {
-  return tree * detail::OtherOperand(-1);
+namespace detail {
+/// The operand of a minus. The conversion makes any operator of the program the better one.
+struct Negated {
+  template <tree_of_several Tree>
+  Negated(const Tree&) {  // NOLINT(google-explicit-constructor): it is the operand
+    SHARDLIB_NO_TREE_OPERATOR(-, Tree);
+  }
+  template <class Any>
+  operator Any() const;  // NOLINT(google-explicit-constructor): one mistake gives one error
+};
+}  // namespace detail
+inline detail::Negated operator-(detail::Negated tree) {
+  return tree;
 }
+#undef SHARDLIB_NO_TREE_OPERATOR
 
 /// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.
 /// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf for which this is not so.

@@ -26,6 +26,7 @@ struct Console {
   int file = -1;
   const ConsoleLog* owner = nullptr;
 
+  Console() { shardlib::detail::warning_log = &log_console; }
   void log(std::string_view text) {
     constexpr std::size_t most_waiting = 64 * 1024;
     if (file < 0) {
@@ -78,7 +79,6 @@ SHARDLIB_INLINE void log_console(std::string_view text) {
 
 SHARDLIB_INLINE ConsoleLog::ConsoleLog(const std::string& path, std::string_view mark) {
   detail::Console& console = detail::console();
-  shardlib::detail::warning_log = &log_console;
   const std::lock_guard lock(console.mutex);
   console.open(path);
   console.owner = this;
