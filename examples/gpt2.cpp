@@ -6,9 +6,9 @@
 //   gpt2 --load models/gpt2 --data text.txt --lora 8 --run runs/tuned --export models/tuned     fine-tunes adapters
 #include <fmt/format.h>
 
-#include <shardlib/io/file.hpp>
 #include <shardlib/run/hugging_face.hpp>
-#include <shardlib/run/plan.hpp>
+#include <shardlib/run/trained.hpp>
+#include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
@@ -29,9 +29,9 @@
 using namespace gpt2;
 
 template <dtype C>
-double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& rows) {
+double validate(const Setup& s, const Model<C>& w, const io::TokenBatch& rows) {
   const auto positions = iota<"L">(s.mesh, s.o.training.seq);
-  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), positions, s.config(), {})));
+  return item(all_reduce<"+d +t -> ">(loss<C>(w, place(s, rows), positions, s.config(), {})));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& r
 template <dtype C>
 class Decoder {
  public:
-  Decoder(const Setup& s, std::function<gpt2::Model<C>()> model) : s_(s), model_(std::move(model)) {}
+  Decoder(const Setup& s, std::function<Model<C>()> model) : s_(s), model_(std::move(model)) {}
 
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const Mesh2& mesh = s_.mesh;
@@ -60,8 +60,8 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const auto logits =
-        gpt2::extend<C>(model_(), caches_, inputs, positions, broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}),
-                        cast<C>(cast<f32>(equal(positions, keys))), s_.config());
+        extend<C>(model_(), caches_, inputs, positions, broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}),
+                  cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
     const auto numbers = whole.span().first(static_cast<std::size_t>(s_.vocabulary));
@@ -70,8 +70,8 @@ class Decoder {
 
  private:
   const Setup& s_;
-  std::function<gpt2::Model<C>()> model_;
-  Array<"layers", gpt2::Cache<C>> caches_;
+  std::function<Model<C>()> model_;
+  Array<"layers", Cache<C>> caches_;
 };
 
 // ---- the program ----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   lora.weights = initial_adapters(s);
   run::check_groups(o.optimizer.groups, o.lora > 0 ? leaf_names(lora.weights) : leaf_names(state.weights));
   if (!o.files.load.empty()) load_hugging_face(s, state.weights);
-  if (o.lora > 0) trained.base.copies = cast_tree<gpt2::Model<C>>(state.weights);
+  if (o.lora > 0) trained.base.copies = cast_tree<Model<C>>(state.weights);
   const auto keep = [&](auto& trains) {
     run::begin(trains, o.optimizer);
     return run::program_of(s.mesh, trains, o.training);

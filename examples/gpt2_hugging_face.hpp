@@ -21,7 +21,7 @@ namespace gpt2 {
 
 // ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
 
-// Where the leaves are in the files. Kernels are stored [in, out]; those of queries, keys and values stand side by side
+// Where the leaves are in the files. Kernels are stored [in, out]; those of queries, keys and values are side by side
 // in one tensor.
 inline io::StoredTable stored_table(const std::string& prefix) {
   std::map<std::string, io::StoredLeaf> leaves{{"embed", {"wte.weight"}},

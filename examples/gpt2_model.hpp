@@ -158,7 +158,7 @@ auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C, Whole>& adapt
 template <dtype C>
 using Heads = Tensor<C, "B/d L H/t D">;
 
-// Attention in einsums, where each query sees the keys that `seen` says: sampling's.
+// Attention in einsums, for sampling: `seen` says which keys each query sees.
 template <dtype C>
 auto spelled_attention(const Heads<C>& q, const Tensor<C, "B/d Klen H/t D">& k, const Tensor<C, "B/d Klen H/t D">& v,
                        const Tensor<bool_, "B/d Qlen Klen">& seen) -> Heads<C> {
@@ -274,8 +274,7 @@ auto logits(const Model<C, Whole>& w, const Ids& inputs, const Ids& segments, co
   return unembedding<C>(w, table, trunk<C>(w, table, inputs, segments, positions, config, dropout), config);
 }
 
-// The mean loss of the tokens that count, after the layers. Each device of the mesh holds a part of the sum, as
-// value_and_grad requires.
+// The value of `loss`, given the output x of the last layer.
 template <dtype C, bool Whole = false>
 auto mean_loss(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Residual& x, const Batch& batch,
                const ModelConfig& config) -> Tensor<f32, "+d +t"> {
@@ -286,6 +285,7 @@ auto mean_loss(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const 
   return sum<"B/d L +t -> +d +t">(losses * batch.weights);
 }
 
+// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum, as value_and_grad requires.
 template <dtype C, bool Whole = false>
 auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<i32, "L">& positions, const ModelConfig& config,
           const Dropout& dropout) -> Tensor<f32, "+d +t"> {

@@ -14,10 +14,9 @@
 #include "gpt2_model.hpp"
 #include "trainers.hpp"
 
-using namespace shardlib;
-using Mesh2 = Mesh<"d t">;
-
 namespace gpt2 {
+
+using Mesh2 = Mesh<"d t">;
 
 struct Options : TrainerOptions {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;

@@ -17,6 +17,7 @@
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/sequence_order.hpp>
 #include <shardlib/run/token_tensors.hpp>
+#include <shardlib/run/trained.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 

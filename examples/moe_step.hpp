@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "gpt_hugging_face.hpp"
 #include "moe_model.hpp"
 #include "moe_setup.hpp"
 #include "trainers.hpp"

@@ -29,7 +29,7 @@ void check_steps(const Case& c) {
   o.gather.per_step = c.gathers_once;
   on_mesh(c.mesh,
           [&](const DevicePtr& device) {
-            const gpt2::Setup s{Mesh2(device), o, 32};
+            const gpt2::Setup s{gpt2::Mesh2(device), o, 32};
             gpt2::Trained<f32> trained;
             trained.base.state.weights = gpt2::initial_weights(s);
             trained.lora.state.weights = gpt2::initial_adapters(s);

@@ -1,5 +1,4 @@
-// How often the host waits for its device in a training step of moe: once, but for the counts of rows of a dropless
-// one.
+// How often the host waits for its device in a training step of moe with slots: once.
 #include <cstdint>
 #include <string>
 
