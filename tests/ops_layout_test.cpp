@@ -162,7 +162,7 @@ TEST_CASE("stack_shards: padding, and stacks that are none", "[ops]") {
                      on);
     const auto parts = zeros<f32, "P/d W">(mesh, {{"P", 2}, {"W", 3, 4}});
     expect_error([&] { unstack_shards<"P/d W -> B/d">(parts); },
-                 "unstack_shards<`P/d W -> B/d`>: dim `W` is 3 (padded to 4), and its padding would lie between "
+                 "unstack_shards<`P/d W -> B/d`>: dim `W` is 3 (padded to 4), and its padding would be between "
                  "elements; choose a size that needs none" +
                      on);
   });

@@ -317,7 +317,7 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
             here,
         merge<"A V -> B">(zeros<f32, "A V">(mesh, {{"A", 4}, {"V", 5, 6}})));
     ERROR_IS(
-        "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the "
+        "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would be before the "
         "second; choose a size that needs none" +
             here,
         concat<"V, V -> N">(v, v));

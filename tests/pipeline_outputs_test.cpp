@@ -206,7 +206,7 @@ TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipelin
             (void)pipeline::outputs(mesh, pipeline::GPipe(1), 2, Odd{padded}, w, {{"M", 2}});
           });
         },
-        padded ? "fwd_0__0: Concat: dim `R` is 3 (padded to 4), and the padding of a microbatch would lie before the "
+        padded ? "fwd_0__0: Concat: dim `R` is 3 (padded to 4), and the padding of a microbatch would be before the "
                  "next one; choose a size that needs none"
                : "fwd_0__1: Concat: microbatch 1 has other sizes than those before it; all microbatches of a step have "
                  "one shape (device 0 (p=0,d=0,t=0) of mesh p=1,d=1,t=1)");

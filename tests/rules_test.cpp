@@ -1278,7 +1278,7 @@ TEST_CASE("rules: reinterpret") {
                      "the operand `M +d` is partial over d and replicated over s, but `d s` become `e` together; give "
                      "the operand one placement over all of them first");
   refuse_reinterpret("d s -> e", "e t", "B/s/d",
-                     "dim `B/s/d` is not sharded over `d s` in this order, which is that of `e`; its shards would lie "
+                     "dim `B/s/d` is not sharded over `d s` in this order, which is that of `e`; its shards would be "
                      "on other devices");
   refuse_reinterpret("d s -> e", "e", "X/d/s F/t",
                      "the operand `X/d/s F/t` is sharded over t (dim `F/t`), which the mesh `e` does not have; name "

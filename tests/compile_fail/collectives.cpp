@@ -160,7 +160,7 @@ auto half_of_an_axis(const Tensor<f32, "B/d M">& x, const Mesh<"e t">& experts) 
   return reinterpret<"d s -> e">(x, experts);
 }
 
-// expect: dim `X/s/d` is not sharded over `d s` in this order, which is that of `e`; its shards would lie on other devices
+// expect: dim `X/s/d` is not sharded over `d s` in this order, which is that of `e`; its shards would be on other devices
 auto shards_in_another_order(const Tensor<f32, "X/s/d M">& w, const Mesh<"e t">& experts) {
   return reinterpret<"d s -> e">(w, experts);
 }

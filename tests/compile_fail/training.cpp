@@ -170,7 +170,7 @@ auto batch_first(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(mesh, loss, x, weights);
 }
 
-// expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments \(`{x, y}` has no type
+// expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments \(arguments in braces are not counted
 auto no_batch(const M2& mesh, const Weights& weights) {
   return value_and_grad(mesh, loss, weights);
 }

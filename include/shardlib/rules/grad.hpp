@@ -159,7 +159,7 @@ constexpr Verdict callable(int args, int parameters, int at, bool not_const, std
                            std::string_view given) {
   const Text form("; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)"),
       arguments = "the weights and " + number(args) + (args == 1 ? " more argument" : " more arguments"),
-      braces(args == 0 ? " (`{x, y}` has no type and is none; write `Batch{x, y}`)" : "");
+      braces(args == 0 ? " (arguments in braces are not counted, as they have no type: write `Batch{x, y}`)" : "");
   return misfit("value_and_grad: ", parameters, at, not_const, declared,
                 arguments + " in this order, each by value or as a const reference" + form,
                 "is given " + arguments + braces + form,

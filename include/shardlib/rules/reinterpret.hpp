@@ -117,8 +117,7 @@ constexpr Text check_group(const AxisMap::Group& group, const TensorSpec& x) {
   }
   if (first.kind != Placement::sharded || find_run(x.dims[first.dim].axes, group.from) >= 0) return {};
   return "dim " + quoted(x.dims[first.dim]) + " is not sharded over " + quoted(joined(group.from, " ")) +
-         " in this order, which is that of " + quoted(joined(group.to, " ")) +
-         "; its shards would lie on other devices";
+         " in this order, which is that of " + quoted(joined(group.to, " ")) + "; its shards would be on other devices";
 }
 
 }  // namespace detail_

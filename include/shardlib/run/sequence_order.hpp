@@ -29,10 +29,11 @@ inline SequenceOrder sequence_order(const std::vector<AxisSize>& mesh, const Tra
                     t.seq, axis, n, to_string(mesh), n, 2 * n));
   if (t.seq % (2 * std::int64_t{n}) == 0) return SequenceOrder::zigzag;
   if (world_rank() == 0 && !t.sample_only)
-    print_console(fmt::format(
-        "note: --seq {} is not a multiple of 2{} = {}, so tokens lie over {} in contiguous order, in which the last "
-        "device computes the most of attention; with a multiple they lie in zigzag order\n",
-        t.seq, axis, 2 * n, axis));
+    print_console(
+        fmt::format("note: --seq {} is not a multiple of 2{} = {}, so tokens are sharded over {} in contiguous order, "
+                    "in which the last device computes the most of attention; with a multiple they are in zigzag "
+                    "order\n",
+                    t.seq, axis, 2 * n, axis));
   return SequenceOrder::contiguous;
 }
 

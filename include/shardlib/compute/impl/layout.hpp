@@ -122,7 +122,7 @@ SHARDLIB_INLINE GlobalSizes unstacked_sizes(const OpInfo& op, const ValuePtr& x,
     const bool stacked = !(out.dims[i] == x->spec->dims[i + 1]);
     if (stacked && size.is_padded())
       fail_padded(op, *x->device, x->spec->dims[i + 1].name, size,
-                  "its padding would lie between elements; choose a size that needs none");
+                  "its padding would be between elements; choose a size that needs none");
     global.push_back(stacked ? DimSize(size.size * shard_count(*x->device, out.dims[i].axes)) : size);
   }
   return global;
@@ -145,7 +145,7 @@ SHARDLIB_INLINE Joined joined_sizes(const OpInfo& op, const ValuePtr& a, const V
   Joined joined{a->global[at], b->global[at], a->global};
   if (joined.first.is_padded())
     fail_padded(op, *a->device, a->spec->dims[at].name, joined.first,
-                "the padding of the first operand would lie before the second; choose a size that needs none");
+                "the padding of the first operand would be before the second; choose a size that needs none");
   check_same_sizes(op, *a, *b, at);
   joined.global.set(at, {joined.first.size + joined.second.size, joined.first.padded + joined.second.padded});
   return joined;

@@ -46,7 +46,7 @@ class Concatenation {
     const DimSize one = sizes[shape_.dim];
     if (one.is_padded())
       throw Error("Concat: dim `" + std::string(shape_.spec->dims[shape_.dim].name) + "` is " + core::to_string(one) +
-                  ", and the padding of a microbatch would lie before the next one; choose a size that needs none");
+                  ", and the padding of a microbatch would be before the next one; choose a size that needs none");
     sizes.set(shape_.dim, DimSize(one.size * microbatches_));
     if (!whole_) {
       whole_ = core::make_value({"concat", {}, {}}, part.device, part.dtype, *shape_.spec, sizes);

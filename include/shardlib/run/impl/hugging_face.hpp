@@ -168,7 +168,9 @@ SHARDLIB_INLINE void require_logits_file(const Training& training, const std::st
     if (std::filesystem::path(path).filename() == "model.safetensors" ||
         (replaces && io::SafetensorsFile(path).find("logits") == nullptr))
       throw UsageError(
-          fmt::format("'{}' is a file of a model, whose weights the logits would replace; choose another path", path));
+          fmt::format("'{}' is, or has the name of, a file of a model, whose weights the logits would replace; choose "
+                      "another path",
+                      path));
   });
 }
 
