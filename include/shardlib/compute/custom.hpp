@@ -96,7 +96,8 @@ struct Call {
 };
 
 /// The spec that a rule gives, or the rule's message as a compile error. A rule is a constexpr function that returns
-/// a `rules::Verdict`. The library's rules are in `shardlib::rules`; your own may stand next to the op.
+/// a `rules::Verdict`. A rule gets a Spec as a TensorSpec, and an OpSpec as a ParsedOp. The library's rules are in
+/// `shardlib::rules`; your own may be next to the op.
 /// `result_of<rules::along, OpName("ewma"), Dim, S>`
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = detail::result_of<Rule, Args...>;

@@ -33,8 +33,8 @@ constexpr Text title_of(std::string_view name, std::string_view spec) {
 /// One op call: its operands and its result, with the op's name and op spec for messages.
 struct OpCall {
   std::string_view name;
-  const ParsedOp* spec;
-  OpParts op;  ///< the op spec, completed if the call gives the result or the axes alone
+  const ParsedOp* spec;  ///< lives as long as the call
+  OpParts op;            ///< the op spec, completed if the call gives the result or the axes alone
   Text why;
 
   /// "all_gather<`A/t -> A`>"

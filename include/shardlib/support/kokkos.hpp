@@ -49,9 +49,11 @@ inline bool initialize_kokkos() {
 #if defined(SHARDLIB_WITHOUT_KOKKOS) || defined(SHARDLIB_KOKKOS_CUDA)
   return false;
 #else
-  if (Kokkos::is_initialized()) return false;
-    // Its options belong in its environment variables: argv is the program's. Its warnings are about the binding of
-    // threads, which is this library's.
+  if (Kokkos::is_initialized()) {
+    return false;
+  }
+  // Its options belong in its environment variables: argv is the program's. Its warnings are about the binding of
+  // threads, which is this library's.
 #if KOKKOS_VERSION >= 30700
   Kokkos::initialize(Kokkos::InitializationSettings().set_disable_warnings(true));
 #else

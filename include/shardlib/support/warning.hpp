@@ -1,4 +1,4 @@
-// Warnings: sentences on the standard error about what a program goes on without.
+// Warnings on the standard error, which a run's log gets too.
 #pragma once
 
 #include <atomic>
@@ -8,14 +8,14 @@
 
 namespace shardlib::detail {
 
-/// Gets each warning as a line. A run's log sets it; null: nobody.
+/// The function that gets each warning as a line, or null. A run's log sets it.
 inline std::atomic<void (*)(std::string_view line)> warning_log = nullptr;
 
-/// Prints "warning: " and the text to the standard error, and to the log.
+/// Writes "warning: " and the text to the log, and prints them to the standard error.
 inline void warn(const std::string& text) {
   const std::string line = "warning: " + text + "\n";
+  if (const auto log = warning_log.load(); log != nullptr) log(line);  // first, as print_console does
   std::fputs(line.c_str(), stderr);
-  if (const auto log = warning_log.load(); log != nullptr) log(line);
 }
 
 }  // namespace shardlib::detail

@@ -356,8 +356,8 @@ class Mesh {
 /// `Mesh mesh(parse_mesh("d=4"))` have sizes.
 Mesh(const DevicePtr&)->Mesh<"??">;
 Mesh(const std::vector<detail::LoneAxis>&)->Mesh<"d">;
-template <class AxisSize>
-Mesh(const std::vector<AxisSize>&) -> Mesh<"d">;
+template <class Size>
+Mesh(const std::vector<Size>&) -> Mesh<"d">;
 
 namespace detail {
 
