@@ -136,7 +136,7 @@ measure benchmarks/compile_cost_run.py
 cores="$(nproc) cores,$(sed -n 's/^model name.*:/ /p' /proc/cpuinfo | head -n 1 | tr -s ' ')"
 {
   printf '%s\n' "# Figures" "" "Printed by \`$(quoted benchmarks/run.sh "${given[@]}")\` on $(date -u +%Y-%m-%d), $cores, in \
-$((SECONDS / 60)) minutes, of commit $commit." "" "By \`benchmarks/ratios.py\`, of what stands below:" ""
+$((SECONDS / 60)) minutes, of commit $commit." "" "By \`benchmarks/ratios.py\`, of the figures below:" ""
 } >"$results"
 echo
 benchmarks/ratios.py "$parts" | tee -a "$results" || failed+=("benchmarks/ratios.py $parts")
