@@ -56,7 +56,7 @@ train_without_gpu() {
   local log=$1 name=$2 status=0
   local command=("${@:3}" "--mesh=d=1,t=1" --layers=1 --d-model=16 --d-ff=16 --batch=2 --seq=16 --steps=2 --warmup=1 --max-tokens=0)
   quietly "$log" "$name on the CPU" "${command[@]}" --device=cpu
-  if [ -e /dev/kfd ] || nvidia-smi -L >/dev/null 2>&1; then return 0; fi # scripts/gpu.sh trains there
+  if [ -e /dev/kfd ] || nvidia-smi -L >/dev/null 2>&1; then return 0; fi # what happens on a GPU is not this script's
   "${command[@]}" --device=gpu >"$log" 2>&1 || status=$?
   if [ $status != 2 ] || ! grep -q -E -e '--device gpu: this machine (has no driver|shows no GPU)' "$log"; then
     die "$name --device=gpu, where there is no GPU: status $status in place of 2; $log: $(tail -n 5 "$log")"

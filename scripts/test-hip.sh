@@ -8,7 +8,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 sid=no
-folder=/var/tmp/shardlib-newer
+folder=""
 while [ $# -gt 0 ]; do
   case $1 in
     --sid) sid=yes ;;
@@ -17,15 +17,17 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+if [ $sid = no ] && [ -n "$folder" ]; then misuse "--folder names the folder of --sid, which is not given"; fi
 log=build/log/hip
 
 # there COMMAND... : runs it where hipcc is, which sees our sources in the folder $sources.
 if [ $sid = yes ]; then
   source scripts/system.sh
-  system=$folder/sid sources=/shardlib build=/var/tmp/build-hip hipcc=hipcc
+  system=${folder:-/var/tmp/shardlib-newer}/sid sources=/shardlib build=/var/tmp/build-hip hipcc=hipcc
   there() { in_system "$system" "$@"; }
   packages=(hipcc libamdhip64-dev libhipblas-dev)
   if [ -f "$system.ready" ]; then
+    quietly $log-update.log "apt-get update in sid" there apt-get -q update || die "apt-get update fails in $system"
     newer_packages sid "$system" $log "${packages[@]}" || die "hipcc does not install in $system; see $log-*.log"
   else
     newer_system sid "$system" $log "${packages[@]}" || die "no Debian sid with hipcc could be made; see $log-*.log"
@@ -42,6 +44,7 @@ about=$(there "$hipcc" --version)
 version=$(sed -n 's/^HIP version: *//p' <<<"$about")
 clang=$(sed -n 's/^InstalledDir: *//p' <<<"$about")/clang++ # it compiles the C++ too
 major=$(sed -n 's/.*clang version \([0-9]*\).*/\1/p' <<<"$about")
+[ -n "$major" ] || die "$hipcc --version names no version of clang: $(head -n 3 <<<"$about")"
 if [ "$major" -lt 19 ]; then
   echo "test-hip.sh: left out, as hipcc is clang $major here, and shardlib needs 19"
   exit 0
