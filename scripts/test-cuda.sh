@@ -37,12 +37,14 @@ fi
 
 if [ -n "$kokkos" ]; then
   quietly build/log/cuda-kokkos-configure.log "configuring with Kokkos" cmake --preset release -B build/cuda-kokkos \
-    -DSHARDLIB_LAUNCHER=kokkos "-DCMAKE_PREFIX_PATH=$kokkos" -DCMAKE_CUDA_COMPILER="$nvcc" \
+    -U "SHARDLIB_KOKKOS_*" -U Kokkos_DIR -DSHARDLIB_LAUNCHER=kokkos "-DCMAKE_PREFIX_PATH=$kokkos" -DCMAKE_CUDA_COMPILER="$nvcc" \
     -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
-  grep 'shardlib: Kokkos' build/log/cuda-kokkos-configure.log
+  # It is elsewhere if the one in DIR does not work.
+  grep 'shardlib: Kokkos.*CUDA' build/log/cuda-kokkos-configure.log | grep -F ", $kokkos/" ||
+    die "$kokkos has no Kokkos of CUDA that works; see build/log/cuda-kokkos-configure.log"
   quietly build/log/cuda-kokkos-build.log "linking with Kokkos" cmake --build build/cuda-kokkos -j "$jobs" --target gpt2
   # Kokkos links CUDA's driver. Where there is none, the toolkit's stub takes its place.
-  if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
+  if ! PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep 'libcuda\.so\.1' >/dev/null; then
     ln -sf "$(dirname "$(realpath "$nvcc")")/../lib64/stubs/libcuda.so" build/cuda-kokkos/libcuda.so.1
     export LD_LIBRARY_PATH="$root/build/cuda-kokkos${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   fi
