@@ -325,7 +325,7 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
 
 TEST_CASE("arrays on their way to a GPU have places of their own in a ring, for which the host does not wait") {
   if (world_size() > 1) return;
-  const Machine machine({.total = 1000 * mib});
+  const Machine machine({.gpus = 2, .total = 1000 * mib});
   const auto pool = Pool::make(Region::make_gpu(0, 1)), host = Pool::make();
   struct Sent {
     Buffer there;
@@ -368,6 +368,22 @@ TEST_CASE("arrays on their way to a GPU have places of their own in a ring, for 
   }
   CHECK_THROWS_WITH(copy(pool->allocate(64), host->allocate(64)), Catch::Contains("cudaMemcpyAsync failed"));
   while (!sent.empty()) take();
+  // A copy whose event cannot be made does not begin.
+  const std::size_t begun = stand_in_copies.begun;
+  stand_in.hangs = false;
+  const auto other = Pool::make(Region::make_gpu(1, 1));
+  stand_in.hangs = true;
+  stand_in.events = false;
+  CHECK_THROWS_WITH(copy(other->allocate(64), host->allocate(64)), Catch::Contains("cudaEventCreate failed"));
+  CHECK(stand_in_copies.begun == begun);
+  stand_in.events = true;
+  // Short copies are bounded as well.
+  const Buffer short_one = host->allocate(64), its_place = pool->allocate(64);
+  for (int i = 0; i < 4096; ++i) {
+    pool->device_memory()->gpu()->stream()->behind = 0;
+    CHECK_NOTHROW(copy(its_place, short_one));
+  }
+  CHECK_THROWS_WITH(copy(its_place, short_one), Catch::Contains("cudaMemcpyAsync failed"));
   stand_in.hangs = false;
   stand_in_copies = {};
 }
@@ -402,13 +418,19 @@ TEST_CASE("what a kernel finds wrong is an error when the host next waits for th
   CHECK(std::all_of(here.as<int>(), here.as<int>() + 16, [](int x) { return x == 5; }));
   CHECK(stand_in_waits == waits + 1);
   CHECK(stand_in_far_copies == far);
+  // Those of many checks too.
+  for (int i = 0; i < 300; ++i) check(detail::FaultWord::none, 0);
+  copy(here, there);
+  CHECK(stand_in_waits == waits + 2);
+  CHECK(stand_in_far_copies == far);
   // What is too long for the mirror is copied as it is.
-  const Buffer many = host->allocate(mib), their_place = pool->allocate(mib);
-  std::memset(their_place.data(), 6, mib);
+  const Buffer many = host->allocate(2 * mib), their_place = pool->allocate(2 * mib);
+  std::memset(their_place.data(), 6, 2 * mib);
   check(detail::FaultWord::none, 0);
   copy(many, their_place);
-  CHECK(std::memcmp(many.data(), their_place.data(), mib) == 0);
-  CHECK(stand_in_waits == waits + 2);
+  CHECK(std::memcmp(many.data(), their_place.data(), 2 * mib) == 0);
+  CHECK(stand_in_waits == waits + 3);
+  CHECK(stand_in_far_copies == far + 2);
 }
 
 TEST_CASE("an error of a kernel whose result nobody has read is one of the launch") {

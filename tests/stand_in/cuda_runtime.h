@@ -51,6 +51,7 @@ struct StandIn {
   const char* name = "NVIDIA Stand-in";           ///< of all GPUs
   cudaError_t late = cudaSuccess;                 ///< of a kernel, for whoever waits for its stream
   bool hangs = false;                             ///< all streams: a call that waits for one is an error here
+  bool events = true;                             ///< whether there can be more events
 };
 inline StandIn stand_in;
 inline std::mutex stand_in_mutex;                                     // of the blocks
@@ -213,6 +214,7 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (!stand_in.events) return cudaErrorMemoryAllocation;
   return *event = new CUevent_st{stand_in_gpu}, cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {

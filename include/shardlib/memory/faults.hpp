@@ -35,6 +35,8 @@ struct FaultWord {
 class Faults {
  public:
   static constexpr std::int64_t teams = 32;
+  static constexpr std::size_t most = 2048;                                                        ///< open checks
+  static constexpr std::size_t check_bytes = static_cast<std::size_t>(teams) * sizeof(FaultWord);  ///< the words of one
 
   /// The words of the next check, for its kernel. Null if too many checks are open: wait for the device then.
   FaultWord* next(Region& memory);
@@ -49,7 +51,6 @@ class Faults {
   void close(const std::function<void(void* to, const void* from, std::size_t bytes)>& wait);
 
  private:
-  static constexpr std::size_t most = 2048;  ///< open checks, whose words take a megabyte
   struct Check {
     std::string text;
     bool is_named = false;

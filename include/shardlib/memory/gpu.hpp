@@ -58,6 +58,7 @@ class Gpu final : public Region {
   void synchronize() override;
   [[nodiscard]] Faults* faults() override { return &faults_; }
   [[nodiscard]] Flights* flights() override { return &flights_; }
+  /// One side is this memory. The other one is this memory too, or host memory, but never that of another GPU.
   bool copy(void* to, const void* from, std::size_t bytes) override;
   bool zero(void* to, std::size_t bytes) override;
   [[nodiscard]] std::string describe() const override;

@@ -11,11 +11,10 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE FaultWord* Faults::next(Region& memory) {
-  constexpr std::size_t bytes = static_cast<std::size_t>(teams) * sizeof(FaultWord);
   const std::lock_guard lock(mutex_);
-  if (words_ == nullptr) words_ = reinterpret_cast<FaultWord*>(memory.allocate(most * bytes));
+  if (words_ == nullptr) words_ = reinterpret_cast<FaultWord*>(memory.allocate(most * check_bytes));
   if (words_ == nullptr)
-    throw Error("out of memory: no " + std::to_string(most * bytes) + " bytes for checks are left");
+    throw Error("out of memory: no " + std::to_string(most * check_bytes) + " bytes for checks are left");
   return checks_.size() == most ? nullptr : words_ + static_cast<std::int64_t>(checks_.size()) * teams;
 }
 

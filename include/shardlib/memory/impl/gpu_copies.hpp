@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/memory/faults.hpp"
 #include "shardlib/memory/region.hpp"
 
 namespace shardlib::detail {
@@ -70,7 +71,8 @@ class Pinned {
 /// Copies of what goes from host memory to a GPU, in a ring from which the GPU takes them later.
 class Uploads {
  public:
-  /// Starts such a copy. Returns false if it is too long, if the ring is full, or if there is none.
+  /// Starts such a copy. Returns false if it is too long, if the ring is full, or if there is none. The ring is also
+  /// full if `most_copies` are under way.
   bool start(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
     if (bytes > most_uploaded || ring_.data() == nullptr) return false;
     const std::size_t length = (bytes + 255) / 256 * 256;
@@ -78,18 +80,21 @@ class Uploads {
     if (!begin) return false;
     std::byte* const there = ring_.data() + *begin;
     std::memcpy(there, from, bytes);
-    check_cuda(cudaMemcpyAsync(to, there, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+    // What can fail comes before the copy, whose place would be free too early without its event.
     if (spare_.empty()) spare_.push_back(std::make_unique<CudaEvent>());
-    spare_.back()->record(stream);
-    under_way_.push_back({*begin, *begin + length, std::move(spare_.back())});
+    Copy& copy = under_way_.emplace_back();
+    copy = {*begin, *begin + length, std::move(spare_.back())};
     spare_.pop_back();
+    check_cuda(cudaMemcpyAsync(to, there, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+    copy.read->record(stream);
     return true;
   }
 
  private:
   static constexpr std::size_t ring_bytes = 4 * most_uploaded;
+  static constexpr std::size_t most_copies = 4096;  ///< each keeps an event
   struct Copy {
-    std::size_t begin, end;
+    std::size_t begin = 0, end = 0;
     std::unique_ptr<CudaEvent> read;  ///< the GPU has read it
   };
   /// Where so many bytes are free: behind the newest copy, or else at the begin of the ring.
@@ -97,6 +102,7 @@ class Uploads {
     for (; !under_way_.empty() && under_way_.front().read->passed(); under_way_.pop_front())
       spare_.push_back(std::move(under_way_.front().read));
     if (under_way_.empty()) return 0;
+    if (under_way_.size() == most_copies) return std::nullopt;
     const std::size_t oldest = under_way_.front().begin, next = under_way_.back().end;
     const bool wraps = next <= oldest;
     if ((wraps ? oldest : ring_bytes) - next >= length) return next;
@@ -109,7 +115,7 @@ class Uploads {
   std::vector<std::unique_ptr<CudaEvent>> spare_;
 };
 
-/// A copy of the last that the host has read, which the GPU writes by itself.
+/// A pinned buffer for reads: the GPU writes it by itself, and the host takes from there what it reads.
 class Mirror {
  public:
   /// The mirror for one read. Its `data` is null if there is none, if it is too small, or if another thread reads.
@@ -126,7 +132,8 @@ class Mirror {
   };
 
  private:
-  static constexpr std::size_t size = std::size_t{1} << 17;
+  /// A short array, and the words of all checks that can be open.
+  static constexpr std::size_t size = (std::size_t{1} << 16) + Faults::most * Faults::check_bytes;
   Pinned pinned_{size};
   std::mutex mutex_;
 };
