@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shardlib/comm/communicator.hpp"
@@ -124,15 +125,12 @@ struct RowRuns {
   }
 };
 
-/// Throws unless each member of the group, this device too, sends this device the rows that it expects.
-inline void compare_rows(const Value& out, Communicator& group, const std::vector<RowRuns>& to,
-                         const std::vector<RowRuns>& of) {
-  Pool& host = *out.device->host_pool();
-  const Buffer mine = host.allocate(to.size() * sizeof(std::int64_t)), theirs = host.allocate(mine.bytes());
-  std::ranges::transform(to, mine.as<std::int64_t>(), &RowRuns::rows);
-  complete(out, [&] { return group.all_to_all(mine, theirs); });
+/// Throws unless each member of the group, this device too, sends this device the rows that it expects: `numbers` are
+/// those that they send.
+inline void compare_rows(const Communicator& group, const Buffer& numbers, const std::vector<RowRuns>& of) {
   for (int peer = 0; peer < group.size(); ++peer) {
-    const std::int64_t sent = theirs.as<const std::int64_t>()[peer], expected = of[static_cast<std::size_t>(peer)].rows;
+    const std::int64_t sent = numbers.as<const std::int64_t>()[peer],
+                       expected = of[static_cast<std::size_t>(peer)].rows;
     if (sent == expected) continue;
     const auto rank = [](int r) { return "rank " + std::to_string(r); };
     throw Error(rank(peer) + " of " + std::to_string(group.size()) + " sends " + std::to_string(sent) + " rows to " +
@@ -147,18 +145,26 @@ inline void move_rows(const Value& out, const GroupAxes& axes, const std::vector
                       const std::vector<RowRuns>& of, const Buffer& from, const Buffer& result) {
   Communicator& group = out.device->group(axes);
   const auto n = static_cast<std::size_t>(group.size()), self = static_cast<std::size_t>(group.rank());
-  compare_rows(out, group, to, of);
+  Pool& host = *out.device->host_pool();
+  const Buffer mine = host.allocate(n * sizeof(std::int64_t)), theirs = host.allocate(mine.bytes());
+  std::ranges::transform(to, mine.as<std::int64_t>(), &RowRuns::rows);
+  Request compared = begin(out, [&] { return group.all_to_all(mine, theirs); });
   const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
   const Exec exec = out.device->exec();
   Pool& pool = *out.device->pool();
   std::size_t bytes = 0;
-  std::vector<Buffer> messages(n);
+  std::vector<Buffer> leaving(n), messages(n);
+  // The numbers of rows travel meanwhile.
+  for (std::size_t peer = 0; peer < n; ++peer)
+    if (peer != self && to[peer].rows != 0) leaving[peer] = to[peer].gathered(exec, from, row, pool);
+  complete(out, [&] { return std::move(compared); });
+  compare_rows(group, theirs, of);
   Exchange exchange(out, group);
   // Each device begins with its neighbor.
   for (std::size_t i = 1; i < n; ++i) {
     const std::size_t peer = (self + i) % n;
     if (to[peer].rows == 0) continue;
-    const Buffer message = to[peer].gathered(exec, from, row, pool);
+    const Buffer message = std::exchange(leaving[peer], {});
     bytes += message.bytes();
     exchange.send(message, static_cast<int>(peer));
   }

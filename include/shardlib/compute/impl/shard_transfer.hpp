@@ -98,7 +98,8 @@ class ShardTransfer {
       ring_->wait(messages_[arrived_++].request);
     return arrived_ == 0 ? 0 : messages_[arrived_ - 1].end;
   }
-  /// The shard that comes. It is there when the other one has been sent.
+  /// The shard that comes. On a device the buffer exists only after the whole leaving shard has been sent. Its bytes
+  /// are there only after `wait_until`.
   [[nodiscard]] const Buffer& arriving() const { return arriving_; }
   /// Lets MPI make progress.
   void test() {
