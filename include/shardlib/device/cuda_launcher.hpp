@@ -7,10 +7,13 @@
 #if defined(SHARDLIB_KOKKOS_CUDA)
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #endif
 
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/gpu.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 
 namespace shardlib::detail {
@@ -170,11 +173,16 @@ template <class Kernel>
 void launch_by_kokkos(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte* scratch,
                       std::size_t scratch_bytes, const Kernel& kernel) {
   using Block = KokkosBlock<Kernel>;
-  KokkosTeams<Kernel> teams(kokkos_of(gpu), static_cast<int>(blocks), static_cast<int>(cuda_lanes));
-  teams.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(Block::shared_bytes + 16)));
-  // Without the hint, Kokkos copies a functor of more than 512 bytes to constant memory, for which launches take turns.
-  Kokkos::parallel_for(Kokkos::Experimental::require(teams, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
-                       Block{kernel, items, scratch, scratch_bytes});
+  try {
+    KokkosTeams<Kernel> teams(kokkos_of(gpu), static_cast<int>(blocks), static_cast<int>(cuda_lanes));
+    teams.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(Block::shared_bytes + 16)));
+    // Without the hint, Kokkos copies a functor of more than 512 bytes to constant memory, for which launches take
+    // turns.
+    Kokkos::parallel_for(Kokkos::Experimental::require(teams, Kokkos::Experimental::WorkItemProperty::HintLightWeight),
+                         Block{kernel, items, scratch, scratch_bytes});
+  } catch (const std::runtime_error& error) {  // Kokkos' own
+    throw Error(std::string("GPU: the start of a kernel by Kokkos failed: ") + error.what());
+  }
 }
 
 #endif
