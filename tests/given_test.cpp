@@ -39,6 +39,11 @@ Tensor<f32, "M"> place_column(const Line& mesh, f32 first) {
   return place<Tensor<f32, "M">>(mesh, HostArray<f32>({4}, {first, 1, 2, 3}));
 }
 
+/// Arrays that are equal on all devices, more than a message has.
+void place_equal(const Line& mesh) {
+  for (int i = 0; i < 4; ++i) static_cast<void>(place_column(mesh, static_cast<f32>(i)));
+}
+
 /// The error of the devices of d=2, without lines of this file. "no error" if they have none, or if this process has no
 /// device.
 std::string error_on_two(const std::function<void(const Line&)>& body,
@@ -59,17 +64,30 @@ std::string error_on_two(const std::function<void(const Line&)>& body,
   }
   return error;
 }
+std::string at_rank(const std::string& rank, const std::string& error) {
+  return "all_reduce<`+d -> `>: " + error + " (device " + rank + " (d=" + rank + ") of mesh d=2)";
+}
 /// What the devices 0 and 1 have called differs, as the error of either one says.
 void check_differs(const std::string& error, const std::string& one, const std::string& other,
                    const std::string& remedy) {
   if (under_mpi() && (world_rank() > 1 || world_size() < 2)) return;
   const auto of = [&](const std::string& rank, const std::string& mine, const std::string& peer,
                       const std::string& theirs) {
-    return "all_reduce<`+d -> `>: rank " + rank + " of 2 has called " + mine + ", where rank " + peer + " has called " +
-           theirs + ": " + remedy + " (device " + rank + " (d=" + rank + ") of mesh d=2)";
+    return at_rank(rank, "rank " + rank + " of 2 has called " + mine + ", where rank " + peer + " has called " +
+                             theirs + ": " + remedy);
   };
   INFO(error);
   CHECK((error == of("0", one, "1", other) || error == of("1", other, "0", one)));
+}
+/// The same if the messages no longer have the calls.
+void check_differs(const std::string& error, const std::string& what, const std::string& remedy) {
+  if (under_mpi() && (world_rank() > 1 || world_size() < 2)) return;
+  const auto of = [&](const std::string& rank, const std::string& peer) {
+    return at_rank(rank,
+                   "rank " + rank + " and rank " + peer + " of 2 " + what + " since their last collective: " + remedy);
+  };
+  INFO(error);
+  CHECK((error == of("0", "1") || error == of("1", "0")));
 }
 
 const std::string same_input =
@@ -78,7 +96,7 @@ const std::string same_input =
     "in `dim/axis`";
 const std::string same_steps =
     "all ranks make the same steps; let all of them skip a step or none, and compute the learning rate from what they "
-    "share";
+    "share; for a learning rate for each index of an axis, use a submesh of that axis";
 
 void check_inputs() {
   const auto checksum = [](f32 first) {
@@ -117,6 +135,15 @@ void check_inputs() {
                   communicate(mesh);
                 }),
                 "dropout with the key {0, 4}", "dropout with the key {1, 4}", same_input);
+  check_differs(error_on_two([](const Line& mesh) {
+                  Weights w;
+                  initialize(mesh, w, sizes, static_cast<std::uint64_t>(mesh.rank() + 1), [](std::string_view) {
+                    return Normal{0, 1};
+                  });
+                  place_equal(mesh);
+                  communicate(mesh);
+                }),
+                "were given different data or keys", same_input);
 }
 
 /// The error of three steps with these learning rates and numbers, without those that a rank skips.
@@ -151,6 +178,19 @@ void check_updates() {
   check_differs(error_of_steps(rate, number, [](int rank, std::int64_t step) { return step == 1 && rank == 1; }),
                 update + "0.5 at step 2, its update number 3", update + "0.5 at step 2, its update number 2",
                 same_steps);
+  const auto error_of_updates = [](int equal_updates) {
+    return error_on_two([=](const Line& mesh) {
+      Weights w{ones<f32, "M F">(mesh, sizes)};
+      auto moments = SGD::init(w);
+      SGD().update(w, moments, w, mesh.rank() == 0 ? 0.5 : 0.25, 1.0, 0, every_leaf);
+      for (int i = 0; i < equal_updates; ++i) SGD().update(w, moments, w, 1.0, 1.0, i, every_leaf);
+      place_equal(mesh);
+      communicate(mesh);
+    });
+  };
+  check_differs(error_of_updates(0), update + "0.5 at step 0, its update number 1",
+                update + "0.25 at step 0, its update number 1", same_steps);
+  check_differs(error_of_updates(4), "made different updates", same_steps);
 }
 
 }  // namespace
@@ -171,6 +211,31 @@ TEST_CASE("the same between nodes", "[given]") {
   check_updates();
 }
 #endif
+
+TEST_CASE("a text about inputs that was cut", "[given]") {
+  const auto window = [](std::uint64_t seed) {
+    detail::GivenInputs inputs;
+    detail::GivenInputs::Seen seen;
+    for (const std::uint64_t first : {seed, std::uint64_t{12345}})
+      inputs.add({.kind = detail::GivenInput::key, .op = {"random_normal", "M", {}}, .first = first}, 16, 1);
+    return inputs.since(seen, 1);
+  };
+  const auto part = detail::GivenPart::inputs;
+  const detail::GivenWindow mine = window(1), theirs = window(2);
+  REQUIRE(contradiction(mine, theirs) == part);
+  const std::string text = theirs.describe(part);
+  const auto error = [&](std::size_t cut) {
+    return error_of([&] { detail::fail_given(0, 2, mine, part, 1, text.substr(0, text.size() - cut)); });
+  };
+  CHECK(
+      error(0) ==
+      "rank 0 of 2 has called random_normal<`M`> with the key {1, 0}, where rank 1 has called random_normal<`M`> with "
+      "the key {2, 0}: " +
+          same_input);
+  for (const std::size_t cut : {std::size_t{1}, std::size_t{4}, text.size()})
+    CHECK(error(cut) ==
+          "rank 0 and rank 1 of 2 were given different data or keys since their last collective: " + same_input);
+}
 
 TEST_CASE("what devices may be given differently", "[given]") {
   CHECK(error_on_two([](const Line& mesh) {
@@ -230,6 +295,15 @@ TEST_CASE("inputs of parts of the mesh", "[given]") {
       SGD().update(w, moments, w, 0.5 + static_cast<double>(row), 1.0, step, every_leaf);
       both();
     }
+    // A helper at one line updates the weights of the stages, as often as each one needs, and those of the whole mesh.
+    Weights shared{ones<f32, "M F">(mesh, sizes)};
+    auto shared_moments = SGD::init(shared);
+    const auto update = [](Weights& weights, decltype(moments)& state, int step) {
+      SGD().update(weights, state, weights, 0.5, 1.0, step, every_leaf);
+    };
+    for (int step = 0; step <= mesh.axis_index("d"); ++step) update(w, moments, step);
+    update(shared, shared_moments, 0);
+    both();
     // Another factorization of the mesh, whose axes cross those of the groups.
     const Mesh<"x"> line(Device::reinterpreted(device, {{"x", 4}}));
     static_cast<void>(place<Tensor<f32, "M">>(line, HostArray<f32>({4}, {row, 1, 2, 3})));

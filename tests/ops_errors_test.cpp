@@ -249,13 +249,13 @@ TEST_CASE("a mean of no elements", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& /*mesh*/) {
     const auto rows = zero_of<Tensor<f32, "B/d C">>(device, {0, 3});
     ERROR_IS(
-        "mean<`B/d C -> C +d`>: the dim `B` has 0 elements, and a mean divides by their number; give it elements, as "
-        "at least one row to each microbatch" +
+        "mean<`B/d C -> C +d`>: the dim `B` has 0 elements, and a mean divides by their number; give it at least one "
+        "element, for example one row for each microbatch" +
             on_one,
         mean<"B/d C -> C +d">(rows));
     ERROR_IS(
-        "mean<`B C -> C`>: the dim `B` has 0 elements, and a mean divides by their number; give it elements, as at "
-        "least one row to each microbatch" +
+        "mean<`B C -> C`>: the dim `B` has 0 elements, and a mean divides by their number; give it at least one "
+        "element, for example one row for each microbatch" +
             on_one,
         var<"B C -> C">(zero_of<Tensor<f32, "B C">>(device, {0, 3})));
     expect(mean<"B/d C -> B/d">(rows).size("B") == 0, "means of three elements each, which are none");

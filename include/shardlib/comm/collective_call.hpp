@@ -52,9 +52,9 @@ struct CollectiveCall {
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
   bool elsewhere = false;    ///< the members only compare their calls: NCCL moves the data
   int places = 0;            ///< of a shift: how far it goes along the ring
-  GivenWindow given = {};    ///< since the group's last call
+  GivenWindow given = {};    ///< what the member was given since the group's last collective
 
-  /// Whether they are the same call. What the members were given may differ: see `contradict`.
+  /// Whether they are the same call. What the members were given may differ: see `contradiction`.
   friend bool operator==(const CollectiveCall& a, const CollectiveCall& b) {
     const auto fields = [](const CollectiveCall& c) {
       return std::tie(c.kind, c.bytes, c.dtype, c.op, c.rows, c.nodes, c.caller, c.elsewhere, c.places);
@@ -93,7 +93,7 @@ inline std::string describe(const CollectiveCall& call, const OpInfo& op) {
 
 /// Whether two members may not go on together: they call something else, or were given other values.
 inline bool differ(const CollectiveCall& a, const CollectiveCall& b) {
-  return a != b || contradict(a.given, b.given);
+  return a != b || contradiction(a.given, b.given).has_value();
 }
 
 /// Throws the error for two calls that differ; `mine` and `theirs` are as `describe` returns them.

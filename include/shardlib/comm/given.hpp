@@ -7,7 +7,9 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -74,38 +76,48 @@ struct GivenInput {
   }
 };
 
-/// What a device was given between two collectives of a group: sums of hashes, and the last entries. The order does not
-/// count. `calls` hashes what was called and how often, `values` what it was given. If two members made the same calls,
-/// they must have given the same values. Otherwise nothing is known: a member may do more than another. Plain data.
+/// The parts that are compared apart: data and keys, and updates.
+enum class GivenPart : std::uint8_t { inputs, updates };
+
+/// What a device was given between two collectives of a group: of each part sums of hashes, and the newest entries. The
+/// order does not count. `calls` hashes what was called and how often, `values` what it was given. If two members made
+/// the same calls, they must have given the same values. Otherwise nothing is known: a member may do more than another.
+/// Plain data.
 struct GivenWindow {
+  static constexpr std::size_t most = 3;
   struct Sum {
     std::uint32_t calls = 0, values = 0;
   };
-  Sum inputs = {}, updates = {};        ///< of data and keys, and of updates
-  std::array<GivenInput, 3> last = {};  ///< the newest first
-  std::uint8_t entries = 0;             ///< in `last`
+  struct Part {
+    Sum sum = {};
+    std::array<GivenInput, most> newest = {};  ///< the newest first
+    std::uint8_t entries = 0;                  ///< in `newest`
+  };
+  std::array<Part, 2> parts = {};
 
   /// The sums, as a message has them.
   [[nodiscard]] std::array<std::uint64_t, 2> sums() const {
     const auto both = [](const Sum& sum) { return std::uint64_t{sum.calls} << 32 | sum.values; };
-    return {both(inputs), both(updates)};
+    return {both(parts[0].sum), both(parts[1].sum)};
   }
-  /// A line for each entry of `last`.
-  [[nodiscard, gnu::cold]] std::string describe() const {
+  /// A line for each entry of the part. It ends with a newline, so a reader knows whether the text was cut there.
+  [[nodiscard, gnu::cold]] std::string describe(GivenPart part) const {
+    const Part& p = parts[static_cast<std::size_t>(part)];
     std::string text;
-    for (std::size_t i = 0; i < entries; ++i) text += (i == 0 ? "" : "\n") + last[i].describe();
+    for (std::size_t i = 0; i < p.entries; ++i) text += p.newest[i].describe() + "\n";
     return text;
   }
 };
 
-/// Whether members with these sums made the same calls with other values.
-inline bool contradict(const std::array<std::uint64_t, 2>& a, const std::array<std::uint64_t, 2>& b) {
+/// The part in which members with these sums made the same calls with other values.
+inline std::optional<GivenPart> contradiction(const std::array<std::uint64_t, 2>& a,
+                                              const std::array<std::uint64_t, 2>& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
-    if (a[i] != b[i] && a[i] >> 32 == b[i] >> 32) return true;
-  return false;
+    if (a[i] != b[i] && a[i] >> 32 == b[i] >> 32) return static_cast<GivenPart>(i);
+  return std::nullopt;
 }
-inline bool contradict(const GivenWindow& a, const GivenWindow& b) {
-  return contradict(a.sums(), b.sums());
+inline std::optional<GivenPart> contradiction(const GivenWindow& a, const GivenWindow& b) {
+  return contradiction(a.sums(), b.sums());
 }
 
 /// All that a device was given. A set of mesh axes is a number with a bit for each axis.
@@ -115,7 +127,7 @@ class GivenInputs {
 
   /// Adds what the members along `axes` are given alike. `size` is that of the tensor's shard.
   void add(GivenInput given, std::uint64_t size, AxisSet axes) {
-    const std::uint64_t call = Fingerprint().add(fingerprint(given.op)).add(given.kind).add(size).value();
+    const std::uint64_t call = Fingerprint().add(fingerprint(given.op)).add(given.kind).add(size).add(axes).value();
     given.count = counts_[call]++;
     // A device may be given more than another, or earlier: only calls of the same number are compared. It may not make
     // more updates: their number is a part of the value.
@@ -128,41 +140,52 @@ class GivenInputs {
                                     .add(given.second)
                                     .add(is_update ? given.count : 0)
                                     .value();
-    Total& total = totals_of(axes);
-    add(is_update ? total.updates : total.inputs, {folded(calls), folded(value)});
-    newest_[added_++ % newest_.size()] = {axes, given};
+    Part& part = total_of(axes).parts[static_cast<std::size_t>(is_update ? GivenPart::updates : GivenPart::inputs)];
+    add(part.sum, {folded(calls), folded(value)});
+    std::ranges::move_backward(part.newest.begin(), part.newest.end() - 1, part.newest.end());
+    part.newest.front() = {++added_, given};
   }
 
   /// What a group over `axes` has compared.
   struct Seen {
-    GivenWindow::Sum inputs = {}, updates = {};
+    std::array<GivenWindow::Sum, 2> sums = {};
     std::uint64_t added = 0;
   };
   /// What was given since the last call with `seen` to tensors that the members along `axes` have alike.
   [[nodiscard]] GivenWindow since(Seen& seen, AxisSet axes) const {
     GivenWindow window;
     if (seen.added == added_) return window;
-    Seen now{.added = added_};
-    for (const Total& total : totals_) {
-      if ((total.axes & axes) != axes) continue;
-      add(now.inputs, total.inputs);
-      add(now.updates, total.updates);
+    for (std::size_t i = 0; i < window.parts.size(); ++i) {
+      GivenWindow::Part& part = window.parts[i];
+      GivenWindow::Sum now;
+      std::vector<Entry> entries;
+      for (const Total& total : totals_) {
+        if ((total.axes & axes) != axes) continue;
+        add(now, total.parts[i].sum);
+        for (const Entry& entry : total.parts[i].newest)
+          if (entry.number > seen.added) entries.push_back(entry);
+      }
+      part.sum = difference(now, std::exchange(seen.sums[i], now));
+      std::ranges::sort(entries, std::ranges::greater(), &Entry::number);
+      for (std::size_t e = 0; e < std::min(entries.size(), part.newest.size()); ++e)
+        part.newest[part.entries++] = entries[e].given;
     }
-    window.inputs = difference(now.inputs, seen.inputs);
-    window.updates = difference(now.updates, seen.updates);
-    const std::uint64_t kept = std::min<std::uint64_t>(added_ - seen.added, newest_.size());
-    for (std::uint64_t i = 0; i < kept && window.entries < window.last.size(); ++i) {
-      const auto& [there, given] = newest_[(added_ - 1 - i) % newest_.size()];
-      if ((there & axes) == axes) window.last[window.entries++] = given;
-    }
-    seen = now;
+    seen.added = added_;
     return window;
   }
 
  private:
+  struct Entry {
+    std::uint64_t number = 0;  ///< in the order of `add`, from 1
+    GivenInput given = {};
+  };
+  struct Part {
+    GivenWindow::Sum sum = {};
+    std::array<Entry, GivenWindow::most> newest = {};  ///< the newest first
+  };
   struct Total {
     AxisSet axes = 0;
-    GivenWindow::Sum inputs = {}, updates = {};
+    std::array<Part, 2> parts = {};
   };
   static std::uint32_t folded(std::uint64_t hash) { return static_cast<std::uint32_t>(hash ^ hash >> 32); }
   static void add(GivenWindow::Sum& to, const GivenWindow::Sum& sum) {
@@ -172,14 +195,13 @@ class GivenInputs {
   static GivenWindow::Sum difference(const GivenWindow::Sum& a, const GivenWindow::Sum& b) {
     return {a.calls - b.calls, a.values - b.values};
   }
-  Total& totals_of(AxisSet axes) {
+  Total& total_of(AxisSet axes) {
     const auto found = std::ranges::find(totals_, axes, &Total::axes);
     return found != totals_.end() ? *found : totals_.emplace_back(Total{.axes = axes});
   }
 
   std::unordered_map<std::uint64_t, std::uint64_t> counts_;  ///< of each call
   std::vector<Total> totals_;
-  std::array<std::pair<AxisSet, GivenInput>, 8> newest_ = {};
   std::uint64_t added_ = 0;
 };
 
@@ -197,33 +219,44 @@ class GivenReader {
   GivenInputs::Seen seen_;
 };
 
-/// Throws the error for two members that were given other values; `theirs` is as GivenWindow::describe returns it.
-[[noreturn]] inline void fail_given(int rank, std::size_t size, const GivenWindow& mine, int other,
-                                    std::string_view theirs) {
-  const auto has_line = [](std::string_view text, std::string_view line) {
-    return ("\n" + std::string(text) + "\n").find("\n" + std::string(line) + "\n") != std::string::npos;
+/// The newest entry of `mine` and one of `theirs` that are the same call with other values. The texts are as
+/// GivenWindow::describe returns them. A difference may be older than their entries.
+inline std::optional<std::pair<std::string, std::string>> first_difference(std::string_view mine,
+                                                                           std::string_view theirs) {
+  const auto lines = [](std::string_view text) {
+    std::vector<std::string_view> found;  // without a last line that was cut
+    for (std::size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
+      found.push_back(text.substr(0, end));
+    return found;
   };
-  // Of each member, the newest entry that the other lacks. It may be older than the entries that are kept.
-  std::string here = "something else before that", there = here;
-  bool is_update = false;
-  for (std::size_t i = mine.entries; i-- > 0;) {
-    if (const std::string line = mine.last[i].describe(); !has_line(theirs, line)) {
-      here = line;
-      is_update = mine.last[i].kind == GivenInput::update;
-    }
+  const auto call = [](std::string_view line) { return line.substr(0, line.rfind(" with ")); };
+  const std::vector<std::string_view> here = lines(mine), there = lines(theirs);
+  for (const std::string_view a : here) {
+    if (std::ranges::find(there, a) != there.end()) continue;
+    for (const std::string_view b : there)
+      if (call(a) == call(b) && std::ranges::find(here, b) == here.end())
+        return std::pair(std::string(a), std::string(b));
   }
-  const std::string all = mine.describe();
-  for (std::string_view rest = theirs; !rest.empty();) {
-    const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
-    if (has_line(all, line)) continue;
-    there = line;
-    break;
-  }
-  throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " has called " + here + ", where rank " +
-              std::to_string(other) + " has called " + there + ": " +
+  return std::nullopt;
+}
+
+/// Throws the error for two members that were given other values in this part; `theirs` is as GivenWindow::describe
+/// returns it.
+[[noreturn]] inline void fail_given(int rank, std::size_t size, const GivenWindow& mine, GivenPart part, int other,
+                                    std::string_view theirs) {
+  const bool is_update = part == GivenPart::updates;
+  const std::string one = "rank " + std::to_string(rank), two = "rank " + std::to_string(other);
+  const std::string of = " of " + std::to_string(size);
+  const auto difference = first_difference(mine.describe(part), theirs);
+  const std::string what =
+      difference
+          ? one + of + " has called " + difference->first + ", where " + two + " has called " + difference->second
+          : one + " and " + two + of + (is_update ? " made different updates" : " were given different data or keys") +
+                " since their last collective";
+  throw Error(what + ": " +
               (is_update ? "all ranks make the same steps; let all of them skip a step or none, and compute the "
-                           "learning rate from what they share"
+                           "learning rate from what they share; for a learning rate for each index of an axis, use a "
+                           "submesh of that axis"
                          : "a tensor is the same on all ranks of an axis that its spec does not name; give them the "
                            "same, or name the axis, as in `dim/axis`"));
 }

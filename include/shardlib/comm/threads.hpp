@@ -313,9 +313,9 @@ class ThreadCommunicator final : public Communicator {
     const auto round = it->second;
     if (round->call() != call)
       detail::fail_call(me_.rank, me_.group->members.size(), describe(call, op), round->first(), round->describe());
-    if (contradict(round->call().given, call.given))
-      detail::fail_given(me_.rank, me_.group->members.size(), call.given, round->first(),
-                         round->call().given.describe());
+    if (const auto part = contradiction(round->call().given, call.given))
+      detail::fail_given(me_.rank, me_.group->members.size(), call.given, *part, round->first(),
+                         round->call().given.describe(*part));
     round->post(me_.rank, operands.send, operands.recv);
     if (round->ready()) {
       me_.group->rounds.erase(it);

@@ -13,6 +13,7 @@
 #include <limits>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -60,12 +61,19 @@ struct CallComparison {
   using Text = std::array<char, 960>;
   /// The first member whose call, or what it was given, differs; the number of members if there is none.
   [[nodiscard]] std::size_t first_other(const Message& one) const {
-    const auto differs = [&](const Message& two) { return one.call != two.call || contradict(one.given, two.given); };
+    const auto differs = [&](const Message& two) {
+      return one.call != two.call || contradiction(one.given, two.given);
+    };
     return static_cast<std::size_t>(std::ranges::find_if(all, differs) - all.begin());
+  }
+  /// Where member r was given other values in the same call.
+  [[nodiscard]] std::optional<GivenPart> part_of(std::size_t r) const {
+    return all[r].call == mine.call ? contradiction(mine.given, all[r].given) : std::nullopt;
   }
   /// This member's side of the difference from member r.
   [[nodiscard]] std::string text_for(std::size_t r) const {
-    return all[r].call == mine.call ? call.given.describe() : describe(call, op);
+    const auto part = part_of(r);
+    return part ? call.given.describe(*part) : describe(call, op);
   }
   /// All members know all fingerprints, so members that differ exchange their full calls.
   [[noreturn]] void fail(const GroupLog& group, int other) const {
@@ -98,7 +106,7 @@ struct CallComparison {
     }
     const std::string theirs(exchange->theirs.begin(), std::ranges::find(exchange->theirs, '\0'));
     const auto r = static_cast<std::size_t>(other);
-    if (all[r].call == mine.call) fail_given(rank, all.size(), call.given, other, theirs);
+    if (const auto part = part_of(r)) fail_given(rank, all.size(), call.given, *part, other, theirs);
     fail_call(rank, all.size(), text_for(r), other, theirs.empty() ? "something else" : theirs);
   }
 };

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -127,21 +128,21 @@ class Group {
                               std::size_t other) const {
     Post& own = post(round, member_);
     Post& theirs = post(round, other);
-    const bool same_call = call == theirs.call;
-    const std::string mine = same_call ? call.given.describe() : describe(call, op);
+    const auto part = call == theirs.call ? contradiction(call.given, theirs.call.given) : std::nullopt;
+    const std::string mine = part ? call.given.describe(*part) : describe(call, op);
     const std::size_t n = std::min(mine.size(), own.description.size() - 1);
     std::copy_n(mine.data(), n, own.description.begin());
     own.description[n] = '\0';
     own.described.store(round + 1, std::memory_order_release);
     // The other member describes its call when it reaches this round. It may be late, or dead.
-    std::string text = same_call ? "" : to_string(theirs.call);
+    std::string text = part ? "" : to_string(theirs.call);
     const auto end = std::chrono::steady_clock::now() + tuning_.patience;
     while (theirs.described.load(std::memory_order_acquire) != round + 1 && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (theirs.described.load(std::memory_order_acquire) == round + 1)
       text.assign(theirs.description.begin(), std::ranges::find(theirs.description, '\0'));
     const auto rank = [this](std::size_t member) { return static_cast<int>(first_ + member); };
-    if (same_call) fail_given(rank(member_), devices_.size(), call.given, rank(other), text);
+    if (part) fail_given(rank(member_), devices_.size(), call.given, *part, rank(other), text);
     detail::fail_call(rank(member_), devices_.size(), mine, rank(other), text);
   }
   /// Releases the group. It is not called after a failure, because others may still use the state.

@@ -47,8 +47,8 @@ SHARDLIB_INLINE std::int64_t count_averaged(const OpInfo& op, const ValuePtr& x,
     n *= x->global.logical[i];
     if (n == 0)
       throw Error(op.describe() + ": the dim `" + std::string(x->spec->dims[i].name) +
-                  "` has 0 elements, and a mean divides by their number; give it elements, as at least one row to " +
-                  "each microbatch (" + x->device->describe() + ")");
+                  "` has 0 elements, and a mean divides by their number; give it at least one element, for example " +
+                  "one row for each microbatch (" + x->device->describe() + ")");
   }
   return n;
 }
