@@ -1,7 +1,9 @@
-// A kernel that Kokkos starts on a GPU. That it compiles, against Kokkos or its stand-in, is the test.
+// A kernel that Kokkos starts on a GPU, and a shard there as Kokkos' view. That they compile, against Kokkos or its
+// stand-in, is the test.
 #include <cstdint>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/interop/arrays.hpp"
 
 namespace {
 
@@ -20,4 +22,8 @@ struct Squares {
 
 void run_squares(const shardlib::Exec& exec, float* out) {
   exec.for_items_on_gpu(4, 0, Squares{out});
+}
+
+auto shown(const shardlib::Tensor<shardlib::f32, "B/d M">& x) {
+  return shardlib::as_kokkos<Kokkos::CudaSpace>(x);
 }

@@ -66,6 +66,13 @@ auto as_kokkos(const Tensor<D, S>& x) {
   exec.synchronize();
   return detail::kokkos_view<Space>(x, shard);
 }
+/// A compile error for a tensor without a name: its elements go with it.
+template <class Space, dtype D, Spec S>
+requires std::is_same_v<Space, Kokkos::CudaSpace>
+auto as_kokkos(const Tensor<D, S>&& x) {
+  static_assert(detail::checked<rules::no_view, OpName("as_kokkos"), S>::ok);
+  return as_kokkos<Space>(x);
+}
 #endif
 /// A compile error for a tensor without a name: its elements go with it.
 template <dtype D, Spec S>

@@ -46,6 +46,18 @@ struct TeamPolicy {
   TeamPolicy& set_scratch_size(int /*level*/, const PerTeamValue& /*bytes*/) { return *this; }
 };
 
+struct HostSpace {};
+struct CudaSpace {};
+struct LayoutRight {};
+enum { Unmanaged = 1 };
+template <unsigned Traits>
+struct MemoryTraits {};
+template <class Data, class Layout, class Space, class Traits>
+struct View {
+  template <class Pointer, class... Sizes>
+  explicit View(Pointer /*data*/, Sizes... /*sizes*/) {}
+};
+
 namespace Experimental {
 struct WorkItemProperty {
   struct Hint {};
