@@ -36,3 +36,4 @@
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing
 #include "shardlib/support/version.hpp"
 #include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code
+#include "shardlib/types/tree_operators.hpp"  // compile errors for arithmetic of structs of tensors
