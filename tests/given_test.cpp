@@ -39,6 +39,14 @@ Tensor<f32, "M"> place_column(const Line& mesh, f32 first) {
   return place<Tensor<f32, "M">>(mesh, HostArray<f32>({4}, {first, 1, 2, 3}));
 }
 
+/// Weights by another seed on each device.
+void initialize_by_rank(const Line& mesh) {
+  Weights w;
+  initialize(mesh, w, sizes, static_cast<std::uint64_t>(mesh.rank() + 1), [](std::string_view) {
+    return Normal{0, 1};
+  });
+}
+
 /// Arrays that are equal on all devices, more than a message has.
 void place_equal(const Line& mesh) {
   for (int i = 0; i < 4; ++i) static_cast<void>(place_column(mesh, static_cast<f32>(i)));
@@ -123,10 +131,7 @@ void check_inputs() {
       }),
       "random_normal<`M`> with the key {1, 3}", "random_normal<`M`> with the key {2, 3}", same_input);
   check_differs(error_on_two([](const Line& mesh) {
-                  Weights w;
-                  initialize(mesh, w, sizes, static_cast<std::uint64_t>(mesh.rank() + 1), [](std::string_view) {
-                    return Normal{0, 1};
-                  });
+                  initialize_by_rank(mesh);
                   communicate(mesh);
                 }),
                 "random_normal<`M F`> with the key {1, 0}", "random_normal<`M F`> with the key {2, 0}", same_input);
@@ -136,10 +141,7 @@ void check_inputs() {
                 }),
                 "dropout with the key {0, 4}", "dropout with the key {1, 4}", same_input);
   check_differs(error_on_two([](const Line& mesh) {
-                  Weights w;
-                  initialize(mesh, w, sizes, static_cast<std::uint64_t>(mesh.rank() + 1), [](std::string_view) {
-                    return Normal{0, 1};
-                  });
+                  initialize_by_rank(mesh);
                   place_equal(mesh);
                   communicate(mesh);
                 }),
