@@ -224,7 +224,7 @@ TEST_CASE("a text about inputs that was cut", "[given]") {
   };
   const auto part = detail::GivenPart::inputs;
   const detail::GivenWindow mine = window(1), theirs = window(2);
-  REQUIRE(contradiction(mine, theirs) == part);
+  REQUIRE(contradiction(mine.sums(), theirs.sums()) == part);
   const std::string text = theirs.describe(part);
   const auto error = [&](std::size_t cut) {
     return error_of([&] { detail::fail_given(0, 2, mine, part, 1, text.substr(0, text.size() - cut)); });

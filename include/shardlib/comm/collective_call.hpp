@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <tuple>
 
 #include "shardlib/comm/given.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -52,15 +51,8 @@ struct CollectiveCall {
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
   bool elsewhere = false;    ///< the members only compare their calls: NCCL moves the data
   int places = 0;            ///< of a shift: how far it goes along the ring
-  GivenWindow given = {};    ///< what the member was given since the group's last collective
 
-  /// Whether they are the same call. What the members were given may differ: see `contradiction`.
-  friend bool operator==(const CollectiveCall& a, const CollectiveCall& b) {
-    const auto fields = [](const CollectiveCall& c) {
-      return std::tie(c.kind, c.bytes, c.dtype, c.op, c.rows, c.nodes, c.caller, c.elsewhere, c.places);
-    };
-    return fields(a) == fields(b);
-  }
+  bool operator==(const CollectiveCall&) const = default;
 
   [[nodiscard]] std::uint64_t fingerprint() const {
     return Fingerprint()
@@ -89,11 +81,6 @@ inline std::string to_string(const CollectiveCall& call) {
 /// "all_reduce of 64 bytes (f32 sum) in all_reduce<`A +d -> A`> at trainer.cpp:12"
 inline std::string describe(const CollectiveCall& call, const OpInfo& op) {
   return to_string(call) + (*op.name == '\0' ? "" : " in " + op.label()) + op.at();
-}
-
-/// Whether two members may not go on together: they call something else, or were given other values.
-inline bool differ(const CollectiveCall& a, const CollectiveCall& b) {
-  return a != b || contradiction(a.given, b.given).has_value();
 }
 
 /// Throws the error for two calls that differ; `mine` and `theirs` are as `describe` returns them.

@@ -185,6 +185,7 @@ class Communicator {
     Buffer recv = {};
     std::shared_ptr<Buffer> whole = {};  ///< the result of gather_view
     const Messages* messages = nullptr;  ///< of an exchange
+    detail::GivenWindow given = {};      ///< what the member was given since the group's last collective
   };
   /// Starts a collective whose arguments have been checked. Throws Error if it finds that another member has started a
   /// different one.
@@ -241,10 +242,10 @@ class Communicator {
       record.ends();
     return request;
   }
-  Request start(detail::CollectiveCall call, const Site& site, const Operands& operands) {
+  Request start(detail::CollectiveCall call, const Site& site, Operands operands) {
     const detail::OpInfo op = caller("", site);
     call.caller = detail::fingerprint(op);
-    if (*op.name != '\0') call.given = given_.next();
+    if (*op.name != '\0') operands.given = given_.next();
     return recorded(recorder_.starts(call, op), [&] { return start_collective(call, op, operands); });
   }
 

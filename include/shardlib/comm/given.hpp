@@ -79,6 +79,11 @@ struct GivenInput {
 /// The parts that are compared apart: data and keys, and updates.
 enum class GivenPart : std::uint8_t { inputs, updates };
 
+/// The sums of a GivenWindow's parts. Plain data, so other processes can read it.
+struct GivenSums {
+  std::array<std::uint64_t, 2> of_part = {};
+};
+
 /// What a device was given between two collectives of a group: of each part sums of hashes, and the newest entries. The
 /// order does not count. `calls` hashes what was called and how often, `values` what it was given. If two members made
 /// the same calls, they must have given the same values. Otherwise nothing is known: a member may do more than another.
@@ -95,10 +100,9 @@ struct GivenWindow {
   };
   std::array<Part, 2> parts = {};
 
-  /// The sums, as a message has them.
-  [[nodiscard]] std::array<std::uint64_t, 2> sums() const {
+  [[nodiscard]] GivenSums sums() const {
     const auto both = [](const Sum& sum) { return std::uint64_t{sum.calls} << 32 | sum.values; };
-    return {both(parts[0].sum), both(parts[1].sum)};
+    return {{both(parts[0].sum), both(parts[1].sum)}};
   }
   /// A line for each entry of the part. It ends with a newline, so a reader knows whether the text was cut there.
   [[nodiscard, gnu::cold]] std::string describe(GivenPart part) const {
@@ -110,14 +114,12 @@ struct GivenWindow {
 };
 
 /// The part in which members with these sums made the same calls with other values.
-inline std::optional<GivenPart> contradiction(const std::array<std::uint64_t, 2>& a,
-                                              const std::array<std::uint64_t, 2>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (a[i] != b[i] && a[i] >> 32 == b[i] >> 32) return static_cast<GivenPart>(i);
+inline std::optional<GivenPart> contradiction(const GivenSums& a, const GivenSums& b) {
+  for (std::size_t i = 0; i < a.of_part.size(); ++i) {
+    const std::uint64_t one = a.of_part[i], two = b.of_part[i];
+    if (one != two && one >> 32 == two >> 32) return static_cast<GivenPart>(i);
+  }
   return std::nullopt;
-}
-inline std::optional<GivenPart> contradiction(const GivenWindow& a, const GivenWindow& b) {
-  return contradiction(a.sums(), b.sums());
 }
 
 /// All that a device was given. A set of mesh axes is a number with a bit for each axis.

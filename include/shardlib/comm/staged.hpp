@@ -61,19 +61,20 @@ class StagedCommunicator final : public Communicator {
   }
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                            const Operands& operands) override {
-    if (operands.messages != nullptr) return start_exchange(call, op, *operands.messages);
+    if (operands.messages != nullptr) return start_exchange(call, op, operands);
     const Buffer recv = place_for(operands.recv);
-    return arriving(start_in(*inner_, call, op, {staged(operands.send), recv}), {{recv, operands.recv}});
+    return arriving(start_in(*inner_, call, op, {.send = staged(operands.send), .recv = recv, .given = operands.given}),
+                    {{recv, operands.recv}});
   }
-  Request start_exchange(const detail::CollectiveCall& call, const detail::OpInfo& op, const Messages& messages) {
+  Request start_exchange(const detail::CollectiveCall& call, const detail::OpInfo& op, const Operands& operands) {
     Messages on_host;
     std::vector<Result> results;
-    for (const auto& [buffer, peer] : messages.receives) {
+    for (const auto& [buffer, peer] : operands.messages->receives) {
       results.push_back({place_for(buffer), buffer});
       on_host.receives.push_back({results.back().received, peer});
     }
-    for (const auto& [buffer, peer] : messages.sends) on_host.sends.push_back({staged(buffer), peer});
-    return arriving(start_in(*inner_, call, op, {.messages = &on_host}), std::move(results));
+    for (const auto& [buffer, peer] : operands.messages->sends) on_host.sends.push_back({staged(buffer), peer});
+    return arriving(start_in(*inner_, call, op, {.messages = &on_host, .given = operands.given}), std::move(results));
   }
   Request start_send(const Buffer& buffer, int to, const detail::OpInfo& op) override {
     return inner_->send(staged(buffer), to, op.site);

@@ -32,10 +32,12 @@ namespace detail {
 /// wait until another one reaches its own `wait`, and requests may be waited for in any order.
 class Round {
  public:
-  /// `op` is the call of member `first`, which is the first to arrive.
-  Round(const CollectiveCall& call, const OpInfo& op, int first, std::size_t members, const Tuning& tuning)
+  /// `op` is the call of member `first`, which is the first to arrive, and `given` what it was given.
+  Round(const CollectiveCall& call, const OpInfo& op, const GivenWindow& given, int first, std::size_t members,
+        const Tuning& tuning)
       : work_(call, members, tuning),
         op_(op),
+        given_(given),
         first_(first),
         send_(members),
         recv_(members),
@@ -43,6 +45,7 @@ class Round {
         next_(members) {}
 
   [[nodiscard]] const CollectiveCall& call() const { return work_.call(); }
+  [[nodiscard]] const GivenWindow& given() const { return given_; }
   [[nodiscard]] int first() const { return first_; }
   [[nodiscard]] std::string describe() const { return detail::describe(call(), op_); }
   [[nodiscard]] bool has_posted(int rank) const { return posted_[static_cast<std::size_t>(rank)]; }
@@ -81,6 +84,7 @@ class Round {
  private:
   CollectiveWork work_;
   OpInfo op_;
+  GivenWindow given_;
   int first_;
   std::vector<Buffer> send_;
   std::vector<Buffer> recv_;
@@ -309,13 +313,14 @@ class ThreadCommunicator final : public Communicator {
     const std::lock_guard lock(me_.group->mutex);
     const auto it = me_.group->rounds.try_emplace(calls_++).first;
     if (!it->second)
-      it->second = std::make_shared<detail::Round>(call, op, me_.rank, me_.group->members.size(), me_.group->tuning);
+      it->second = std::make_shared<detail::Round>(call, op, operands.given, me_.rank, me_.group->members.size(),
+                                                   me_.group->tuning);
     const auto round = it->second;
     if (round->call() != call)
       detail::fail_call(me_.rank, me_.group->members.size(), describe(call, op), round->first(), round->describe());
-    if (const auto part = contradiction(round->call().given, call.given))
-      detail::fail_given(me_.rank, me_.group->members.size(), call.given, *part, round->first(),
-                         round->call().given.describe(*part));
+    if (const auto part = contradiction(round->given().sums(), operands.given.sums()))
+      detail::fail_given(me_.rank, me_.group->members.size(), operands.given, *part, round->first(),
+                         round->given().describe(*part));
     round->post(me_.rank, operands.send, operands.recv);
     if (round->ready()) {
       me_.group->rounds.erase(it);

@@ -75,7 +75,7 @@ class NcclCommunicator final : public Communicator {
     flights().ask();
     record_wait();
     const Doing doing{.call = call, .op = op};
-    meet(doing);
+    meet(doing, operands.given);
     if (state_ == State::undecided) connection_.or_abort([&] { begin_use(doing); });
     if (state_ == State::uses_host) {
       record_run();
@@ -115,14 +115,15 @@ class NcclCommunicator final : public Communicator {
     return {.call = {.bytes = buffer.bytes()}, .op = op, .peer = peer, .sends = sends};
   }
 
-  /// Waits for the other members to come to the same place of the same call. Throws Error if one is in another.
+  /// Waits for the other members to come to the same place of the same call. Throws Error if one is in another, or was
+  /// given other values.
   // An operation of NCCL occupies its GPU until all members have started it. Meanwhile a call of CUDA on another thread
   // of the process can wait for that GPU: a memory allocation, or the first start of a kernel, which loads it. So no
   // member may continue after a call of NCCL before all that share its process have made it.
-  void meet(const Doing& doing) {
+  void meet(const Doing& doing, const GivenWindow& given = {}) {
     CollectiveCall compared = doing.call;
     compared.elsewhere = true;
-    start_in(*staged_, compared, doing.op, {}).wait();
+    start_in(*staged_, compared, doing.op, {.given = given}).wait();
   }
   /// Decides, like all members, whether the group uses NCCL. It does so with the first collective, since a
   /// communicator of NCCL takes memory of the GPU, and many groups have none.

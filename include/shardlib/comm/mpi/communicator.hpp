@@ -96,13 +96,14 @@ class MpiCommunicator final : public Communicator {
     const auto work = make_mpi_op(detail::name(call.kind), operands.send, operands.recv, next());
     if (is_in_node()) {
       // The SharedRound compares the calls.
-      work->shared =
-          call.kind == Collective::gather_view
-              ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.whole)
-              : std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.recv);
+      work->shared = call.kind == Collective::gather_view
+                         ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send,
+                                                                      operands.whole, operands.given)
+                         : std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send,
+                                                                      operands.recv, operands.given);
       return start(work);
     }
-    work->compare_calls(check_, rank_, call, op);
+    work->compare_calls(check_, rank_, call, op, operands.given);
     switch (call.elsewhere ? Collective::barrier : call.kind) {
       case Collective::all_gather:
       case Collective::gather_view:

@@ -38,7 +38,7 @@ struct CallComparison {
   /// A call's fingerprint, and the sums of what the member was given.
   struct Message {
     std::uint64_t call = 0;
-    std::array<std::uint64_t, 2> given = {};
+    GivenSums given = {};
   };
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -47,6 +47,7 @@ struct CallComparison {
   int rank = 0;
   CollectiveCall call;
   OpInfo op;
+  GivenWindow given;
 
   /// Returns true when all calls are known to be equal. Throws Error if they differ.
   bool advance(const GroupLog& group) {
@@ -73,7 +74,7 @@ struct CallComparison {
   /// This member's side of the difference from member r.
   [[nodiscard]] std::string text_for(std::size_t r) const {
     const auto part = part_of(r);
-    return part ? call.given.describe(*part) : describe(call, op);
+    return part ? given.describe(*part) : describe(call, op);
   }
   /// All members know all fingerprints, so members that differ exchange their full calls.
   [[noreturn]] void fail(const GroupLog& group, int other) const {
@@ -106,7 +107,7 @@ struct CallComparison {
     }
     const std::string theirs(exchange->theirs.begin(), std::ranges::find(exchange->theirs, '\0'));
     const auto r = static_cast<std::size_t>(other);
-    if (const auto part = part_of(r)) fail_given(rank, all.size(), call.given, *part, other, theirs);
+    if (const auto part = part_of(r)) fail_given(rank, all.size(), given, *part, other, theirs);
     fail_call(rank, all.size(), text_for(r), other, theirs.empty() ? "something else" : theirs);
   }
 };
@@ -157,15 +158,16 @@ struct MpiOp {
   }
   /// Compares the call with those of the other members, in a group that does not share memory. It uses a communicator
   /// of its own, so its messages match after any calls of the members.
-  void compare_calls(MPI_Comm comm, int rank, const CollectiveCall& call, const OpInfo& op) {
+  void compare_calls(MPI_Comm comm, int rank, const CollectiveCall& call, const OpInfo& op, const GivenWindow& given) {
     comparison = std::make_shared<CallComparison>();
     CallComparison& c = *comparison;
     c.comm = comm;
-    c.mine = {call.fingerprint(), call.given.sums()};
+    c.mine = {call.fingerprint(), given.sums()};
     c.all.resize(group->members.size());
     c.rank = rank;
     c.call = call;
     c.op = op;
+    c.given = given;
     constexpr int numbers = sizeof(CallComparison::Message) / sizeof(std::uint64_t);
     check(MPI_Iallgather(&c.mine, numbers, MPI_UINT64_T, c.all.data(), numbers, MPI_UINT64_T, comm, &c.request), name,
           bytes);

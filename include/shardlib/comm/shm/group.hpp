@@ -41,6 +41,7 @@ inline constexpr std::size_t eager_bytes = 8192;
 struct Post {
   alignas(64) Counter next;  ///< the first unclaimed chunk of its part
   alignas(64) CollectiveCall call;
+  GivenSums given;
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
   std::uint64_t loan;  ///< Loans::lend of a view's block
@@ -125,11 +126,11 @@ class Group {
   }
   /// Throws the error for member `other`, from which this member's call, or what it was given, differs.
   [[noreturn]] void fail_call(std::uint64_t round, const CollectiveCall& call, const OpInfo& op,
-                              std::size_t other) const {
+                              const GivenWindow& given, std::size_t other) const {
     Post& own = post(round, member_);
     Post& theirs = post(round, other);
-    const auto part = call == theirs.call ? contradiction(call.given, theirs.call.given) : std::nullopt;
-    const std::string mine = part ? call.given.describe(*part) : describe(call, op);
+    const auto part = call == theirs.call ? contradiction(given.sums(), theirs.given) : std::nullopt;
+    const std::string mine = part ? given.describe(*part) : describe(call, op);
     const std::size_t n = std::min(mine.size(), own.description.size() - 1);
     std::copy_n(mine.data(), n, own.description.begin());
     own.description[n] = '\0';
@@ -142,7 +143,7 @@ class Group {
     if (theirs.described.load(std::memory_order_acquire) == round + 1)
       text.assign(theirs.description.begin(), std::ranges::find(theirs.description, '\0'));
     const auto rank = [this](std::size_t member) { return static_cast<int>(first_ + member); };
-    if (part) fail_given(rank(member_), devices_.size(), call.given, *part, rank(other), text);
+    if (part) fail_given(rank(member_), devices_.size(), given, *part, rank(other), text);
     detail::fail_call(rank(member_), devices_.size(), mine, rank(other), text);
   }
   /// Releases the group. It is not called after a failure, because others may still use the state.
@@ -168,11 +169,13 @@ class Group {
 /// One member's side of a collective. Nothing here blocks: `advance` does what can be done now.
 class SharedRound {
  public:
+  /// `given` is what this member was given; members of several nodes have compared that already.
   SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
-              const Buffer& recv)
+              const Buffer& recv, const GivenWindow& given = {})
       : group_(std::move(group)),
         number_(group_->next_round()),
         op_(op),
+        given_(given),
         work_(call, group_->size(), group_->tuning()),
         send_(send),
         recv_(recv) {
@@ -189,8 +192,8 @@ class SharedRound {
 
   /// For gather_view: `*whole` receives the view.
   SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
-              std::shared_ptr<Buffer> whole)
-      : SharedRound(std::move(group), call, op, send, Buffer()) {
+              std::shared_ptr<Buffer> whole, const GivenWindow& given)
+      : SharedRound(std::move(group), call, op, send, Buffer(), given) {
     whole_ = std::move(whole);
   }
 
@@ -203,6 +206,7 @@ class SharedRound {
       if (slot.round.load(std::memory_order_acquire) != number_) return false;
       Post& mine = group_->post(number_, me());
       mine.call = work_.call();
+      mine.given = given_.sums();
       if (is_short()) {
         copy_bytes(mine.copy.data(), send_.data(), send_.bytes());
       } else {
@@ -216,7 +220,9 @@ class SharedRound {
     if (stage_ == Stage::posted) {
       if (slot.posted.load(std::memory_order_acquire) != group_->size()) return false;
       for (std::size_t i = 0; i < group_->size(); ++i) {
-        if (differ(group_->post(number_, i).call, work_.call())) group_->fail_call(number_, work_.call(), op_, i);
+        const Post& theirs = group_->post(number_, i);
+        if (theirs.call != work_.call() || contradiction(theirs.given, given_.sums()))
+          group_->fail_call(number_, work_.call(), op_, given_, i);
       }
       if (is_short()) {
         work_.run_alone(
@@ -293,6 +299,7 @@ class SharedRound {
   std::shared_ptr<Group> group_;
   std::uint64_t number_;
   OpInfo op_;
+  GivenWindow given_;
   CollectiveWork work_;
   Buffer send_;
   Buffer recv_;
