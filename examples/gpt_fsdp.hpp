@@ -68,7 +68,7 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
     const auto grads = reduce_gradients(mesh, std::move(pending.second));  // the sums over r, once per step
     const auto loss = all_reduce<"+d +r +s +t -> ">(pending.first);
     // The host reads the loss and the norm together. The host of a GPU waits for the step here, and nowhere else.
-    const auto result = run::step_result({loss}, squared_global_norm(mesh, grads, o.optimizer.groups));
+    const auto result = run::step_result(run::Scalars{loss}, squared_global_norm(mesh, grads, o.optimizer.groups));
     // AdamW communicates nothing: weights, these gradients and moments are sharded alike.
     return run::update(trained, o.optimizer, o.training, step, grads, result);
   };
