@@ -6,7 +6,7 @@
 # The script needs no GPU (scripts/gpu.sh is for machines that have one). If nvcc is missing, the script says so and ends with
 # status 0.
 #   scripts/test-cuda.sh           runs all of this
-#   scripts/test-cuda.sh --quick   compiles headers, kernels, the two-layer FSDP example and a step of a GPT to PTX. It is a
+#   scripts/test-cuda.sh --quick   compiles headers, kernels, the two-layer FSDP example and the step of gpt_fsdp to PTX. It is a
 #                                  part of scripts/test.sh
 #   scripts/test-cuda.sh --kokkos DIR
 #                                  instead builds gpt2 with the Kokkos of CUDA that is installed in DIR, which then starts the
