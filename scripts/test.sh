@@ -75,8 +75,7 @@ build() { # PRESET TARGET [CMAKE OPTION...]
 }
 
 run_tests() { # PRESET [CTEST OPTION...]
-  # Two tests run at a time and have more threads than there are cores, so threads that wait must not spin.
-  OMP_WAIT_POLICY=passive ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
+  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
     >"build/log/$1-ctest.log" 2>&1
 }
 
