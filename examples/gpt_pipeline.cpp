@@ -89,6 +89,8 @@ struct Layout {
 
 // ---- the GPT --------------------------------------------------------------------------------------------------------
 
+using GptMesh = Mesh<"p r d s t">;
+
 template <dtype C>
 class WholeGpt;
 
@@ -166,7 +168,7 @@ template <dtype C>
 class WholeGpt {
  public:
   using Stages = Gpt<C>;
-  WholeGpt(const Stages& model, const Mesh<"p r d s t">& mesh, const Options& o)
+  WholeGpt(const Stages& model, const GptMesh& mesh, const Options& o)
       : model_(model), mesh_(mesh), whole_(reinterpret<"p r d -> d">(mesh).device()), o_(o) {}
   WholeGpt(const WholeGpt&) = delete;
   WholeGpt& operator=(const WholeGpt&) = delete;
@@ -192,7 +194,7 @@ class WholeGpt {
 
  private:
   const Stages& model_;
-  const Mesh<"p r d s t">& mesh_;
+  const GptMesh& mesh_;
   const Mesh<"r d s t"> whole_;
   const Options& o_;
   std::vector<gpt::Model<C>> weights_;  // one or none
@@ -319,7 +321,7 @@ class Trainer {
     const auto squares = pipeline::squared_global_norm(
         mesh_, grads, [&](std::string_view leaf) { return model.counts(leaf) && factors(leaf).rate != 0; });
     // The host reads the loss and the norm together. The host of a GPU waits for the step here, and nowhere else.
-    const auto result = run::step_result({Model::total(loss)}, squares);
+    const auto result = run::step_result(run::Scalars{Model::total(loss)}, squares);
     return run::update(trained, o_.optimizer, o_.training, step, grads, result, factors);
   }
 
