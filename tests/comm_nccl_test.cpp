@@ -86,7 +86,7 @@ struct Ranks {
   bool has_passed(std::size_t r) { return all[r].stream->mark()->passed(); }
   void abort() {
     for (Rank& rank : all)
-      if (!rank.comm->has_ended) stand_in::CommAbort(rank.comm);
+      if (!rank.comm->has_ended) stand_in::abort_alone(rank.comm);
   }
 };
 
@@ -347,7 +347,7 @@ TEST_CASE("the stand-in for NCCL finds a block that is freed before the stream h
 TEST_CASE("the stand-in for NCCL finds uses of a communicator that has ended, and open groups", "[nccl]") {
   if (under_mpi()) return;
   Ranks ranks(1);
-  stand_in::CommAbort(ranks[0].comm);
+  stand_in::abort_alone(ranks[0].comm);
   stand_in::Send(ranks[0].block(8), 8, u8s, 0, ranks[0].comm, ranks.stream(0));
   CHECK(fault() == "ncclSend on a communicator that has ended");
   stand_in::CommDestroy(ranks[0].comm);

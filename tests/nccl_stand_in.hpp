@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -435,8 +436,33 @@ inline Result CommFinalize(ncclComm* comm) {
 inline Result CommDestroy(ncclComm* comm) {
   return end(comm, "ncclCommDestroy", false);
 }
-inline Result CommAbort(ncclComm* comm) {
+/// Aborts one of the communicators of a thread, which makes the calls of all members.
+inline Result abort_alone(ncclComm* comm) {
   return end(comm, "ncclCommAbort", true);
+}
+/// Returns when the members on this machine, which all are, have aborted too: a member's thread in NCCL serves the
+/// others until then.
+inline Result CommAbort(ncclComm* comm) {
+  const Result result = abort_alone(comm);
+  const auto still_there = [&] {
+    int rank = -1;
+    locked([&] {
+      for (const ncclComm* const other : comm->clique->members)
+        if (other != nullptr && !other->has_ended) rank = other->rank;
+      return Result::success;
+    });
+    return rank;
+  };
+  constexpr int most_polls = 10'000;
+  for (int poll = 0, other = still_there(); other >= 0; ++poll, other = still_there()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (poll == most_polls)
+      return locked([&] {
+        return fault("ncclCommAbort of rank " + std::to_string(comm->rank) + " waits for rank " +
+                     std::to_string(other));
+      });
+  }
+  return result;
 }
 inline Result CommGetAsyncError(ncclComm* comm, Result* error) {
   return locked([&] {

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <typeinfo>
 #include <utility>
@@ -95,6 +97,7 @@ class Connection {
     }
     flights().remove(this);
     if (comm_ != nullptr) nccl().CommDestroy(comm_);
+    if (aborted_.valid()) aborted_.wait_for(std::chrono::seconds(1));  // the others may know of the failure by now
   }
 
   /// Connects the ranks, all of which call it. `timeout`: how long an operation may take; 0: forever.
@@ -285,9 +288,22 @@ class Connection {
       std::this_thread::yield();
     }
   }
+  /// Aborts. The operations under way end soon, but NCCL's call returns only when the other members on this machine
+  /// have made it, too. They do so when they learn of the failure. This thread is to tell them, so another one calls.
   void abort() {
     failed_ = true;
-    if (ncclComm* const comm = std::exchange(comm_, nullptr)) nccl().CommAbort(comm);
+    ncclComm* const comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr) return;
+    const auto call = nccl().CommAbort;
+    std::packaged_task<void()> task([call, comm] { call(comm); });
+    aborted_ = task.get_future();
+    try {
+      std::thread(std::move(task)).detach();
+    } catch (const std::system_error&) {  // no thread to be had: then here
+      call(comm);
+    }
+    constexpr std::chrono::milliseconds soon{200};  // then no operation uses the buffers any more
+    aborted_.wait_for(soon);
   }
 
   Communicator& staged_;
@@ -296,6 +312,7 @@ class Connection {
   std::chrono::milliseconds timeout_{0};
   ncclComm* comm_ = nullptr;  ///< null before `open`, and after `abort`
   bool failed_ = false;
+  std::future<void> aborted_;      ///< is there when `abort` has been called, and ready when NCCL has done it
   std::deque<Started> dropped_;    ///< operations that nobody waits for
   std::vector<Started> failures_;  ///< operations that started in part
 };

@@ -250,11 +250,12 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     std::exception_ptr error;
     bool aborted = false;
+    // The device must outlive `finish` and `abort`, which tell the others that it has ended. The destructors of its
+    // groups may wait for the others.
+    DevicePtr device;
     try {
-      // The device must outlive `finish`, which tells the others that it has ended. The destructors of its groups may
-      // wait for the others.
-      const auto device = DevicePtr::make(mesh, i, world, options.threads, options.tuning, options.kind,
-                                          place_of_thread(i, count, options.kind), options.sums);
+      device = DevicePtr::make(mesh, i, world, options.threads, options.tuning, options.kind,
+                               place_of_thread(i, count, options.kind), options.sums);
       run_device(device, options.threads, body);
       world->finish(i);
     } catch (const Aborted&) {
@@ -263,6 +264,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
       error = std::current_exception();
     }
     if (error) world->abort();
+    device = {};
     endings.add(i, error, aborted);
   };
   bool started = true;
