@@ -50,11 +50,13 @@ class Product {
     for_each([&](std::size_t a, std::size_t b, std::size_t c) { arrays_[2][c] += arrays_[0][a] * arrays_[1][b]; });
   }
 
+  std::size_t left_at = 0;  ///< where the left operand begins in its block, in bytes
+
   enum class With { bias, gelu, slope };
   /// Runs it with an epilogue; false where there is none. `bias` names dims of the result.
   bool run(With with, std::string_view bias = "") {
     const Exec exec{.pool = pool_.get()};
-    const Buffer a = there(arrays_[0]), b = there(arrays_[1]), c = there(at_), y = there(at_);
+    const Buffer a = there(arrays_[0], left_at), b = there(arrays_[1]), c = there(at_), y = there(at_);
     std::vector<double> added(static_cast<std::size_t>(count(bias)));
     for (double& x : added) x = next();
     const Buffer of_bias = there(added);
@@ -101,8 +103,9 @@ class Product {
     state_ = state_ * 1103515245U + 12345U;
     return static_cast<double>(state_ >> 16U & 127U) / 64 - 1;
   }
-  [[nodiscard]] Buffer there(const std::vector<double>& values) const {
-    const Buffer here = host_->allocate(values.size() * sizeof(T)), gpu = pool_->allocate(here.bytes());
+  [[nodiscard]] Buffer there(const std::vector<double>& values, std::size_t at = 0) const {
+    const Buffer here = host_->allocate(values.size() * sizeof(T));
+    const Buffer gpu = pool_->allocate(at + here.bytes()).slice(at, here.bytes());
     for (std::size_t i = 0; i < values.size(); ++i) here.as<T>()[i] = static_cast<T>(static_cast<float>(values[i]));
     copy(gpu, here);
     return gpu;
@@ -186,7 +189,7 @@ TEST_CASE("products with epilogues are the calls that cuBLASLt documents") {
   stand_in = {};
 }
 
-TEST_CASE("cuBLASLt chooses an algorithm for each kind of product once") {
+TEST_CASE("cuBLASLt chooses an algorithm for each kind of product, and each alignment, once") {
   if (world_size() > 1) return;
   stand_in = {.total = 1000 * mib};
   using P = Product<f32>;
@@ -196,6 +199,16 @@ TEST_CASE("cuBLASLt chooses an algorithm for each kind of product once") {
     CHECK(product.run(P::With::bias, "F"));
     CHECK(stand_in_lt.heuristics == 2);
     CHECK(stand_in_lt.products == 4);
+  }
+  {
+    P product("LK", "KF", "LF", sizes);
+    for (int round = 0; round < 2; ++round)
+      for (const std::size_t at : {0, 16, 32}) {  // an algorithm may need what is aligned well to be so
+        product.left_at = at;
+        CHECK(product.run(P::With::bias, "F"));
+      }
+    CHECK(stand_in_lt.heuristics == 3);
+    CHECK(stand_in_lt.products == 6);
   }
   {
     P product("BK", "KF", "BF", sizes);

@@ -2,6 +2,7 @@
 // in double.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -54,8 +55,11 @@ struct StandInLtPreference {
 using cublasLtMatmulDesc_t = StandInLtMatmul*;
 using cublasLtMatrixLayout_t = StandInLtLayout*;
 using cublasLtMatmulPreference_t = StandInLtPreference*;
+/// What an algorithm was found for. Others may not be valid, or may read past what is aligned.
 struct cublasLtMatmulAlgo_t {
-  cublasLtEpilogue_t epilogue;
+  StandInLtMatmul call;
+  StandInLtLayout a, b, c, d;
+  std::uint32_t alignment[4];
   std::size_t workspace;
 };
 struct cublasLtMatmulHeuristicResult_t {
@@ -152,8 +156,32 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
       !stand_in_fits(*desc, *a, *b, *c, *d))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (!stand_in_lt.has_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *results = {{desc->epilogue, preference->workspace}, preference->workspace, CUBLAS_STATUS_SUCCESS};
+  cublasLtMatmulAlgo_t found_for{*desc, *a, *b, *c, *d, {}, preference->workspace};
+  std::copy_n(preference->alignment, 4, found_for.alignment);
+  *results = {found_for, preference->workspace, CUBLAS_STATUS_SUCCESS};
   return *found = 1, CUBLAS_STATUS_SUCCESS;
+}
+
+/// The alignment that an address has, up to 256 bytes; of a null pointer 256.
+inline std::uint32_t stand_in_alignment(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address) % 256;
+  return at == 0 ? 256 : static_cast<std::uint32_t>(at & (~at + 1));
+}
+/// Whether an algorithm was found for such a call with arrays that are aligned no better than these.
+inline bool stand_in_fits(const cublasLtMatmulAlgo_t& algorithm, const StandInLtMatmul& call, const StandInLtLayout& a,
+                          const StandInLtLayout& b, const StandInLtLayout& c, const StandInLtLayout& d,
+                          const void* const (&arrays)[4]) {
+  const StandInLtMatmul& known = algorithm.call;
+  bool fits = known.compute == call.compute && known.scale == call.scale && known.op_a == call.op_a &&
+              known.op_b == call.op_b && known.epilogue == call.epilogue && known.aux_ld == call.aux_ld &&
+              stand_in_alignment(call.bias) >= stand_in_alignment(known.bias) &&
+              stand_in_alignment(call.aux) >= stand_in_alignment(known.aux);
+  const StandInLtLayout* const pairs[][2] = {
+      {&algorithm.a, &a}, {&algorithm.b, &b}, {&algorithm.c, &c}, {&algorithm.d, &d}};
+  for (const auto& [x, y] : pairs)
+    fits = fits && x->type == y->type && x->rows == y->rows && x->columns == y->columns && x->ld == y->ld;
+  for (int i = 0; i < 4; ++i) fits = fits && stand_in_alignment(arrays[i]) >= algorithm.alignment[i];
+  return fits;
 }
 
 /// A column-major matrix in the memory of the current GPU.
@@ -207,7 +235,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t call
   const StandInMatrix scratch(workspace, CUDA_R_32F, workspace_bytes / 4, 1, 0);
   const bool there = left.there() && right.there() && result.there() && bias.there() && aux.there() && scratch.there();
   if (!there || !stand_in_fits(*call, *layout_a, *layout_b, *layout_c, *layout_d) || c != d ||
-      algorithm->epilogue != call->epilogue || algorithm->workspace > workspace_bytes ||
+      !stand_in_fits(*algorithm, *call, *layout_a, *layout_b, *layout_c, *layout_d, {a, b, c, d}) ||
+      algorithm->workspace > workspace_bytes || stand_in_alignment(workspace) < 256 ||
       *static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (stand_in_put(stream) != cudaSuccess) return CUBLAS_STATUS_INVALID_VALUE;
