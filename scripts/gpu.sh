@@ -110,6 +110,8 @@ fi
 
 # The tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for a GPU.
 files='kernel_.*|map_numbers|ops_(attention|dropout|einsum(_bias)?|index|linear_cross_entropy|norms|statistics)|model_gpt2'
+# With several GPUs, those of collectives by NCCL.
+if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)" -gt 1 ]; then files+='|ops_collectives'; fi
 quietly build/log/gpu-configure.log "configuring" cmake --preset release -B build/gpu -DSHARDLIB_LAUNCHER=cuda \
   -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" -DSHARDLIB_BUILD_BENCHMARKS=OFF \
   "-DSHARDLIB_TEST_FILES=$files" -DSHARDLIB_TEST_TIMEOUT=3600
