@@ -323,6 +323,16 @@ TEST_CASE("a host that waits for a GPU asks for errors of what the GPU waits for
   CHECK_NOTHROW(copy(here, there));
 }
 
+TEST_CASE("products run in the stream of kernels, with a workspace of the GPU's own") {
+  if (world_size() > 1) return;
+  const Machine machine({.total = 1000 * mib});
+  const auto memory = Region::make_gpu(0, 1);
+  const detail::Gpu& gpu = *memory->gpu();
+  CHECK(gpu.cublas()->stream == gpu.stream());
+  CHECK(gpu.workspace() != nullptr);
+  CHECK(gpu.cublas()->workspace == gpu.workspace());
+}
+
 TEST_CASE("arrays on their way to a GPU have places of their own in a ring, for which the host does not wait") {
   if (world_size() > 1) return;
   const Machine machine({.gpus = 2, .total = 1000 * mib});
