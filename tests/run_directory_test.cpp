@@ -15,6 +15,7 @@
 #include <regex>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/impl/temporary.hpp>
+#include <shardlib/io/tokenizer/bpe.hpp>
 #include <shardlib/run/run_directory.hpp>
 #include <source_location>
 #include <string>
@@ -327,6 +328,8 @@ TEST_CASE("run directory: records behind a symbolic link whose target is removed
 TEST_CASE("run directory: a folder that is emptied while the run writes to it is a run that resumes", "[run]") {
   const Scratch folder;
   const std::string path = folder / "run", stored = "steps = 20\n";
+  std::vector<std::string> bytes;  // the smallest vocabulary
+  for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
   const auto empty = [&] {
     for (const auto& entry : std::filesystem::directory_iterator(path)) std::filesystem::remove_all(entry.path());
   };
@@ -335,14 +338,30 @@ TEST_CASE("run directory: a folder that is emptied while the run writes to it is
     RunDirectory run(path, stored, Resume::automatic, true);
     run.begin(2);
     run.note_start(2, {{"d", 1}}, "f32");
+    put(folder / "small.tiktoken", "its tokens");
+    run.keep_tokenizer(io::BpeTokenizer(bytes), folder / "small.tiktoken");
+    run.keep_step_graph("<svg/>");
+    std::filesystem::remove(folder / "small.tiktoken");
     const std::string starts = contents(run.starts());
     run.write(record(2));
+    run::log_console("before\n");
     empty();
+    run::log_console("after\n");
     run.write(record(3));
     run.sync();
-    CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "run.json", "samples.jsonl"});
+    run::log_console("later\n");
+    CHECK(files_below(path) == std::vector<std::string>{"config.toml", "console.log", "metrics.jsonl", "run.json",
+                                                        "samples.jsonl", "step.svg", "tokenizer/small.tiktoken"});
     CHECK(contents(run.config()) == stored);
     CHECK(contents(run.starts()) == starts);
+    CHECK(contents(run.tokenizer() + "/small.tiktoken") == "its tokens");
+    CHECK(contents(run.step_graph()) == "<svg/>");
+    const std::string log = contents(run.console());
+    CHECK_THAT(log, Catch::Contains("before\nafter\nwarning: the file '"));
+    CHECK(log.ends_with("later\n"));
+    for (const std::string& file : files_below(path))
+      CHECK_THAT(log, Catch::Contains("the file '" + path + "/" + file +
+                                      "' was removed while this run uses it: it is written again"));
     empty();
     run.go_back(3);
     CHECK(contents(run.config()) == stored);

@@ -23,6 +23,8 @@ class ConsoleLog {
   ConsoleLog(const ConsoleLog&) = delete;
   ConsoleLog& operator=(const ConsoleLog&) = delete;
   ~ConsoleLog();
+  /// Writes the file again, with a warning, if it was removed.
+  void keep_place();
 };
 
 }  // namespace shardlib::run

@@ -60,8 +60,8 @@ class RunDirectory {
   void write(const Record& record) { metrics_.write(record); }
   void write(const Sample& sample) { samples_.write(sample); }
   /// Flushes the records to disk. Call it before a checkpoint is saved, so that no checkpoint is newer than the
-  /// records. Writes config.toml, run.json and the records again, with a warning, if they were removed: the run can
-  /// then resume.
+  /// records. Writes config.toml, run.json, the records, console.log, the tokenizer and step.svg again, with a
+  /// warning, if they were removed: the run can then resume.
   void sync();
 
   /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `console`, `config`, `starts`, `tokenizer`, `trace`,
@@ -84,8 +84,9 @@ class RunDirectory {
 
   std::string path_, config_text_;
   bool writer_ = false, resumed_ = false;
-  std::vector<std::string> changes_;         ///< of the stored configuration: "model.d_model: 256 -> 512"
-  std::map<std::string, std::string> kept_;  ///< the texts of config.toml and run.json, by their paths
+  std::vector<std::string> changes_;  ///< of the stored configuration: "model.d_model: 256 -> 512"
+  /// The texts of config.toml, run.json, the tokenizer and step.svg, by the paths of the files.
+  std::map<std::string, std::string> kept_;
   JsonLines metrics_, samples_;
   std::unique_ptr<ConsoleLog> console_;
 };

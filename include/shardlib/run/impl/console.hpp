@@ -2,6 +2,8 @@
 #pragma once
 
 #include "shardlib/run/console.hpp"
+#include "shardlib/run/impl/removed_file.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/warning.hpp"
 
 #include <fcntl.h>
@@ -92,6 +94,25 @@ SHARDLIB_INLINE ConsoleLog::~ConsoleLog() {
   if (console.owner != this) return;
   console.close();
   console.waiting.clear();
+}
+
+SHARDLIB_INLINE void ConsoleLog::keep_place() {
+  detail::Console& console = detail::console();
+  std::string path;
+  {
+    const std::lock_guard lock(console.mutex);
+    if (console.owner != this || console.file < 0) return;
+    path = console.path;
+    if (detail::place_of(console.file, path) != detail::FilePlace::removed) return;
+    std::string text;
+    try {
+      text = detail::whole_file(detail::descriptor_path(console.file));
+    } catch (const Error&) {  // the run does not need it
+    }
+    console.open(path);
+    console.log(text);
+  }
+  detail::warn_removed(path);  // which takes the lock
 }
 
 }  // namespace shardlib::run

@@ -17,18 +17,15 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <system_error>
 #include <thread>
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/impl/posix.hpp"
+#include "shardlib/run/impl/removed_file.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
-#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 #include "shardlib/support/warning.hpp"
 
@@ -37,23 +34,6 @@ namespace shardlib::run {
 namespace detail {
 
 // ordered_json: the parts of a step keep the order in which they were written.
-
-inline std::string whole_file(const std::string& path) {
-  shardlib::detail::require_regular_file(path);
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || (file.peek(), file.bad()))
-    throw UsageError("cannot read the file '" + path + "'" +
-                     (errno == 0 ? "" : ": " + std::string(std::strerror(errno))));
-  std::error_code gone;
-  const auto size = std::filesystem::file_size(path, gone);  // of a file that may grow meanwhile
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!gone && text.view().size() < size)
-    throw Error(fmt::format("cannot read the file '{}' beyond byte {} of {}: does its disk work?", path,
-                            text.view().size(), size));
-  return text.str();
-}
 
 /// Calls f(line, begin, number) for each whole line; what follows the last end of line is torn.
 template <class F>
@@ -297,39 +277,24 @@ SHARDLIB_INLINE void JsonLines::sync() {
   if (::fdatasync(file_->number()) != 0 && errno != EINVAL) fail("write to");
 }
 
-namespace detail {
-
-/// The path that a file made at `path` has: symbolic links can lead to where no file is.
-inline std::string linked_path(std::filesystem::path path) {
-  while (std::filesystem::is_symlink(path)) path = path.parent_path() / std::filesystem::read_symlink(path);
-  return path.string();
-}
-
-/// Whether an open file was removed. On NFS it gets another name in its folder, and loses it when it is closed.
-inline bool was_removed(const std::string& descriptor, const struct stat& status) {
-  std::error_code unknown;
-  return status.st_nlink == 0 ||
-         std::filesystem::read_symlink(descriptor, unknown).filename().string().starts_with(".nfs");
-}
-
-}  // namespace detail
-
 SHARDLIB_INLINE void JsonLines::keep_place() {
-  struct stat ours {};
-  struct stat there {};
-  if (!is_open() || ::fstat(file_->number(), &ours) != 0) return;
-  if (::stat(path_.c_str(), &there) == 0) {
-    if (there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) return;
-    throw StorageError("another file has replaced '" + path_ +
-                       "' while this run writes to it: another run may have begun in its place");
+  if (!is_open()) return;
+  switch (detail::place_of(file_->number(), path_)) {
+    case detail::FilePlace::there:
+      return;
+    case detail::FilePlace::replaced:
+      throw StorageError("another file has replaced '" + path_ +
+                         "' while this run writes to it: another run may have begun in its place");
+    case detail::FilePlace::unknown:
+      fail("look for");
+    case detail::FilePlace::moved:
+      throw StorageError("the file '" + path_ + "' was moved away while this run writes to it: move it back");
+    case detail::FilePlace::removed:
+      break;
   }
-  if (errno != ENOENT) fail("look for");
-  const std::string descriptor = "/proc/self/fd/" + std::to_string(file_->number());
-  if (!detail::was_removed(descriptor, ours))
-    throw StorageError("the file '" + path_ + "' was moved away while this run writes to it: move it back");
   JsonLines again;
   again.path_ = path_;
-  again.waiting_ = detail::whole_file(descriptor) + waiting_;
+  again.waiting_ = detail::whole_file(detail::descriptor_path(file_->number())) + waiting_;
   const std::string place = detail::linked_path(path_);
   const int made = ::open(place.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   if (made < 0) fail("write to");
@@ -341,8 +306,7 @@ SHARDLIB_INLINE void JsonLines::keep_place() {
     errno = error;
     fail("write to");
   }
-  shardlib::detail::warn(
-      fmt::format("the file '{}' was removed while this run writes to it: it is written again", path_));
+  detail::warn_removed(path_);
   *this = std::move(again);
 }
 

@@ -21,13 +21,13 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/impl/option_values.hpp"
+#include "shardlib/run/impl/removed_file.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/support/environment.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/text.hpp"
 #include "shardlib/support/version.hpp"
-#include "shardlib/support/warning.hpp"
 
 namespace shardlib::run {
 
@@ -174,20 +174,28 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
 
 SHARDLIB_INLINE void RunDirectory::keep_tokenizer(const io::Tokenizer& used, const std::string& name) {
   if (!writer_) return;
-  const bool bytes = used.fingerprint() == "bytes";
-  if (io::file_exists(tokenizer())) {
-    if (bytes) return io::remove_folder(tokenizer());
-    try {
-      if (io::is_tokenizer_copy(name, tokenizer())) return;
-      if (io::load_tokenizer(tokenizer())->fingerprint() == used.fingerprint()) return;
-    } catch (const Error&) {  // a damaged copy is written again
-    }
+  const bool exists = io::file_exists(tokenizer());
+  if (used.fingerprint() == "bytes") {
+    if (exists) io::remove_folder(tokenizer());
+    return;
   }
-  if (!bytes) io::copy_tokenizer(name, tokenizer());
+  const auto is_copy = [&] {
+    try {
+      return io::is_tokenizer_copy(name, tokenizer()) ||
+             io::load_tokenizer(tokenizer())->fingerprint() == used.fingerprint();
+    } catch (const Error&) {  // a damaged copy is written again
+      return false;
+    }
+  };
+  if (!exists || !is_copy()) io::copy_tokenizer(name, tokenizer());
+  for (const auto& file : std::filesystem::directory_iterator(tokenizer()))
+    if (file.is_regular_file()) kept_[file.path().string()] = io::as_text(io::read_file(file.path().string()));
 }
 
 SHARDLIB_INLINE void RunDirectory::keep_step_graph(const std::string& svg) {
-  if (writer_ && !svg.empty()) io::replace_file(step_graph(), io::as_bytes(svg));
+  if (!writer_ || svg.empty()) return;
+  kept_[step_graph()] = svg;
+  io::replace_file(step_graph(), io::as_bytes(svg));
 }
 
 SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) const {
@@ -215,10 +223,13 @@ SHARDLIB_INLINE void RunDirectory::sync() {
 
 SHARDLIB_INLINE void RunDirectory::keep_files() {
   for (JsonLines* const file : {&metrics_, &samples_}) file->keep_place();
+  if (console_) console_->keep_place();
   for (const auto& [path, text] : kept_) {
     if (io::file_exists(path)) continue;
+    std::error_code exists;
+    std::filesystem::create_directory(std::filesystem::path(path).parent_path(), exists);
     io::replace_file(path, io::as_bytes(text), true);
-    shardlib::detail::warn(fmt::format("the file '{}' was removed while this run uses it: it is written again", path));
+    detail::warn_removed(path);
   }
 }
 
