@@ -818,7 +818,7 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
   for (const std::string name : {"", "../x", "a b", ".zattrs", "a..b"})
     CHECK(error_of([&] {
             io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [&](const auto&) { return name; }});
-          }) == what + "'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
+          }) == what + "'" + name + "' is not a name for a leaf: use letters, digits, _, - and single dots");
   CHECK(error_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
         what + "two leaves have the name 'a'");
   CHECK(error_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) ==

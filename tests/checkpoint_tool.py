@@ -63,7 +63,7 @@ def average(tool):
     three = tool.make("runs", 20, state((6, 1, 0.3), (6, 5), (9, 9, 9), 2), **{"setting.learning_rate": "0.3"})
     target = os.path.join(tool.root, "averaged")
     said = tool.run(0, "average", target, one, two, three)
-    check("step-00000030: the mean of 2 arrays of 3 checkpoints; 2 other arrays from " + two in said, "average: " + said)
+    check("step-00000030: the mean of 2 leaves of 3 checkpoints; 2 other leaves from " + two in said, "average: " + said)
     check(f"note: learning_rate is 0.1 in '{one}', but 0.3 in '{two}'" in said, "average notes settings: " + said)
     about, made = tool.contents(os.path.join(target, "step-00000030"))
     single = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]
@@ -97,7 +97,7 @@ def average(tool):
     fails(2, (none, one), "1 checkpoint is given", "two or more")
     fails(2, (none, one, two, one + "/"), "is given twice")
     fails(2, (none, one, two, "--prefix", "wieghts."), "no floating-point leaf whose name begins with 'wieghts.'")
-    whole = "--prefix 'weights.h' is the whole name of an array"
+    whole = "--prefix 'weights.h' is the whole name of a leaf"
     fails(2, (none + ".safetensors", one, two, "--prefix", "weights.h"), whole)
     check(whole in tool.run(2, "to-safetensors", one, none + ".safetensors", "--prefix", "weights.h"), "to-safetensors")
     manifest = os.path.join(one, "manifest.json")

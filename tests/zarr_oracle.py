@@ -253,9 +253,10 @@ def run_tool(tool, root, folder):
     for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
         check(command in help_text, f"--help names {command}")
         check(f"usage: shardlib-checkpoint {command} " in run(0, command, "--help"), f"{command} --help")
-    check("resumes from step-00000012" in run(0, "list", os.path.dirname(folder)), "list")
+    shown = run(0, "list", os.path.dirname(folder))
+    check("resumes from step-00000012" in shown and "13 leaves" in shown, "list:\n" + shown)
     shown = run(0, "inspect", folder)
-    check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 arrays" in shown, "inspect:\n" + shown)
+    check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 leaves" in shown, "inspect:\n" + shown)
     check("all checksums agree" in run(0, "verify", folder), "verify")
     not_finite(run, root)
 

@@ -201,8 +201,8 @@ inline int average(const AverageRequest& request) {
   else
     write_checkpoint(all, meta);
   fmt::print(
-      "wrote {}: the mean of {} of {}{}\n", made, counted(count, "array"), counted(checkpoints.size(), "checkpoint"),
+      "wrote {}: the mean of {} of {}{}\n", made, counted_leaves(count), counted(checkpoints.size(), "checkpoint"),
       file ? ""
-           : fmt::format("; {} from {}", counted(std::ssize(newest.arrays()) - count, "other array"), newest.path()));
+           : fmt::format("; {} from {}", counted_leaves(std::ssize(newest.arrays()) - count, "other "), newest.path()));
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <shardlib/support/error.hpp>
 #include <shardlib/support/text.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -59,11 +60,15 @@ inline io::Checkpoint open_verified(const std::string& path) {
   return checkpoint;
 }
 
+/// "1 leaf", "2 leaves", and with `kind` "2 other leaves".
+inline std::string counted_leaves(std::integral auto count, const std::string& kind = "") {
+  return fmt::format("{} {}{}", count, kind, count == 1 ? "leaf" : "leaves");
+}
+
 /// The name of a leaf without the prefix, for a safetensors file. Throws UsageError if that is all of the name.
 inline std::string without_prefix(const std::string& leaf, const std::string& prefix) {
   if (leaf == prefix)
-    throw UsageError("--prefix '" + prefix +
-                     "' is the whole name of an array, which would have none in the file: give " +
+    throw UsageError("--prefix '" + prefix + "' is the whole name of a leaf, which would have none in the file: give " +
                      "the part up to a dot, as in weights.");
   return leaf.substr(prefix.size());
 }

@@ -302,7 +302,7 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
   meta.step = *step;
   meta.user["setting.init"] = "\"seqax\"";  // as TOML, like the settings of runs
   io::save_arrays(directory, meta, arrays);
-  fmt::print("wrote {} ({})\n", made, counted(arrays.size(), "array"));
+  fmt::print("wrote {} ({})\n", made, counted_leaves(arrays.size()));
   print_model(sizes, layers);
   fmt::print(
       "give gpt_fsdp these sizes, --init seqax, and rope_max_timescale of seqax's configuration as --rope-base\n");

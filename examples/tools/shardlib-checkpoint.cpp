@@ -44,7 +44,7 @@ int list(const std::string& run_or_directory) {
       if (const std::string file = wrong_size(checkpoint); !file.empty())
         throw Error(fmt::format("'{}' is missing or of another size than the manifest says", file));
       if (first.empty()) first = name;
-      fmt::print("{}  step {:>8}  {:>4} arrays  {:>10}\n", name, checkpoint.meta().step, checkpoint.arrays().size(),
+      fmt::print("{}  step {:>8}  {:>4} leaves  {:>10}\n", name, checkpoint.meta().step, checkpoint.arrays().size(),
                  show_bytes(array_bytes(checkpoint)));
     } catch (const Error& e) {
       fmt::print("{}  DAMAGED: {}\n", name, e.what());
@@ -55,7 +55,7 @@ int list(const std::string& run_or_directory) {
   return damaged == 0 ? 0 : 1;
 }
 
-/// The arrays as the tree that they come from: a line for each, under the parts of their names.
+/// The leaves as the tree that they come from: a line for each, under the parts of their names.
 void print_tree(const io::Checkpoint& checkpoint) {
   std::vector<std::string> above;
   std::int64_t elements = 0;
@@ -81,7 +81,7 @@ void print_tree(const io::Checkpoint& checkpoint) {
     fmt::print("{:<32} {:<5} {:<24} {:<16} {:>10}\n", name, shardlib::name(array.dtype),
                shape.empty() ? "scalar" : shape, dims, show_bytes(array.bytes()));
   }
-  fmt::print("{}, {}, {}\n", counted(checkpoint.arrays().size(), "array"), counted(elements, "element"),
+  fmt::print("{}, {}, {}\n", counted_leaves(checkpoint.arrays().size()), counted(elements, "element"),
              show_bytes(array_bytes(checkpoint)));
 }
 
@@ -120,7 +120,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
   const io::Checkpoint checkpoint = open_verified(path);
   const auto chosen = [&](const std::string& name) { return name.starts_with(prefix); };
   const auto count = std::ranges::count_if(checkpoint.arrays(), chosen, &io::CheckpointArray::name);
-  if (count == 0) throw UsageError("checkpoint '" + path + "' has no array whose name begins with '" + prefix + "'");
+  if (count == 0) throw UsageError("checkpoint '" + path + "' has no leaf whose name begins with '" + prefix + "'");
   io::export_safetensors(checkpoint, file, [&](const std::string& name) {
     return chosen(name) ? io::StoredLeaf{without_prefix(name, prefix)} : io::StoredLeaf{};
   });
@@ -135,7 +135,7 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
   require_new(made);
   if (io::file_exists(directory + "/../config.toml")) require_latest(directory, step);  // the folder of a run
   io::import_safetensors(file, directory, step);
-  fmt::print("wrote {} ({})\n", made, counted(file.entries().size(), "array"));
+  fmt::print("wrote {} ({})\n", made, counted_leaves(file.entries().size()));
   for (const std::string& leaf : io::Checkpoint::open(made).not_finite())
     fmt::print(stderr, "warning: {} in '{}'\n", leaf, path);
   return 0;
@@ -162,7 +162,7 @@ const Command commands[] = {
        o.argument("DIR", a.path, "the folder of a run, or of its checkpoints");
        return [&a] { return list(a.path); };
      }},
-    {"inspect", "Prints the arrays, with dtype, shape, dims and size, and the metadata.",
+    {"inspect", "Prints the leaves, with dtype, shape, dims and size, and the metadata.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
        return [&a] { return inspect(a.path); };
@@ -172,12 +172,12 @@ const Command commands[] = {
        o.argument("CKPT", a.path, "one checkpoint");
        return [&a] { return verify(a.path); };
      }},
-    {"to-safetensors", "Writes the arrays into one safetensors file, under the same names.",
+    {"to-safetensors", "Writes the leaves into one safetensors file, under the same names.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("CKPT", a.path, "one checkpoint, which is verified first");
        o.argument("FILE", a.target, "the file to write");
        o.add("--prefix", a.prefix,
-             "write only arrays whose names begin with this, and leave it out of their names, as in weights.",
+             "write only leaves whose names begin with this, and leave it out of their names, as in weights.",
              run::command_line_only());
        return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
      }},

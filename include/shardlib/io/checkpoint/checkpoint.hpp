@@ -44,7 +44,7 @@ struct SaveOptions {
 /// The options of `load`: the checks before it, and the names that `rename` gives to leaves.
 struct LoadOptions {
   bool verify = true;         ///< compare all files with the manifest first; each device reads a part of them
-  bool ignore_extra = false;  ///< the checkpoint may hold arrays that the tree does not
+  bool ignore_extra = false;  ///< the checkpoint may hold leaves that the tree does not
   Rename rename = {};
 };
 
@@ -177,14 +177,14 @@ class AsyncSaver {
 
 // ---- without a mesh, for programs that convert or combine -----------------------------------------------------------
 
-/// An array for `save_arrays`: `about` describes it, and `fill` fills its bytes, row-major.
+/// A leaf for `save_arrays`: `about` describes it, and `fill` fills its bytes, row-major.
 struct ArrayToSave {
   CheckpointArray about;
   std::function<void(std::span<std::byte> out)> fill;
 };
 
 /// Writes `DIRECTORY/step-00000100`, whole or not at all, and advances LATEST, as `save` does on one device. Not
-/// collective; holds all arrays in memory. Throws UsageError if an array has more dims than a tensor can have.
+/// collective; holds all leaves in memory. Throws UsageError if a leaf has more dims than a tensor can have.
 /// `save_arrays("averaged", meta, arrays)`
 void save_arrays(const std::string& directory, const CheckpointMeta& meta, const std::vector<ArrayToSave>& arrays);
 

@@ -21,7 +21,7 @@
 
 namespace shardlib::io {
 
-/// Information about the run that a checkpoint stores besides its arrays: the step, and more.
+/// Information about the run that a checkpoint stores besides its leaves: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
   std::string data_hash = {};                    ///< hash of the data's configuration; a resumed run compares it
@@ -30,13 +30,13 @@ struct CheckpointMeta {
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
 
-/// A tensor of a checkpoint: its name, shape and dtype.
+/// A leaf of a checkpoint: its name, shape and dtype.
 struct CheckpointArray {
   std::string name;  ///< the leaf's: "layers.0.w_q"
   DType dtype = DType::f32;
   Index shape;                    ///< without padding
   std::vector<std::string> dims;  ///< their names
-  /// The size of the array without padding.
+  /// The size without padding.
   [[nodiscard]] std::uint64_t bytes() const { return static_cast<std::uint64_t>(volume(shape)) * size_of(dtype); }
 };
 
@@ -64,7 +64,7 @@ class Checkpoint {
 
   [[nodiscard]] const std::string& path() const;
   [[nodiscard]] const CheckpointMeta& meta() const;
-  /// The arrays, sorted by name.
+  /// The leaves, sorted by name. Several may share one array of the folder.
   [[nodiscard]] const std::vector<CheckpointArray>& arrays() const;
   /// Null where there is none.
   [[nodiscard]] const CheckpointArray* find(const std::string& name) const;
@@ -73,9 +73,9 @@ class Checkpoint {
   /// Reads every `every`th file from `first` on and compares size and checksum; one sentence for each damaged file.
   /// Throws StorageError where the storage refuses to read one.
   [[nodiscard]] std::vector<std::string> damages(std::size_t first = 0, std::size_t every = 1) const;
-  /// Reads all floating arrays; one sentence for each that holds infinities or NaNs.
+  /// Reads all floating leaves; one sentence for each that holds infinities or NaNs.
   [[nodiscard]] std::vector<std::string> not_finite() const;
-  /// The hyper-rectangle of `shape` at `offset` of an array, row-major. Sizes are checked, checksums are not.
+  /// The hyper-rectangle of `shape` at `offset` of a leaf, row-major. Sizes are checked, checksums are not.
   void read(const std::string& name, const Index& offset, const Index& shape, std::span<std::byte> out) const;
 
  private:

@@ -184,8 +184,7 @@ SHARDLIB_INLINE void save_arrays(const std::string& directory, const CheckpointM
   for (const auto& [about, fill] : arrays) {
     if (about.shape.size() > static_cast<std::size_t>(max_dims))
       throw UsageError("'" + about.name + "' has " + std::to_string(about.shape.size()) +
-                       " dims, but a tensor has at most " + std::to_string(max_dims) +
-                       ": merge some, or leave the array out");
+                       " dims, but a tensor has at most " + std::to_string(max_dims) + ": merge some, or leave it out");
     TensorSpec& spec = specs.emplace_back();
     core::GlobalSizes sizes;
     for (std::size_t i = 0; i < about.shape.size(); ++i) {

@@ -300,7 +300,7 @@ SHARDLIB_INLINE std::vector<std::string> Checkpoint::not_finite() const {
 SHARDLIB_INLINE void Checkpoint::read(const std::string& name, const Index& offset, const Index& shape,
                                       std::span<std::byte> out) const {
   const auto it = impl_->places.find(name);
-  if (it == impl_->places.end()) throw Error("checkpoint '" + impl_->path + "' has no array '" + name + "'");
+  if (it == impl_->places.end()) throw Error("checkpoint '" + impl_->path + "' has no leaf '" + name + "'");
   const auto& [array, row] = it->second;
   if (!row) return array.read_bytes(offset, shape, out);
   Index from{*row}, sizes{1};

@@ -128,7 +128,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       if (name.empty() || name[0] == '.' || name.find("..") != std::string::npos ||  // as readers see it
           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
               std::string::npos)
-        throw Error("'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
+        throw Error("'" + name + "' is not a name for a leaf: use letters, digits, _, - and single dots");
     mine = leaves_of(*device_, leaves, list);
   });
   const std::vector<std::string> all = gather_texts(*device_, list.dump());
