@@ -983,6 +983,25 @@ TEST_CASE("an error about too little memory names the ops that have most of it")
                       ", 655360 by exp, 524288 by gelu)");
 }
 
+TEST_CASE("the scratch of a kernel's threads counts for the op that runs them") {
+  const auto pool = Pool::make();
+  const Exec exec{.pool = pool.get(), .threads = 2};
+  std::vector<Buffer> scratch(96);
+  const auto take = [&](std::size_t first, std::size_t count) {
+    exec.for_each(static_cast<std::int64_t>(count), [&](std::int64_t i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that the second thread has some of them
+      scratch[first + static_cast<std::size_t>(i)] = pool->allocate(131072);
+    });
+  };
+  {
+    const detail::Calling op("sort", "L", Site());
+    take(0, 64);
+  }
+  take(64, 32);
+  CHECK_THAT(error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); }),
+             Catch::Contains("(8388608 by sort<`L`>, 4194304 outside of ops)"));
+}
+
 #if !defined(SHARDLIB_ADDRESS_SANITIZER)  // which writes an eighth of what a test has in blocks
 TEST_CASE("devices of one process are not given more memory together than the machine has") {
   // Not one of the blocks is written, so that the system would have given all of them.

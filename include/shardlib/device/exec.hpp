@@ -16,6 +16,7 @@
 #include "shardlib/memory/simulated_queue.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
+#include "shardlib/types/call_site.hpp"
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
 #include "shardlib/device/kokkos_launcher.hpp"
 #elif defined(SHARDLIB_LAUNCHER_CUDA)
@@ -197,9 +198,11 @@ struct Exec {
   template <class F>
   void for_each_in_parallel(std::int64_t n, F& f) const {
     std::exception_ptr error;
+    const detail::Calling* const op = detail::Calling::innermost;
 #pragma omp parallel num_threads(threads)
     {
       const bool before = std::exchange(in_loop_, true);
+      const detail::Calling* const op_before = std::exchange(detail::Calling::innermost, op);  // scratch is the op's
 #pragma omp for schedule(dynamic)
       for (std::int64_t i = 0; i < n; ++i) {
         try {
@@ -209,6 +212,7 @@ struct Exec {
           error = std::current_exception();
         }
       }
+      detail::Calling::innermost = op_before;
       in_loop_ = before;
     }
     if (error) std::rethrow_exception(error);
