@@ -42,6 +42,9 @@ TEST_CASE("constants, indices and masks", "[ops]") {
                  [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
     expect(item(full<f32, "">(mesh, {}, 2.5)) == 2.5F, "item");
     expect(item(full<i32, "">(mesh, {}, 7), 40) == 7, "item, with what a dry run would get");
+    // A plain number for every dtype.
+    expect(item(full<bf16, "">(mesh, {}, 2.5), 1) == bf16(2.5F), "item of bf16");
+    expect(item(full<bool_, "">(mesh, {}, 0), true) == false, "item of bool_");
   });
 }
 

@@ -193,11 +193,10 @@ D first_element(const ValuePtr& x, D planned);
 /// A scalar as a number on the host. Its spec must be "", so that every device reads the same number. A dry run, which
 /// has no numbers, gets `planned`. `item(loss)`, `item(rows, 40)`
 template <dtype D, Spec S>
-auto item(const Tensor<D, S>& x, std::type_identity_t<D> planned = static_cast<D>(static_cast<detail::scalar_of<D>>(1)),
-          Site site = Site::current())
+auto item(const Tensor<D, S>& x, std::type_identity_t<detail::scalar_of<D>> planned = 1, Site site = Site::current())
     -> std::enable_if_t<detail::checked<rules::with_dtype<rules::item, dtype_v<D>>, S>::ok, D> {
   const detail::Calling op{"item", {}, site};
-  return detail::first_element<D>(x.value(), planned);
+  return detail::first_element<D>(x.value(), static_cast<D>(planned));
 }
 /// A compile error for other arguments.
 template <class... Args>
