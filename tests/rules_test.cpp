@@ -54,6 +54,7 @@ std::string needs_sum(const std::string& op, const std::string& dims, const std:
   return op + ": the operand `" + dims + " +" + axis + "` is partial over " + axis + ", and " + op +
          " is not linear, so it has to see the sum, not the summand of one device; " + reduce_first(dims, axis);
 }
+const std::string names_result = "; the spec names the dims of the result, not those to reduce over";
 std::string gather_first(const std::string& dim, const std::string& from, const std::string& to) {
   return "dim `" + dim + "` is sharded, so each device sees only its shard of it; gather it first with `all_gather<\"" +
          from + " -> " + to + "\">` (communicates)";
@@ -655,6 +656,17 @@ TEST_CASE("rules: sum and mean") {
   refuse("2 2 A -> 2 A", "2 2 A",
          "integer dim `2` appears twice, and the op spec does not say which one to reduce; name one first, "
          "`rename<\"2 2 -> name1 name2\">`");
+  // The short form may be meant for the dims to sum over.
+  illegal(rules::sum("X", "B/d X/t"),
+          "sum<`B/d X/t -> X`>: kept dim `X/t` must be unchanged in the result, not `X`" + names_result);
+  illegal(rules::local_max("max", "C", "A B"),
+          "max<`A B -> C`>: dim `C` of the result is not a dim of the operand" + names_result);
+  illegal(
+      rules::all_reduce_max("B A", "A B V/t"),
+      "all_reduce_max<`A B V/t -> B A`>: dim `A` of the result is in another order than in the operand" + names_result);
+  illegal(rules::sum("2 A", "2 2 A"),
+          "sum<`2 2 A -> 2 A`>: integer dim `2` appears twice, and the op spec does not say which one to reduce; name "
+          "one first, `rename<\"2 2 -> name1 name2\">`");
   illegal(rules::mean("A/t B -> B", "A/t B"),
           "mean<`A/t B -> B`>: " + left_partial("t", "summing over `A/t` sees only the shard of this device"));
 }
@@ -668,8 +680,9 @@ TEST_CASE("rules: max, argmax") {
               ", or take `all_reduce_max`, which sends the maxima only");
   illegal(rules::local_max("argmax", "A V/t -> A", "A V/t"),
           "argmax<`A V/t -> A`>: " + gather_first("V/t", "A V/t", "A V"));
-  illegal(rules::local_max("argmax", "A V", "A V"),
-          "argmax<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
+  illegal(
+      rules::local_max("argmax", "A V", "A V"),
+      "argmax<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce" + names_result);
   illegal(rules::local_max("argmax", "A B V -> A", "A B V"),
           "argmax<`A B V -> A`>: an index is one along one dim: leave out exactly one");
   illegal(rules::local_max("max", "A V +t -> A", "A V +t"), needs_sum("max", "A V"));

@@ -710,6 +710,11 @@ auto norm_of_shards_with_a_scale(const Tensor<f32, "B M/t">& x, const Tensor<f32
   return rms_norm<"M">(x, scale);
 }
 
+// expect: sum<`B/d X/t -> X`>: kept dim `X/t` must be unchanged in the result, not `X`; the spec names the dims of the result, not those to reduce over
+auto sum_of_the_dims_to_sum(const Tensor<f32, "B/d X/t">& x) {
+  return sum<"X">(x);
+}
+
 // expect: sum: the op spec is missing: write what goes in and what comes out, `sum<..?A B -> result..?>\(x\)`
 auto sum_by_number(const Tensor<f32, "A B">& x) {
   return sum(x, 1);
@@ -898,7 +903,7 @@ auto softmax_along_a_number(const Tensor<f32, "B/d M">& x) {
   return shardlib::softmax<-1>(x);
 }
 
-// expect: argmax<`B/d M -> axis 1`>: dim `axis` of the result is not a dim of the operand
+// expect: argmax<`B/d M -> axis 1`>: dim `axis` of the result is not a dim of the operand; the spec names the dims of the result, not those to reduce over
 auto argmax_along_a_number(const Tensor<f32, "B/d M">& x) {
   return argmax<1>(x);
 }

@@ -138,7 +138,7 @@ constexpr Verdict all_reduce_max(const ParsedOp& op, const TensorSpec& x) {
                      ", and the maximum of a sum is not that of its parts; " + reduce_first(in));
   if (!out.partial.empty()) return call.fail("a maximum has no pending sum; drop `+" + Text(out.partial[0]) + "`");
   Small<Dim, max_dims> removed;
-  if (const Text why = removed_dims(in, out, removed); !why.empty()) return call.fail(why);
+  if (const Text why = removed_dims(call, removed); !why.empty()) return call.fail(why);
   return call.accept();
 }
 

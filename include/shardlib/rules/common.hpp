@@ -338,23 +338,25 @@ constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {
   return new_sum(in.partial, out);
 }
 
-/// Collects the dims that the result lacks. The kept dims must be unchanged and in order.
-constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<Dim, max_dims>& removed) {
+/// Collects the dims of the operand that the result lacks. The kept dims must be unchanged and in order.
+constexpr Text removed_dims(const OpCall& call, Small<Dim, max_dims>& removed) {
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  const Text note =
+      call.spec->form == ParsedOp::result ? "; the spec names the dims of the result, not those to reduce over" : "";
   int at = 0;
   for (const Dim& dim : in.dims) {
     if (at < out.rank() && out.dims[at].name == dim.name) {
       if (!(out.dims[at] == dim))
-        return "kept dim " + quoted(dim) + " must be unchanged in the result, not " + quoted(out.dims[at]);
+        return "kept dim " + quoted(dim) + " must be unchanged in the result, not " + quoted(out.dims[at]) + note;
       ++at;
     } else {
       removed.push_back(dim);
     }
   }
   if (at != out.rank())
-    return "dim " + quoted(out.dims[at]) +
-           (in.has(out.dims[at].name) ? " of the result is in another order than in the operand"
-                                      : " of the result is not a dim of the operand");
-  if (removed.empty()) return "the result has every dim of the operand, so there is nothing to reduce";
+    return "dim " + quoted(out.dims[at]) + " of the result is " +
+           (in.has(out.dims[at].name) ? "in another order than in the operand" : "not a dim of the operand") + note;
+  if (removed.empty()) return "the result has every dim of the operand, so there is nothing to reduce" + note;
   for (const Dim& dim : removed)
     if (dim.is_integer() && out.has(dim.name))
       return "integer dim " + quoted(dim.name) +

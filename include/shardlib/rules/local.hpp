@@ -106,7 +106,7 @@ constexpr Verdict sum_like(const char* name, const ParsedOp& op, const TensorSpe
   const OpCall call = call_of(name, op, x);
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
-  if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
+  if (const Text why = removed_dims(call, removed); !why.empty()) return call.fail(why);
   if (const Text why = einsum(call.op, {"the operand", "", "summing over"}); !why.empty()) return call.fail(why);
   return call.accept();
 }
@@ -319,7 +319,7 @@ constexpr Verdict local_max(std::string_view name, const ParsedOp& op, const Ten
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
   if (const Text why = detail_::nonlinear(name, call.op.in[0]); !why.empty()) return {call.op.out, why};
-  if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
+  if (const Text why = removed_dims(call, removed); !why.empty()) return call.fail(why);
   if (name == "argmax" && removed.size() != 1) return call.fail("an index is one along one dim: leave out exactly one");
   for (const Dim& dim : removed)
     if (const Text why = detail_::unsharded(call.op.in[0], dim.name); !why.empty())

@@ -48,7 +48,7 @@ constexpr Verdict logsumexp_over(const ParsedOp& op, const ParsedOp& over, const
   const TensorSpec& out = call.op.out;
   Small<Dim, max_dims> removed;
   if (const Text why = detail_::nonlinear("logsumexp", x); !why.empty()) return {out, why};
-  if (const Text why = removed_dims(x, out, removed); !why.empty()) return call.fail(why);
+  if (const Text why = removed_dims(call, removed); !why.empty()) return call.fail(why);
   if (!out.partial.empty())
     return call.fail("the result has no pending sum, which the op takes; drop `+" + Text(out.partial[0]) + "`");
   const Text subject = removed.size() == 1 ? dim_is(removed[0]) : Text("the removed dims are");
