@@ -271,6 +271,9 @@ TEST_CASE("rules: shift") {
           "shift<`A//t`, `t`>: in `A//t`: `\"\"` is not an axis name (letters, digits, _)");
   illegal(rules::shift("[A/t]", "t", "A/t"),
           "shift<`[A/t]`, `t`>: brackets belong in the op spec of index_unreduced and scatter_add only");
+  illegal(rules::shift("A/t -> A/t", "t", "A/t"),
+          "shift<`A/t -> A/t`, `t`>: `->` is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by "
+          "spaces");
 }
 
 TEST_CASE("rules: shard") {

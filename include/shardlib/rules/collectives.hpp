@@ -186,7 +186,7 @@ constexpr Verdict shift(const Text& title, const TensorSpec& spec, std::string_v
 /// shift<"A/t", "t">(x, k): S -> S. Device i's shard goes to device (i + k) mod n of axis t.
 constexpr Verdict shift(const ParsedOp& spec, std::string_view axis, const TensorSpec& x) {
   const Text title = Text("shift<") + quoted(spec.text) + ", " + quoted(axis) + ">";
-  const ParsedTensor parsed = parse_tensor(spec.text);
+  const ParsedTensor parsed = spec.form == ParsedOp::result ? spec.named : parse_tensor(spec.text);
   if (!parsed.error.empty()) return {x, title + ": " + parsed.error};
   if (has_brackets(parsed.spec)) return {x, title + ": " + no_brackets};
   return detail_::shift(title, parsed.spec, axis, x);
