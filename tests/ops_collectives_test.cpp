@@ -312,11 +312,11 @@ TEST_CASE("a shift that cannot start names op, place and reason, and leaves the 
   CHECK(shifted.span().data() == x.span().data());  // round the ring: there is no transfer
 }
 
-TEST_CASE("a shift by the least int comes back by as much", "[ops][shift]") {
+TEST_CASE("a shift by the least number comes back by as much", "[ops][shift]") {
   on_mesh("d=3", [](const DevicePtr& device) {
     const Ring mesh(device);
     const Block x = block(mesh);
-    constexpr int least = std::numeric_limits<int>::min();  // as 1 in a ring of 3
+    constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();  // as 1 in a ring of 3
     expect(moved(shift<over<"d">>(x, least), x, 1), "the result");
     const auto product = [](const Block& w, const Block& b) {
       return sum<"A/d B -> +d">(shift<over<"d">>(w, least) * b);

@@ -283,6 +283,36 @@ auto largest_of_a_shard(const Tensor<f32, "B V/t">& x) {
   return top_k<"V", "K">(x, 4);
 }
 
+// expect: top_k: it does not take these arguments; write `top_k<..?V..?, ..?K..?>\(x, 4\)`
+auto top_k_of_a_fraction(const Tensor<f32, "B V">& x) {
+  return top_k<"V", "K">(x, 4.5).values;
+}
+
+// expect: roll: it does not take these arguments; write `roll<..?L..?>\(x, 1\)`
+auto roll_by_a_fraction(const Tensor<f32, "B L">& x) {
+  return roll<"L">(x, 0.5);
+}
+
+// expect: narrow: it does not take these arguments; write `narrow<..?L -> N..?>\(x, 0, 4\)`
+auto range_of_a_floating_size(const Tensor<f32, "B L">& x, double share) {
+  return narrow<"L -> N">(x, 0, share * 8);
+}
+
+// expect: shift: it does not take these arguments; write `shift<over<..?t..?>>\(x, 1\)`
+auto shift_by_a_fraction(const Tensor<f32, "A/t">& x) {
+  return shift<over<"t">>(x, 1.5F);
+}
+
+// expect: iota: it does not take these arguments; write `iota<..?L..?>\(mesh, 128\)`, whose dtype is `i32`
+auto iota_of_a_floating_size(const Mesh<"d t">& mesh) {
+  return iota<"L">(mesh, 128.0);
+}
+
+// expect: rope: it does not take these arguments; write `rope<..?L..?, ..?D..?>\(x, \{.base = 10000\}\)`
+auto rope_from_a_fraction(const Tensor<f32, "B L D">& x, const RopeAngles& angles) {
+  return rope<"L", "D">(x, angles, 2.5);
+}
+
 // expect: top_k<`V`, `V`>: the operand `B V` already has a dim `V`, and a name has one size; write another name
 auto largest_by_one_name(const Tensor<f32, "B V">& x) {
   return top_k<"V", "V">(x, 4);

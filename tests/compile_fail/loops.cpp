@@ -162,6 +162,11 @@ auto without_index(const X& x) {
   return fori(4, [](const X& y) { return y + y; }, x);
 }
 
+// expect: fori: it does not take these arguments; write `fori\(8, f, carry\)`
+auto fractional_count(const X& x) {
+  return fori(2.5, step, x, x);
+}
+
 // expect: fori: the function captures by reference, or holds a pointer or a union, and it runs again in the backward pass
 // expect: pass tensors and configurations as arguments, and capture numbers by value: `\[k\]`
 auto captured(const X& x, const X& y) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,7 @@ Buffer max_over_devices(const Value& in, const Value& out) {
   return max_of_shards(in, out, reduce_kernel<kernels::detail::MaxOp, D>(in, out));
 }
 
+SHARDLIB_INLINE int places_on_ring(const ValuePtr& x, std::string_view axis, std::int64_t by);
 /// The type-erased part of `record_shift`. It starts the transfer at once, and the first read of the result waits for
 /// it. Where a policy keeps the result, it waits at once. In a replay the first read starts the transfer.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x, const Shift& shift,

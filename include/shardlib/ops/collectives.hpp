@@ -131,23 +131,26 @@ SHARDLIB_FORM(all_to_all, "all_to_all<\"A/t B -> A B/t\">(x)")
 SHARDLIB_SPEC_IN_PARENTHESES(all_to_all)
 
 namespace detail {
-/// Sends the shard to the device `by` places further along the ring of an axis.
+/// Sends the shard to the device `places` places further along the ring of an axis.
 struct Shift {
   std::string_view axis;
-  std::int64_t by;
+  std::int64_t by;  ///< as the program gave it, which a second run must repeat on every mesh
+  int places;       ///< from 0 to the size of the axis - 1
 };
+/// The places along the ring of the axis for a shift by any number.
+int places_on_ring(const ValuePtr& x, std::string_view axis, std::int64_t by);
 /// Starts the shift. The first read of its result waits for that.
 template <class Out, class X, class V>
 Out record_shift(const OpInfo& op, const X& x, const Shift& shift, const V& vjp);
-/// `shift` by a number whose negative it can take, too: that of the least int is no int.
+/// `shift` where the rule is known to allow it.
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
 Tensor<D, S> shift_by(const Tensor<D, S>& x, std::int64_t by, Site site);
 template <AxisName Axis>
 struct ShiftVjp {
-  std::int64_t by;
+  int places;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return shift_by<OpSpec{std::string_view(Ct::spec)}, Axis>(ct, -by, Site::current());
+    return shift_by<OpSpec{std::string_view(Ct::spec)}, Axis>(ct, -places, Site::current());
   }
 };
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
@@ -157,7 +160,8 @@ Tensor<D, S> shift_by(const Tensor<D, S>& x, std::int64_t by, Site site) {
     if (parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
       require_unpadded(op, x.value(), i,
                        "a shift would bring its padding between the shards; choose a size that needs none");
-  return record_shift<Tensor<D, S>>(op, x, {Axis, by}, vjp(x, ShiftVjp<Axis>{by}));
+  const int places = places_on_ring(x.value(), Axis, by);
+  return record_shift<Tensor<D, S>>(op, x, {Axis, by, places}, vjp(x, ShiftVjp<Axis>{places}));
 }
 }  // namespace detail
 
@@ -165,13 +169,13 @@ Tensor<D, S> shift_by(const Tensor<D, S>& x, std::int64_t by, Site site) {
 /// ops that follow, and the first one that reads the result waits for it. If the axis shards a dim, that dim may not be
 /// padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
-auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
+auto shift(const Tensor<D, S>& x, WholeNumber by, Site site = Site::current())
     -> Tensor<D, detail::result_for<D, rules::shift, O, Axis, S>> {
   return detail::shift_by<O, Axis>(x, by, site);
 }
 /// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>
-auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
+auto shift(const Tensor<D, S>& x, WholeNumber by, Site site = Site::current())
     -> Tensor<D, detail::op_result_for<D, rules::shift_over, O, S>> {
   return shift<OpSpec{std::string_view(S)}, AxisName{rules::over_axes(O)}>(x, by, site);
 }

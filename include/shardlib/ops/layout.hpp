@@ -214,7 +214,7 @@ Out pad(const OpInfo& op, const X& x, std::int64_t before, std::int64_t after, d
 /// The range of `size` indices from `begin` on along an unsharded dim. A name has one size, so the result's dim has a
 /// name of its own. Throws on a range outside the dim. Backward: zeros around it. `narrow<"L -> N">(x, 2, 4)`
 template <OpSpec O, dtype D, Spec S>
-auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site site = Site::current())
+auto narrow(const Tensor<D, S>& x, WholeNumber begin, WholeNumber size, Site site = Site::current())
     -> Tensor<D, detail::named_result_of<rules::resize, "narrow", O, S>> {
   using Out = Tensor<D, detail::named_result_of<rules::resize, "narrow", O, S>>;
   static constexpr const OpParts& parts = detail::parsed_op<O>.parts;
@@ -231,14 +231,14 @@ SHARDLIB_FORM(narrow, "narrow<\"L -> N\">(x, 0, 4)")
 /// Adds zeros before and after the elements along an unsharded dim. The result's dim has a name of its own. Backward:
 /// narrow. `pad<"L -> N">(x, 1, 2)`
 template <OpSpec O, dtype D, Spec S>
-auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, Site site = Site::current())
+auto pad(const Tensor<D, S>& x, WholeNumber before, WholeNumber after, Site site = Site::current())
     -> Tensor<D, detail::named_result_of<rules::resize, "pad", O, S>> {
   using Out = Tensor<D, detail::named_result_of<rules::resize, "pad", O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, 0);
 }
 /// As above, with another number than 0, so the operand may not be partial. `pad<"L -> N">(x, 1, 2, -1.0)`
 template <OpSpec O, dtype D, Spec S>
-auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, double value, Site site = Site::current())
+auto pad(const Tensor<D, S>& x, WholeNumber before, WholeNumber after, double value, Site site = Site::current())
     -> Tensor<D, detail::op_result_for<D, rules::pad_with, O, S>> {
   using Out = Tensor<D, detail::op_result_for<D, rules::pad_with, O, S>>;
   return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, value);

@@ -271,20 +271,20 @@ auto scan_along(const Body& body, const F& f, const Carry& carry, const Xs& xs, 
 /// or a tree of tensors, and f returns its type. `h = fori(8, step, h, w)`, or `fori(8, step, h, {.recompute =
 /// {"dots"}}, w)`
 template <class F, class Carry, class... Extra>
-Carry fori(std::int64_t count, F f, const Carry& carry, const Extra&... extra) {
+Carry fori(WholeNumber count, F f, const Carry& carry, const Extra&... extra) {
   return detail::repeat(count, f, carry, extra...);
 }
 template <class F, class Carry, class... Extra>
-Carry fori(std::int64_t count, F f, const Carry& carry, const LoopOptions& options, const Extra&... extra) {
+Carry fori(WholeNumber count, F f, const Carry& carry, const LoopOptions& options, const Extra&... extra) {
   if constexpr (detail::check_arguments<"fori", Extra...>())
     return detail::repeat(count, detail::recomputed<"fori">(std::move(f), options), carry, extra...);
   else
     return carry;
 }
 
-/// A compile error where the number of iterations is not first.
+/// A compile error where the number of iterations is not first, or not whole.
 template <class F, class... Args>
-requires(!std::is_convertible_v<F, std::int64_t>) auto fori(const F& f, const Args&... args) {
+requires(!detail::whole_number<F>) auto fori(const F& f, const Args&... args) {
   return detail::wrong_call<"fori", "fori(8, f, carry)">(f, args...);
 }
 

@@ -58,13 +58,13 @@ struct RollVjp {
 /// Moves the elements by `by` places along an unsharded dim, and those beyond its end to its beginning. Backward: roll
 /// by -by. `roll<"L">(x, 1)`
 template <DimName Dim, dtype D, Spec S>
-auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
+auto roll(const Tensor<D, S>& x, WholeNumber by, Site site = Site::current())
     -> Tensor<D, detail::named_result_of<rules::linear_along, "roll", Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"roll", Dim, site};
-  if (const std::int64_t size = x.size(Dim); size > 0) by %= size;  // the backward pass negates it
-  return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
-                                                    detail::vjp(x, detail::RollVjp<Dim>{by}));
+  const std::int64_t size = x.size(Dim), places = size > 0 ? by % size : 0;  // the backward pass negates it
+  return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, places},
+                                                    detail::vjp(x, detail::RollVjp<Dim>{places}));
 }
 template <class... Args>
 requires detail::tensor_first<Args...>
@@ -133,14 +133,14 @@ Tensor<D, S> triangle(const OpInfo& op, const Tensor<D, S>& x, std::int64_t diag
 /// Keeps the elements on and below a diagonal of two dims, which may be sharded; the others become 0. A diagonal of 1
 /// is above the main one. Backward: tril. `tril<"Qlen", "Klen">(x)`
 template <DimName Rows, DimName Columns, dtype D, Spec S>
-auto tril(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
+auto tril(const Tensor<D, S>& x, WholeNumber diagonal = 0, Site site = Site::current())
     -> Tensor<D, detail::named_result_of<rules::triangle, "tril", Rows, Columns, S>> {
   return detail::triangle<"tril", Rows, Columns>(detail::Calling{"tril", {}, site}, x, diagonal, true);
 }
 SHARDLIB_FORM(tril, "tril<\"Qlen\", \"Klen\">(x)")
 /// Keeps the elements on and above a diagonal of two dims, as tril those below it. `triu<"Qlen", "Klen">(x, 1)`
 template <DimName Rows, DimName Columns, dtype D, Spec S>
-auto triu(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
+auto triu(const Tensor<D, S>& x, WholeNumber diagonal = 0, Site site = Site::current())
     -> Tensor<D, detail::named_result_of<rules::triangle, "triu", Rows, Columns, S>> {
   return detail::triangle<"triu", Rows, Columns>(detail::Calling{"triu", {}, site}, x, diagonal, false);
 }

@@ -22,7 +22,10 @@ struct Positions {
   std::int64_t first = 0;
   SequenceOrder order = SequenceOrder::contiguous;
 
-  constexpr Positions(std::int64_t from = 0, SequenceOrder as = SequenceOrder::contiguous) : first(from), order(as) {}
+  constexpr Positions() = default;
+  template <detail::whole_number N>
+  constexpr Positions(N from, SequenceOrder as = SequenceOrder::contiguous)
+      : first(static_cast<std::int64_t>(from)), order(as) {}
   constexpr Positions(SequenceOrder as) : order(as) {}
 };
 

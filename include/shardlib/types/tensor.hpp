@@ -17,6 +17,7 @@
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/types/call_site.hpp"
+#include "shardlib/types/whole_number.hpp"
 
 namespace shardlib {
 
@@ -129,9 +130,9 @@ struct DimSize {
 
   DimSize() = default;
   /// A `padded_to` of 0 means no padding.
-  constexpr DimSize(std::int64_t n,
-                    std::int64_t padded_to = 0)  // NOLINT(google-explicit-constructor): sizes are numbers
-      : size(n), padded(padded_to == 0 ? n : padded_to) {}
+  template <detail::whole_number N>
+  constexpr DimSize(N n, std::int64_t padded_to = 0)  // NOLINT(google-explicit-constructor): sizes are numbers
+      : size(static_cast<std::int64_t>(n)), padded(padded_to == 0 ? size : padded_to) {}
   [[nodiscard]] constexpr bool is_padded() const { return padded != size; }
   friend constexpr bool operator==(const DimSize&, const DimSize&) = default;
 };

@@ -310,19 +310,19 @@ SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer s
   return reduce(local, out, in_mesh_order(*out.device, axes), Reduction::max);
 }
 
-/// The places along the ring, not negative.
-inline int places(const Shift& shift, const Device& device) {
-  const int n = device.size(shift.axis);
-  return static_cast<int>(((shift.by % n) + n) % n);
+SHARDLIB_INLINE int places_on_ring(const ValuePtr& x, std::string_view axis, std::int64_t by) {
+  const int n = x->device->size(axis);
+  return static_cast<int>(((by % n) + n) % n);
 }
+
 /// Sends a shard along the ring, and posts the receipt of this device's.
 inline Request start_shift(const Shift& shift, Device& device, const Buffer& sent, const Buffer& received) {
-  return device.group({shift.axis}).shift(sent, received, places(shift, device));
+  return device.group({shift.axis}).shift(sent, received, shift.places);
 }
 
 /// The shift of a replay, which happens where something reads the result.
 inline Buffer shifted(const Shift& shift, const Value& in, const Value& out) {
-  if (places(shift, *out.device) == 0) return in.data();
+  if (shift.places == 0) return in.data();
   add_traffic(out, in.bytes(), {shift.axis});
   const Buffer received = allocate(out), sent = in.data();
   complete(out, [&] { return start_shift(shift, *out.device, sent, received); });
@@ -333,7 +333,7 @@ SHARDLIB_INLINE ValuePtr record_shift_erased(const OpInfo& op, const ValuePtr& x
                                              EdgeSource source) {
   note_operand(*x);
   auto out = make_recorded(op, x->device, x->dtype, *x->spec, x->global, {&source, 1});
-  if (program_state(x->device).computes() && places(shift, *x->device) != 0 && !keeps(*out)) {
+  if (program_state(x->device).computes() && shift.places != 0 && !keeps(*out)) {
     run_async(
         out,
         [&] {
