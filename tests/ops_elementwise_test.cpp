@@ -101,7 +101,7 @@ TEST_CASE("numbers and tensors", "[ops]") {
       UNARY(bf16, "A", minimum(x, 0.25), std::min(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
       UNARY(f32, "A/t", maximum(0.25, x), std::max(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
       UNARY(i32, "A", minimum(2, x), std::min(x, 2.0), {.draws = {Draw::integers}}),
-      UNARY(i32, "A", x / 2.0, std::trunc(x / 2), {.draws = {Draw::integers}}),
+      UNARY(i32, "A", x / 2, std::trunc(x / 2), {.draws = {Draw::integers}}),
   });
 #define COMPARED(dtype, spec, name, symbol)                                                                     \
   make_case<Tensor<dtype, spec>>(#name " with a number of " #dtype, [](const auto& x) { return name(x, 2.0); }, \

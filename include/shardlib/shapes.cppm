@@ -86,16 +86,17 @@ using shardlib::rules::add, shardlib::rules::add_constant, shardlib::rules::add_
   shardlib::rules::ragged_all_to_all, shardlib::rules::rearrange, shardlib::rules::reduce_scatter,
   shardlib::rules::reduced_dtype, shardlib::rules::reduced_leaf, shardlib::rules::reinterpret,
   shardlib::rules::reinterpret_mesh, shardlib::rules::rename, shardlib::rules::resize, shardlib::rules::returned_loss,
-  shardlib::rules::rope, shardlib::rules::same_dtype, shardlib::rules::scaled_norm, shardlib::rules::scan_result,
-  shardlib::rules::scatter_add, shardlib::rules::scatter_add2, shardlib::rules::scatter_add3,
-  shardlib::rules::sequence_positions, shardlib::rules::shard, shardlib::rules::shift, shardlib::rules::shift_over,
-  shardlib::rules::softmax, shardlib::rules::softmax_over, shardlib::rules::spec_has, shardlib::rules::split,
-  shardlib::rules::stack, shardlib::rules::stack_shards, shardlib::rules::submesh, shardlib::rules::submesh_function,
-  shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype, shardlib::rules::take_along,
-  shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k, shardlib::rules::transpose,
-  shardlib::rules::transpose2, shardlib::rules::transpose_to, shardlib::rules::tree, shardlib::rules::tree_structure,
-  shardlib::rules::triangle, shardlib::rules::ulysses_attention, shardlib::rules::ulysses_attention_in_segments,
-  shardlib::rules::unstack, shardlib::rules::unstack_shards, shardlib::rules::update, shardlib::rules::weight,
-  shardlib::rules::where, shardlib::rules::where_of_numbers, shardlib::rules::windows, shardlib::rules::wrong_call;
+  shardlib::rules::rope, shardlib::rules::rounds_quotient, shardlib::rules::same_dtype, shardlib::rules::scaled_norm,
+  shardlib::rules::scan_result, shardlib::rules::scatter_add, shardlib::rules::scatter_add2,
+  shardlib::rules::scatter_add3, shardlib::rules::sequence_positions, shardlib::rules::shard, shardlib::rules::shift,
+  shardlib::rules::shift_over, shardlib::rules::softmax, shardlib::rules::softmax_over, shardlib::rules::spec_has,
+  shardlib::rules::split, shardlib::rules::stack, shardlib::rules::stack_shards, shardlib::rules::submesh,
+  shardlib::rules::submesh_function, shardlib::rules::submesh_result, shardlib::rules::sum, shardlib::rules::sum_dtype,
+  shardlib::rules::take_along, shardlib::rules::tensor, shardlib::rules::to_partial, shardlib::rules::top_k,
+  shardlib::rules::transpose, shardlib::rules::transpose2, shardlib::rules::transpose_to, shardlib::rules::tree,
+  shardlib::rules::tree_structure, shardlib::rules::triangle, shardlib::rules::ulysses_attention,
+  shardlib::rules::ulysses_attention_in_segments, shardlib::rules::unstack, shardlib::rules::unstack_shards,
+  shardlib::rules::update, shardlib::rules::weight, shardlib::rules::where, shardlib::rules::where_of_numbers,
+  shardlib::rules::windows, shardlib::rules::wrong_call;
 }
 }

@@ -488,7 +488,18 @@ auto attention_in_whole_segments(const Tensor<f32, "B L/s D">& x, const Tensor<i
 
 // expect: / of `\+d` and a number: the dividend is partial over d, and the integer quotient of each summand drops
 auto half_of_each_summand(const Tensor<i32, "B/d">& x) {
-  return sum<"B/d -> +d">(x) / 2.0;
+  return sum<"B/d -> +d">(x) / 2;
+}
+
+// expect: / of `B/d H W` and a floating-point number: the elements are u8, so each quotient would lose its fraction;
+auto images_from_zero_to_one(const Tensor<u8, "B/d H W">& images) {
+  return cast<f32>(images / 255.0);
+}
+
+// expect: the elements are i32, so each quotient would lose its fraction; write `cast<f32>\(x\) / 2.0`, or `x / 2` for
+auto halves(Tensor<i32, "B/d"> x) {
+  x /= 2.0;
+  return x;
 }
 
 // expect: the dividend is partial over d, and the integer quotient of each summand drops a remainder of its own

@@ -1,6 +1,7 @@
 // Elementwise arithmetic between tensors, which broadcast by name, and with numbers: + - * /, floor_divide, mod.
 #pragma once
 
+#include <concepts>
 #include <type_traits>
 
 #include "shardlib/ops/map.hpp"
@@ -181,6 +182,13 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
   if constexpr (!floating<D>) detail::require_nonzero(op, x.value(), divisor.operand);
   const detail::OverNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, divisor.operand)};
   return detail::linear<"scale">(op, x, f);
+}
+/// A compile error: the quotients would be rounded to whole numbers, `images / 255.0` of u8 to 0 and 1.
+template <dtype D, Spec S, std::floating_point N>
+requires(!floating<D> && !std::is_same_v<D, bool_>) Tensor<D, S>
+operator/(const Tensor<D, S>& x, N /*divisor*/) {
+  static_assert(detail::checked<rules::rounds_quotient, dtype_v<D>, S>::ok);
+  return x;
 }
 /// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
 template <dtype D, Spec S>

@@ -282,8 +282,11 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   friend Tensor& operator*=(detail::Target<Tensor> a, double number) {
     return a.operand = a.operand * detail::LocatedNumber(number, a.site);
   }
-  friend Tensor& operator/=(detail::Target<Tensor> a, double number) {
-    return a.operand = a.operand / detail::LocatedNumber(number, a.site);
+  template <class N>
+  requires std::is_convertible_v<N, double>
+  friend Tensor& operator/=(detail::Target<Tensor> a, N number) {
+    if constexpr (std::is_floating_point_v<N> && !floating<D>) return a.operand = a.operand / number;  // an error
+    return a.operand = a.operand / detail::LocatedNumber(static_cast<double>(number), a.site);
   }
 
  private:
