@@ -992,7 +992,8 @@ TEST_CASE("rules: ops along a dim") {
                     "the indices `B K` must have the dims of the operand `B/d V` except `V`: dim 1 is `B`, not `B/d`; "
                     "take the shard of each device with `shard<\"B K -> B/d K\">` (no traffic)");
   refuse_take_along("V", "B V", "B",
-                    "the indices `B` must have the dims of the operand `B V` except `V`: dim `V` is missing");
+                    "the indices `B` have no dim in the place of `V`; for one element of each row write "
+                    "`index_unreduced<\"B [V], B -> B\">(x, ids)`");
   refuse_take_along("V", "V +t", "K/t",
                     "the operand is partial over t and the indices sharded over t (dim `K/t`), so a device would take "
                     "only its own summands; " +

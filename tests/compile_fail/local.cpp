@@ -409,6 +409,12 @@ auto take_for_other_rows(const Tensor<f32, "B/d V">& x, const Tensor<i32, "B K">
   return take_along<"V">(x, ids);
 }
 
+// expect: take_along<`A`>: the indices `B/d` have no dim in the place of `A`; for one element of each row write
+// expect: write `index_unreduced<.{1,2}B/d \[A\], B/d -> B/d
+auto values_of_actions(const Tensor<f32, "B/d A">& values, const Tensor<i32, "B/d">& actions) {
+  return take_along<"A">(values, actions);
+}
+
 // expect: take_along: the indices are f32, not i32 or u32; write `cast<i32>` of them first
 auto take_at_numbers(const Tensor<f32, "B V">& x, const Tensor<f32, "B K">& ids) {
   return take_along<"V">(x, ids);

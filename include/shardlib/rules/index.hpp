@@ -1,8 +1,9 @@
 // Typing rules of index_unreduced and scatter_add: an index stands for a one-hot row over the dim in brackets along
-// which it counts, so both ops follow the einsum rules.
+// which it counts, so both ops follow the einsum rules. The rule of take_along.
 #pragma once
 
 #include "shardlib/rules/einsum_many.hpp"
+#include "shardlib/rules/local.hpp"
 
 #include <string_view>
 
@@ -161,6 +162,45 @@ constexpr Verdict scatter_add2(const ParsedOp& op, const TensorSpec& rows, const
 constexpr Verdict scatter_add3(const ParsedOp& op, const TensorSpec& rows, const TensorSpec& i, const TensorSpec& j,
                                const TensorSpec& k) {
   return detail_::add_rows(op, rows, detail_::operands(i, j, k));
+}
+
+/// take_along<"V">(x, indices): along an unsharded dim V. The indices have V or another dim in its place. The op is
+/// linear, so the operand may be partial.
+constexpr Verdict take_along(std::string_view dim, const TensorSpec& x, const TensorSpec& indices) {
+  const auto fail = [&](const Text& why) { return Verdict{indices, title_of("take_along", dim) + ": " + why}; };
+  const int at = x.find(dim);
+  if (Text why = detail_::unsharded(x, dim); !why.empty())
+    return fail(at >= 0 && x.dims[at].axes.size() > 0
+                    ? why + ", or write `index_unreduced`, whose rows of other shards are 0"
+                    : why);
+  if (!indices.partial.empty())
+    return fail("the indices " + quoted(indices) + " are partial over " + indices.partial[0] +
+                ", and a summand is not an index; " + reduce_first(indices));
+  TensorSpec wanted = x;
+  wanted.partial = {};
+  TensorSpec row = wanted;
+  row.dims.erase(at);
+  if (row == indices) {
+    TensorSpec table = x;
+    table.dims[at].bracketed = true;
+    row.partial = x.partial;
+    return fail("the indices " + quoted(indices) + " have no dim in the place of " + quoted(dim) +
+                "; for one element of each row write " +
+                quoted(Text("index_unreduced<\"") + table + ", " + indices + " -> " + row + "\">(x, ids)"));
+  }
+  if (at < indices.rank()) wanted.dims[at] = indices.dims[at];
+  if (const Text diff = difference(indices, wanted); !diff.empty()) {
+    const Text advice = conversion(indices, wanted);
+    return fail("the indices " + quoted(indices) + " must have the dims of the operand " + quoted(x) + " except " +
+                quoted(dim) + ": " + diff + (advice.empty() ? "" : "; ") + advice);
+  }
+  for (auto axis : indices.dims[at].axes)
+    if (x.placement(axis).kind != Placement::replicated)
+      return fail("the operand is " + describe(x, axis) + " and the indices " + describe(indices, axis) +
+                  ", so a device would take only its own summands; " + reduce_first(x));
+  TensorSpec out = indices;
+  out.partial = x.partial;
+  return {out, {}};
 }
 
 }  // namespace shardlib::rules

@@ -127,35 +127,6 @@ constexpr Verdict top_k(std::string_view dim, std::string_view into, const Tenso
   return {out, {}};
 }
 
-/// take_along<"V">(x, indices): along an unsharded dim V. The indices have V or another dim in its place. The op is
-/// linear, so the operand may be partial.
-constexpr Verdict take_along(std::string_view dim, const TensorSpec& x, const TensorSpec& indices) {
-  const auto fail = [&](const Text& why) { return Verdict{indices, title_of("take_along", dim) + ": " + why}; };
-  const int at = x.find(dim);
-  if (Text why = detail_::unsharded(x, dim); !why.empty())
-    return fail(at >= 0 && x.dims[at].axes.size() > 0
-                    ? why + ", or write `index_unreduced`, whose rows of other shards are 0"
-                    : why);
-  if (!indices.partial.empty())
-    return fail("the indices " + quoted(indices) + " are partial over " + indices.partial[0] +
-                ", and a summand is not an index; " + reduce_first(indices));
-  TensorSpec wanted = x;
-  wanted.partial = {};
-  if (at < indices.rank()) wanted.dims[at] = indices.dims[at];
-  if (const Text diff = difference(indices, wanted); !diff.empty()) {
-    const Text advice = conversion(indices, wanted);
-    return fail("the indices " + quoted(indices) + " must have the dims of the operand " + quoted(x) + " except " +
-                quoted(dim) + ": " + diff + (advice.empty() ? "" : "; ") + advice);
-  }
-  for (auto axis : indices.dims[at].axes)
-    if (x.placement(axis).kind != Placement::replicated)
-      return fail("the operand is " + describe(x, axis) + " and the indices " + describe(indices, axis) +
-                  ", so a device would take only its own summands; " + reduce_first(x));
-  TensorSpec out = indices;
-  out.partial = x.partial;
-  return {out, {}};
-}
-
 /// stack<"S">(a, b): operands of one spec along a new dim, which is the first of the result.
 constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
   const Text title = title_of("stack", dim) + ": ";
