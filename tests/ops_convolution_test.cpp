@@ -316,9 +316,11 @@ TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
   on_mesh("d=1,t=1", [](const Mesh<"d t">& mesh) {
     const auto x = ones<f32, "L C">(mesh, {{"L", 6}, {"C", 2}});
     const auto w = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 2}}), wide = ones<f32, "K C">(mesh, {{"K", 8}, {"C", 2}});
-    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w)),
-                        Catch::Contains("windows have 3 positions along `L`, which has size 6; give the length of the "
-                                        "result a name of its own, or 3 zeros, as in {.before = 3}"));
+    REQUIRE_THROWS_WITH(
+        (conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w)),
+        Catch::Contains("windows have 3 positions along `L`, which has size 6; give the length of the "
+                        "result a name of its own, or 3 zeros, as in {.before = 3} (causal) or {.before = 1, "
+                        ".after = 2} (centered)"));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, wide, {.after = 1})),
                         Catch::Contains("a window of 8 elements, `K`, has no place along `L` of size 6 with 1 zeros"));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.stride = 0})),
@@ -333,9 +335,11 @@ TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.dilation = 2})),
                         Catch::Contains("a window of 4 elements, `K`, which are 2 apart, has no place along `L` of "
                                         "size 6 with 0 zeros"));
-    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w, {.after = 4, .dilation = 3})),
-                        Catch::Contains("windows have 1 positions along `L`, which has size 6; give the length of the "
-                                        "result a name of its own, or 9 zeros, as in {.before = 9}"));
+    REQUIRE_THROWS_WITH(
+        (conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w, {.after = 4, .dilation = 3})),
+        Catch::Contains("windows have 1 positions along `L`, which has size 6; give the length of the "
+                        "result a name of its own, or 9 zeros, as in {.before = 9} (causal) or {.before = 4, "
+                        ".after = 5} (centered)"));
     REQUIRE_THROWS_WITH((windows<"L, K -> N">(x, {})),
                         Catch::Contains("the size of dim `K` is not known: give it, as in {{\"K\", 8}}"));
     REQUIRE_THROWS_WITH((windows<"L, K -> N">(x, {{"K", 7}})),

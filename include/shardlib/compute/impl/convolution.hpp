@@ -28,6 +28,13 @@ namespace shardlib::detail {
 inline std::int64_t reach(DimSize elements, const Window& at) {
   return (elements.size - 1) * at.dilation + 1;
 }
+/// The zeros with which the result has the length of the operand: before a causal window, or around a centered one.
+inline std::string zeros_around(std::int64_t zeros) {
+  const std::string before = std::to_string(zeros) + " zeros, as in {.before = " + std::to_string(zeros) + "}";
+  if (zeros < 2) return before;
+  return before + " (causal) or {.before = " + std::to_string(zeros / 2) +
+         ", .after = " + std::to_string(zeros - zeros / 2) + "} (centered)";
+}
 /// The number of positions of a window along one length. Throws if there is none.
 inline std::int64_t positions(const Bindings& names, const Dim& length, DimSize size, const Dim& window,
                               DimSize elements, const Window& at) {
@@ -75,12 +82,10 @@ SHARDLIB_INLINE WindowSizes window_sizes(const OpInfo& op, const OpParts& length
     if (result.name != length.name)
       names.bind(result.name, n);
     else if (n != size.size)
-      names.fail(
-          "windows have " + std::to_string(n) + " positions along `" + std::string(length.name) + "`, which has size " +
-          std::to_string(size.size) + "; give the length of the result a name of its own" +
-          (window.stride == 1 ? ", or " + std::to_string(reach(elements, window) - 1) +
-                                    " zeros, as in {.before = " + std::to_string(reach(elements, window) - 1) + "}"
-                              : ""));
+      names.fail("windows have " + std::to_string(n) + " positions along `" + std::string(length.name) +
+                 "`, which has size " + std::to_string(size.size) +
+                 "; give the length of the result a name of its own" +
+                 (window.stride == 1 ? ", or " + zeros_around(reach(elements, window) - 1) : ""));
     sizes.loops.push_back({elements.size, window.stride, window.before, window.dilation});
   }
   sizes.global = names.sizes(out);
