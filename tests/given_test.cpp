@@ -97,14 +97,21 @@ void check_differs(const std::string& error, const std::string& what, const std:
   INFO(error);
   CHECK((error == of("0", "1") || error == of("1", "0")));
 }
+/// Device 0 has called this, and device 1 has not.
+void check_alone(const std::string& error, const std::string& call, const std::string& remedy) {
+  if (under_mpi() && (world_rank() > 1 || world_size() < 2)) return;
+  const std::string what = "rank 0 of 2 has called " + call + ", and rank 1 has not: " + remedy;
+  INFO(error);
+  CHECK((error == at_rank("0", what) || error == at_rank("1", what)));
+}
 
 const std::string same_input =
     "a tensor is the same on all ranks of an axis that its spec does not name; give them the same, or name the axis, "
     "as "
     "in `dim/axis`";
 const std::string same_steps =
-    "all ranks make the same steps; let all of them skip a step or none, and compute the learning rate from what they "
-    "share; for a learning rate for each index of an axis, use a submesh of that axis";
+    "all ranks make the same steps; let all of them skip a step or none, and compute the learning rate and the scale "
+    "from what they share; for a learning rate for each index of an axis, use a submesh of that axis";
 
 void check_inputs() {
   const auto checksum = [](f32 first) {
@@ -177,9 +184,10 @@ void check_updates() {
                     rate, [](int rank, std::int64_t step) { return step + rank; }, never),
                 update + "0.5 at step 0, its update number 1", update + "0.5 at step 1, its update number 1",
                 same_steps);
-  check_differs(error_of_steps(rate, number, [](int rank, std::int64_t step) { return step == 1 && rank == 1; }),
-                update + "0.5 at step 2, its update number 3", update + "0.5 at step 2, its update number 2",
-                same_steps);
+  check_alone(error_of_steps(rate, number, [](int rank, std::int64_t step) { return step == 1 && rank == 1; }),
+              update + "0.5 at step 1, its update number 2", same_steps);
+  check_alone(error_of_steps(rate, number, [](int rank, std::int64_t) { return rank == 1; }),
+              update + "0.5 at step 0, its update number 1", same_steps);
   const auto error_of_updates = [](int equal_updates) {
     return error_on_two([=](const Line& mesh) {
       Weights w{ones<f32, "M F">(mesh, sizes)};
@@ -193,6 +201,34 @@ void check_updates() {
   check_differs(error_of_updates(0), update + "0.5 at step 0, its update number 1",
                 update + "0.25 at step 0, its update number 1", same_steps);
   check_differs(error_of_updates(4), "made different updates", same_steps);
+  // A rank clips by the norm of its own gradients.
+  check_differs(error_on_two([](const Line& mesh) {
+                  Weights w{ones<f32, "M F">(mesh, sizes)};
+                  auto moments = SGD::init(w);
+                  SGD().update(w, moments, w, 0.5, mesh.rank() == 0 ? 1.0 : 0.25, 0, every_leaf);
+                  communicate(mesh);
+                }),
+                update + "0.5 at step 0, its update number 1",
+                update + "0.5 at step 0, the gradients times 0.25, its update number 1", same_steps);
+}
+void check_averages() {
+  const auto error_of_averages = [](const std::function<double(int rank)>& kept, int averaging) {
+    return error_on_two([&](const Line& mesh) {
+      Weights w{ones<f32, "M F">(mesh, sizes)}, average = zeros_like(w);
+      auto moments = SGD::init(w);
+      for (std::int64_t step = 0; step < 2; ++step) {
+        SGD().update(w, moments, w, 0.5, 1.0, step, every_leaf);
+        if (mesh.rank() < averaging) update_average(average, w, kept(mesh.rank()));
+      }
+      communicate(mesh);
+    });
+  };
+  const std::string call = "update_average with the kept part ";
+  CHECK(error_of_averages([](int) { return 0.75; }, 2) == "no error");
+  check_differs(error_of_averages([](int rank) { return 0.75 - 0.25 * rank; }, 2), call + "0.75, its update number 2",
+                call + "0.5, its update number 2", same_steps);
+  // The average of rank 0 alone, which it would save.
+  check_alone(error_of_averages([](int) { return 0.75; }, 1), call + "0.75, its update number 2", same_steps);
 }
 
 }  // namespace
@@ -205,12 +241,17 @@ TEST_CASE("steps of an optimizer that differ between devices", "[given]") {
   check_updates();
 }
 
+TEST_CASE("steps of an average that differ between devices", "[given]") {
+  check_averages();
+}
+
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("the same between nodes", "[given]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
   check_inputs();
   check_updates();
+  check_averages();
 }
 #endif
 

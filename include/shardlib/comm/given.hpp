@@ -53,26 +53,34 @@ inline std::uint64_t fingerprint(const OpInfo& op) {
 /// Something that a program has given to a device. Plain data.
 struct GivenInput {
   enum Kind : std::uint8_t {
-    data,   ///< a host array; `first` is the checksum of the device's shard
-    key,    ///< of random numbers; `first` is the seed, `second` the stream
-    update  ///< a step of an optimizer; `first` has the bits of the learning rate, `second` is the step
+    data,    ///< a host array; `first` is the checksum of the device's shard
+    key,     ///< of random numbers; `first` is the seed, `second` the stream
+    update,  ///< a step of an optimizer; `first` has the bits of the learning rate, `second` is the step
+    average  ///< a step of an average; `first` has the bits of the part that it keeps
   };
   Kind kind = data;
   OpInfo op = {};
   std::uint64_t first = 0, second = 0;
+  float scale = 1;          ///< of an update's gradients
   std::uint64_t count = 0;  ///< how often the program has called this op at this line before
 
-  /// The learning rate, with which optimizers compute in f32.
+  /// Whether it is a step, which changes a tree in place.
+  [[nodiscard]] bool is_step() const { return kind == update || kind == average; }
+  /// The learning rate, with which optimizers compute in f32, or the part that an average keeps.
   [[nodiscard]] float rate() const { return static_cast<float>(std::bit_cast<double>(first)); }
   /// "random_normal<`M F`> at trainer.cpp:12 with the key {1, 5}"
   [[nodiscard, gnu::cold]] std::string describe() const {
     const std::string call = op.describe();
     if (kind == key) return call + " with the key {" + std::to_string(first) + ", " + std::to_string(second) + "}";
     if (kind == data) return call + " with data of the checksum " + std::to_string(first);
-    std::array<char, 32> digits = {};
-    char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), rate()).ptr;
-    return call + " with the learning rate " + std::string(digits.data(), end) + " at step " + std::to_string(second) +
-           ", its update number " + std::to_string(count + 1);
+    const auto digits = [](float x) {
+      std::array<char, 32> text = {};
+      return std::string(text.data(), std::to_chars(text.data(), text.data() + text.size(), x).ptr);
+    };
+    const std::string number = ", its update number " + std::to_string(count + 1);
+    if (kind == average) return call + " with the kept part " + digits(rate()) + number;
+    return call + " with the learning rate " + digits(rate()) + " at step " + std::to_string(second) +
+           (scale == 1 ? "" : ", the gradients times " + digits(scale)) + number;
   }
 };
 
@@ -86,10 +94,11 @@ struct GivenSums {
 
 /// What a device was given between two collectives of a group: of each part sums of hashes, and the newest entries. The
 /// order does not count. `calls` hashes what was called and how often, `values` what it was given. If two members made
-/// the same calls, they must have given the same values. Otherwise nothing is known: a member may do more than another.
-/// Plain data.
+/// the same calls, they must have given the same values. Otherwise nothing is known, as a member may do more than
+/// another. Of updates, all members make the same calls. Plain data.
 struct GivenWindow {
   static constexpr std::size_t most = 3;
+  static constexpr std::string_view all_updates = "these are all updates";
   struct Sum {
     std::uint32_t calls = 0, values = 0;
   };
@@ -104,20 +113,23 @@ struct GivenWindow {
     const auto both = [](const Sum& sum) { return std::uint64_t{sum.calls} << 32 | sum.values; };
     return {{both(parts[0].sum), both(parts[1].sum)}};
   }
-  /// A line for each entry of the part. It ends with a newline, so a reader knows whether the text was cut there.
+  /// A line for each entry of the part, and the line `all_updates` if there are no other updates. It ends with a
+  /// newline, so a reader knows whether the text was cut there.
   [[nodiscard, gnu::cold]] std::string describe(GivenPart part) const {
     const Part& p = parts[static_cast<std::size_t>(part)];
     std::string text;
     for (std::size_t i = 0; i < p.entries; ++i) text += p.newest[i].describe() + "\n";
+    if (part == GivenPart::updates && p.entries < most) text += std::string(all_updates) + "\n";
     return text;
   }
 };
 
-/// The part in which members with these sums made the same calls with other values.
+/// The part in which members with these sums made the same calls with other values, or other updates.
 inline std::optional<GivenPart> contradiction(const GivenSums& a, const GivenSums& b) {
   for (std::size_t i = 0; i < a.of_part.size(); ++i) {
     const std::uint64_t one = a.of_part[i], two = b.of_part[i];
-    if (one != two && one >> 32 == two >> 32) return static_cast<GivenPart>(i);
+    const auto part = static_cast<GivenPart>(i);
+    if (one != two && (one >> 32 == two >> 32 || part == GivenPart::updates)) return part;
   }
   return std::nullopt;
 }
@@ -133,13 +145,14 @@ class GivenInputs {
     given.count = counts_[call]++;
     // A device may be given more than another, or earlier: only calls of the same number are compared. It may not make
     // more updates: their number is a part of the value.
-    const bool is_update = given.kind == GivenInput::update;
+    const bool is_update = given.is_step();
     const std::uint64_t number = is_update ? 0 : given.count;
     const std::uint64_t calls = Fingerprint().add(call).add(number).value();
     const std::uint64_t value = Fingerprint()
                                     .add(call)
                                     .add(is_update ? std::bit_cast<std::uint32_t>(given.rate()) : given.first)
                                     .add(given.second)
+                                    .add(std::bit_cast<std::uint32_t>(given.scale))
                                     .add(is_update ? given.count : 0)
                                     .value();
     Part& part = total_of(axes).parts[static_cast<std::size_t>(is_update ? GivenPart::updates : GivenPart::inputs)];
@@ -221,25 +234,33 @@ class GivenReader {
   GivenInputs::Seen seen_;
 };
 
-/// The newest entry of `mine` and one of `theirs` that are the same call with other values. The texts are as
-/// GivenWindow::describe returns them. A difference may be older than their entries.
-inline std::optional<std::pair<std::string, std::string>> first_difference(std::string_view mine,
-                                                                           std::string_view theirs) {
-  const auto lines = [](std::string_view text) {
-    std::vector<std::string_view> found;  // without a last line that was cut
-    for (std::size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
-      found.push_back(text.substr(0, end));
-    return found;
-  };
+/// The lines of what GivenWindow::describe returned, without a last one that was cut.
+inline std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> found;
+  for (std::size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
+    found.push_back(text.substr(0, end));
+  return found;
+}
+/// The newest entry of `mine` and one of `theirs` that are the same call with other values. A difference may be older
+/// than their entries.
+inline std::optional<std::pair<std::string, std::string>> first_difference(
+    const std::vector<std::string_view>& mine, const std::vector<std::string_view>& theirs) {
   const auto call = [](std::string_view line) { return line.substr(0, line.rfind(" with ")); };
-  const std::vector<std::string_view> here = lines(mine), there = lines(theirs);
-  for (const std::string_view a : here) {
-    if (std::ranges::find(there, a) != there.end()) continue;
-    for (const std::string_view b : there)
-      if (call(a) == call(b) && std::ranges::find(here, b) == here.end())
+  for (const std::string_view a : mine) {
+    if (std::ranges::find(theirs, a) != theirs.end()) continue;
+    for (const std::string_view b : theirs)
+      if (call(a) == call(b) && std::ranges::find(mine, b) == mine.end())
         return std::pair(std::string(a), std::string(b));
   }
   return std::nullopt;
+}
+/// The newest update of `mine` that is certainly none of theirs. `""` if there is none.
+inline std::string_view extra_update(const std::vector<std::string_view>& mine,
+                                     const std::vector<std::string_view>& theirs) {
+  if (theirs.empty() || theirs.back() != GivenWindow::all_updates) return {};
+  for (const std::string_view a : mine)
+    if (a != GivenWindow::all_updates && std::ranges::find(theirs, a) == theirs.end()) return a;
+  return {};
 }
 
 /// Throws the error for two members that were given other values in this part; `theirs` is as GivenWindow::describe
@@ -249,16 +270,24 @@ inline std::optional<std::pair<std::string, std::string>> first_difference(std::
   const bool is_update = part == GivenPart::updates;
   const std::string one = "rank " + std::to_string(rank), two = "rank " + std::to_string(other);
   const std::string of = " of " + std::to_string(size);
-  const auto difference = first_difference(mine.describe(part), theirs);
-  const std::string what =
-      difference
-          ? one + of + " has called " + difference->first + ", where " + two + " has called " + difference->second
-          : one + " and " + two + of + (is_update ? " made different updates" : " were given different data or keys") +
-                " since their last collective";
+  const std::string text = mine.describe(part);
+  const std::vector<std::string_view> here = lines_of(text), there = lines_of(theirs);
+  const auto alone = [&](const std::string& caller, std::string_view call, const std::string& without) {
+    return caller + of + " has called " + std::string(call) + ", and " + without + " has not";
+  };
+  std::string what = one + " and " + two + of +
+                     (is_update ? " made different updates" : " were given different data or keys") +
+                     " since their last collective";
+  if (const auto difference = first_difference(here, there))
+    what = one + of + " has called " + difference->first + ", where " + two + " has called " + difference->second;
+  else if (const auto call = extra_update(here, there); !call.empty())
+    what = alone(one, call, two);
+  else if (const auto other_call = extra_update(there, here); !other_call.empty())
+    what = alone(two, other_call, one);
   throw Error(what + ": " +
               (is_update ? "all ranks make the same steps; let all of them skip a step or none, and compute the "
-                           "learning rate from what they share; for a learning rate for each index of an axis, use a "
-                           "submesh of that axis"
+                           "learning rate and the scale from what they share; for a learning rate for each index of an "
+                           "axis, use a submesh of that axis"
                          : "a tensor is the same on all ranks of an axis that its spec does not name; give them the "
                            "same, or name the axis, as in `dim/axis`"));
 }

@@ -138,7 +138,7 @@ struct Adafactor {
     if constexpr (detail::takes_factored<Tree, Grads, Copies...>()) {
       const auto leaves =
           detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...);
-      detail::note_update("Adafactor", leaves, learning_rate, step);
+      detail::note_update("Adafactor", leaves, learning_rate, scale, step);
       for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
     }
   }

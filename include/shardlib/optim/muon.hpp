@@ -50,7 +50,7 @@ struct Muon {
       throw UsageError("Muon: no leaf has the stacked_dim `" + stacked_dim +
                        "` as its first dim; name the dim of scan_layers, or leave it out");
     const auto leaves = detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...);
-    detail::note_update("Muon", leaves, learning_rate, step);
+    detail::note_update("Muon", leaves, learning_rate, scale, step);
     for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
   }
   /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.

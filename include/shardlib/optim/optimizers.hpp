@@ -159,7 +159,9 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
 
 /// Notes a step of an optimizer, which all devices of the leaves' mesh must make alike.
 SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
-                                 const StepNumber& step);
+                                 double scale, const StepNumber& step);
+/// The same for a step of an average.
+SHARDLIB_INLINE void note_average(const std::vector<LeafUpdate>& leaves, const LocatedNumber& kept);
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
@@ -264,7 +266,7 @@ struct AdamW {
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
     detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2});
     const auto leaves = detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...);
-    detail::note_update("AdamW", leaves, learning_rate, step);
+    detail::note_update("AdamW", leaves, learning_rate, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
@@ -306,7 +308,7 @@ struct SGD {
     detail::check_step("SGD", learning_rate, scale, step.number, {momentum});
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto leaves = detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...);
-    detail::note_update("SGD", leaves, learning_rate, step);
+    detail::note_update("SGD", leaves, learning_rate, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("sgd",
                               detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
@@ -339,7 +341,7 @@ struct Lion {
     detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2});
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto leaves = detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...);
-    detail::note_update("Lion", leaves, learning_rate, step);
+    detail::note_update("Lion", leaves, learning_rate, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("lion",
                               detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),
@@ -366,13 +368,16 @@ void accumulate(Sums& sums, const Grads& grads) {
 /// average of a leaf that `decays`, as an optimizer takes it, freezes stays as it is.
 /// `update_average(average, weights, 0.999, decays)`
 template <class Tree, class Weights, class Decays = LeafRules>
-void update_average(Tree& average, const Weights& weights, double kept, const Decays& decays = {}) {
+void update_average(Tree& average, const Weights& weights, detail::LocatedNumber kept, const Decays& decays = {}) {
   static_assert(!std::is_const_v<Tree>, "update_average: it writes the average, which must not be const");
-  if (!(kept >= 0 && kept <= 1)) throw UsageError("update_average: the part that it keeps is in [0, 1]");
-  const detail::EmaNumbers numbers{static_cast<float>(kept), static_cast<float>(1 - kept)};
-  if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Weights>())
-    for (const auto& leaf : detail::list_updates<0>("update_average", decays, average, weights))
-      detail::update_in_place("update_average", numbers, leaf);
+  const double part = kept.operand;
+  if (!(part >= 0 && part <= 1)) throw UsageError("update_average: the part that it keeps is in [0, 1]");
+  const detail::EmaNumbers numbers{static_cast<float>(part), static_cast<float>(1 - part)};
+  if constexpr (detail::takes_trees<"update_average", 0, detail::ChecksSum<"update_average">, Tree, Weights>()) {
+    const auto leaves = detail::list_updates<0>("update_average", decays, average, weights);
+    detail::note_average(leaves, kept);
+    for (const auto& leaf : leaves) detail::update_in_place("update_average", numbers, leaf);
+  }
 }
 /// A compile error for fewer arguments.
 template <class Tree, class Weights>

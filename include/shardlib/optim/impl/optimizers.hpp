@@ -33,17 +33,26 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
       fail("a moment's decay is " + show_number(decay) + "; give a number of at least 0 and less than 1");
 }
 
-SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
-                                 const StepNumber& step) {
+/// Notes a step that changes the leaves, which all devices of their mesh must make alike.
+inline void note_step(const std::vector<LeafUpdate>& leaves, const GivenInput& step) {
   if (leaves.empty()) return;
   const DevicePtr& device = (*leaves.front().weight)->device;
   const auto elsewhere = [&](const LeafUpdate& leaf) { return (*leaf.weight)->device != device; };
   if (std::ranges::any_of(leaves, elsewhere)) return;  // parts of the devices may do different work
-  device->note_given({.kind = GivenInput::update,
-                      .op = {optimizer, {}, step.site},
-                      .first = std::bit_cast<std::uint64_t>(learning_rate),
-                      .second = static_cast<std::uint64_t>(step.number)},
-                     leaves.size(), device->alike_axes({}));
+  device->note_given(step, leaves.size(), device->alike_axes({}));
+}
+SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
+                                 double scale, const StepNumber& step) {
+  note_step(leaves, {.kind = GivenInput::update,
+                     .op = {optimizer, {}, step.site},
+                     .first = std::bit_cast<std::uint64_t>(learning_rate),
+                     .second = static_cast<std::uint64_t>(step.number),
+                     .scale = static_cast<float>(scale)});
+}
+SHARDLIB_INLINE void note_average(const std::vector<LeafUpdate>& leaves, const LocatedNumber& kept) {
+  note_step(leaves, {.kind = GivenInput::average,
+                     .op = {"update_average", {}, kept.site},
+                     .first = std::bit_cast<std::uint64_t>(kept.operand)});
 }
 
 enum class Contents { kept, overwritten };
