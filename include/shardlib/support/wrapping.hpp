@@ -66,7 +66,10 @@ struct FloorRemainder {
   constexpr T operator()(T p, T q) const {
     if (q == 0 || (std::is_signed_v<T> && q == static_cast<T>(-1))) return 0;
     const T rest = static_cast<T>(p % q);
-    return rest == 0 || (rest < 0) == (q < 0) ? rest : static_cast<T>(rest + q);
+    if constexpr (std::is_signed_v<T>)
+      return rest == 0 || (rest < 0) == (q < 0) ? rest : static_cast<T>(rest + q);
+    else
+      return rest;
   }
 };
 
