@@ -25,6 +25,10 @@ namespace {
 struct Weights {
   Tensor<f32, "M F"> w;
 };
+struct Towers {
+  Array<"towers", Tensor<f32, "M F">> towers;
+  Tensor<f32, "M"> scale;
+};
 using Line = Mesh<"d">;
 using Grid = Mesh<"d t">;
 
@@ -110,8 +114,9 @@ const std::string same_input =
     "as "
     "in `dim/axis`";
 const std::string same_steps =
-    "all ranks make the same steps; let all of them skip a step or none, and compute the learning rate and the scale "
-    "from what they share; for a learning rate for each index of an axis, use a submesh of that axis";
+    "all ranks make the same steps, called at the same line; let all of them skip a step or none, and compute the "
+    "learning rate and the scale from what they share; for updates of some ranks alone, or a learning rate for each "
+    "index of an axis, use a submesh of that axis";
 
 void check_inputs() {
   const auto checksum = [](f32 first) {
@@ -179,15 +184,16 @@ void check_updates() {
   CHECK(error_of_steps(rate, number, never) == "no error");
   check_differs(
       error_of_steps([](int rank, std::int64_t step) { return step == 1 && rank == 1 ? 0.25 : 0.5; }, number, never),
-      update + "0.5 at step 1, its update number 2", update + "0.25 at step 1, its update number 2", same_steps);
+      update + "0.5 at step 1 for 1 leaf, its update number 2",
+      update + "0.25 at step 1 for 1 leaf, its update number 2", same_steps);
   check_differs(error_of_steps(
                     rate, [](int rank, std::int64_t step) { return step + rank; }, never),
-                update + "0.5 at step 0, its update number 1", update + "0.5 at step 1, its update number 1",
-                same_steps);
+                update + "0.5 at step 0 for 1 leaf, its update number 1",
+                update + "0.5 at step 1 for 1 leaf, its update number 1", same_steps);
   check_alone(error_of_steps(rate, number, [](int rank, std::int64_t step) { return step == 1 && rank == 1; }),
-              update + "0.5 at step 1, its update number 2", same_steps);
+              update + "0.5 at step 1 for 1 leaf, its update number 2", same_steps);
   check_alone(error_of_steps(rate, number, [](int rank, std::int64_t) { return rank == 1; }),
-              update + "0.5 at step 0, its update number 1", same_steps);
+              update + "0.5 at step 0 for 1 leaf, its update number 1", same_steps);
   const auto error_of_updates = [](int equal_updates) {
     return error_on_two([=](const Line& mesh) {
       Weights w{ones<f32, "M F">(mesh, sizes)};
@@ -198,8 +204,8 @@ void check_updates() {
       communicate(mesh);
     });
   };
-  check_differs(error_of_updates(0), update + "0.5 at step 0, its update number 1",
-                update + "0.25 at step 0, its update number 1", same_steps);
+  check_differs(error_of_updates(0), update + "0.5 at step 0 for 1 leaf, its update number 1",
+                update + "0.25 at step 0 for 1 leaf, its update number 1", same_steps);
   check_differs(error_of_updates(4), "made different updates", same_steps);
   // A rank clips by the norm of its own gradients.
   check_differs(error_on_two([](const Line& mesh) {
@@ -208,8 +214,36 @@ void check_updates() {
                   SGD().update(w, moments, w, 0.5, mesh.rank() == 0 ? 1.0 : 0.25, 0, every_leaf);
                   communicate(mesh);
                 }),
-                update + "0.5 at step 0, its update number 1",
-                update + "0.5 at step 0, the gradients times 0.25, its update number 1", same_steps);
+                update + "0.5 at step 0 for 1 leaf, its update number 1",
+                update + "0.5 at step 0, the gradients times 0.25 for 1 leaf, its update number 1", same_steps);
+  check_differs(error_on_two([](const Line& mesh) {  // at two lines
+                  Weights w{ones<f32, "M F">(mesh, sizes)};
+                  auto moments = SGD::init(w);
+                  if (mesh.rank() == 0)
+                    SGD().update(w, moments, w, 0.5, 1.0, 0, every_leaf);
+                  else
+                    SGD().update(w, moments, w, 0.5, 1.0, 0, every_leaf);
+                  communicate(mesh);
+                }),
+                update + "0.5 at step 0 for 1 leaf, its update number 1",
+                update + "0.5 at step 0 for 1 leaf, its update number 1", same_steps);
+}
+/// Updates of weights of which rank r holds r towers, on the mesh or on its own submesh, and all ranks hold one leaf.
+void check_trees() {
+  const auto error_of_towers = [](bool in_submesh) {
+    return error_on_two([=](const Line& mesh) {
+      Towers w{{}, place_column(mesh, 1)};
+      for (int i = 0; i < mesh.rank(); ++i)
+        w.towers.push_back(in_submesh ? ones<f32, "M F">(submesh<"d">(Grid(mesh.device())), sizes)
+                                      : ones<f32, "M F">(mesh, sizes));
+      auto moments = SGD::init(w);
+      SGD().update(w, moments, w, 0.5, 1.0, 0, every_leaf);
+      communicate(mesh);
+    });
+  };
+  CHECK(error_of_towers(true) == "no error");
+  check_differs(error_of_towers(false), "SGD with the learning rate 0.5 at step 0 for 1 leaf, its update number 1",
+                "SGD with the learning rate 0.5 at step 0 for 2 leaves, its update number 1", same_steps);
 }
 void check_averages() {
   const auto error_of_averages = [](const std::function<double(int rank)>& kept, int averaging) {
@@ -225,10 +259,12 @@ void check_averages() {
   };
   const std::string call = "update_average with the kept part ";
   CHECK(error_of_averages([](int) { return 0.75; }, 2) == "no error");
-  check_differs(error_of_averages([](int rank) { return 0.75 - 0.25 * rank; }, 2), call + "0.75, its update number 2",
-                call + "0.5, its update number 2", same_steps);
+  check_differs(error_of_averages([](int rank) { return 0.75 - 0.25 * rank; }, 2),
+                call + "0.75 for 1 leaf, its update number 2", call + "0.5 for 1 leaf, its update number 2",
+                same_steps);
   // The average of rank 0 alone, which it would save.
-  check_alone(error_of_averages([](int) { return 0.75; }, 1), call + "0.75, its update number 2", same_steps);
+  check_alone(error_of_averages([](int) { return 0.75; }, 1), call + "0.75 for 1 leaf, its update number 2",
+              same_steps);
 }
 
 }  // namespace
@@ -239,6 +275,10 @@ TEST_CASE("inputs that differ between replicas", "[given]") {
 
 TEST_CASE("steps of an optimizer that differ between devices", "[given]") {
   check_updates();
+}
+
+TEST_CASE("steps of an optimizer of trees that differ between devices", "[given]") {
+  check_trees();
 }
 
 TEST_CASE("steps of an average that differ between devices", "[given]") {
@@ -260,7 +300,7 @@ TEST_CASE("a text about inputs that was cut", "[given]") {
     detail::GivenInputs inputs;
     detail::GivenInputs::Seen seen;
     for (const std::uint64_t first : {seed, std::uint64_t{12345}})
-      inputs.add({.kind = detail::GivenInput::key, .op = {"random_normal", "M", {}}, .first = first}, 16, 1);
+      inputs.add({.kind = detail::GivenInput::key, .op = {"random_normal", "M", {}}, .first = first, .size = 16}, 1);
     return inputs.since(seen, 1);
   };
   const auto part = detail::GivenPart::inputs;

@@ -62,6 +62,7 @@ struct GivenInput {
   OpInfo op = {};
   std::uint64_t first = 0, second = 0;
   float scale = 1;          ///< of an update's gradients
+  std::uint64_t size = 0;   ///< the number of leaves of a step, otherwise the bytes of the device's shard
   std::uint64_t count = 0;  ///< how often the program has called this op at this line before
 
   /// Whether it is a step, which changes a tree in place.
@@ -77,7 +78,8 @@ struct GivenInput {
       std::array<char, 32> text = {};
       return std::string(text.data(), std::to_chars(text.data(), text.data() + text.size(), x).ptr);
     };
-    const std::string number = ", its update number " + std::to_string(count + 1);
+    const std::string number = " for " + std::to_string(size) + (size == 1 ? " leaf" : " leaves") +
+                               ", its update number " + std::to_string(count + 1);
     if (kind == average) return call + " with the kept part " + digits(rate()) + number;
     return call + " with the learning rate " + digits(rate()) + " at step " + std::to_string(second) +
            (scale == 1 ? "" : ", the gradients times " + digits(scale)) + number;
@@ -139,9 +141,10 @@ class GivenInputs {
  public:
   using AxisSet = std::uint64_t;
 
-  /// Adds what the members along `axes` are given alike. `size` is that of the tensor's shard.
-  void add(GivenInput given, std::uint64_t size, AxisSet axes) {
-    const std::uint64_t call = Fingerprint().add(fingerprint(given.op)).add(given.kind).add(size).add(axes).value();
+  /// Adds what the members along `axes` are given alike.
+  void add(GivenInput given, AxisSet axes) {
+    const std::uint64_t call =
+        Fingerprint().add(fingerprint(given.op)).add(given.kind).add(given.size).add(axes).value();
     given.count = counts_[call]++;
     // A device may be given more than another, or earlier: only calls of the same number are compared. It may not make
     // more updates: their number is a part of the value.
@@ -275,21 +278,28 @@ inline std::string_view extra_update(const std::vector<std::string_view>& mine,
   const auto alone = [&](const std::string& caller, std::string_view call, const std::string& without) {
     return caller + of + " has called " + std::string(call) + ", and " + without + " has not";
   };
+  const auto both = [&](std::string_view call, std::string_view other_call) {
+    return one + of + " has called " + std::string(call) + ", where " + two + " has called " + std::string(other_call);
+  };
   std::string what = one + " and " + two + of +
                      (is_update ? " made different updates" : " were given different data or keys") +
                      " since their last collective";
+  const std::string_view call = extra_update(here, there), other_call = extra_update(there, here);
   if (const auto difference = first_difference(here, there))
-    what = one + of + " has called " + difference->first + ", where " + two + " has called " + difference->second;
-  else if (const auto call = extra_update(here, there); !call.empty())
+    what = both(difference->first, difference->second);
+  else if (!call.empty() && !other_call.empty())
+    what = both(call, other_call);
+  else if (!call.empty())
     what = alone(one, call, two);
-  else if (const auto other_call = extra_update(there, here); !other_call.empty())
+  else if (!other_call.empty())
     what = alone(two, other_call, one);
   throw Error(what + ": " +
-              (is_update ? "all ranks make the same steps; let all of them skip a step or none, and compute the "
-                           "learning rate and the scale from what they share; for a learning rate for each index of an "
-                           "axis, use a submesh of that axis"
-                         : "a tensor is the same on all ranks of an axis that its spec does not name; give them the "
-                           "same, or name the axis, as in `dim/axis`"));
+              (is_update
+                   ? "all ranks make the same steps, called at the same line; let all of them skip a step or none, "
+                     "and compute the learning rate and the scale from what they share; for updates of some "
+                     "ranks alone, or a learning rate for each index of an axis, use a submesh of that axis"
+                   : "a tensor is the same on all ranks of an axis that its spec does not name; give them the "
+                     "same, or name the axis, as in `dim/axis`"));
 }
 
 }  // namespace shardlib::detail

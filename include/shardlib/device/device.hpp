@@ -117,9 +117,9 @@ class Device : public detail::Counted {
   /// The axes of several devices along which all must be given the same for a tensor of this spec, because it is
   /// replicated there. None on a mesh that `reinterpreted` made, which has other axes.
   [[nodiscard]] detail::GivenInputs::AxisSet alike_axes(const TensorSpec& spec) const;
-  /// Notes what the program gives for a tensor that is the same along these axes, and whose shard has `size` bytes. The
-  /// next collective of an op over any of them throws Error if the devices were given other values.
-  void note_given(const detail::GivenInput& given, std::uint64_t size, detail::GivenInputs::AxisSet axes);
+  /// Notes what the program gives for a tensor that is the same along these axes. The next collective of an op over any
+  /// of them throws Error if the devices were given other values.
+  void note_given(const detail::GivenInput& given, detail::GivenInputs::AxisSet axes);
 
   /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".
   [[nodiscard]] std::string describe() const;

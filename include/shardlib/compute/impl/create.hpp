@@ -28,11 +28,13 @@ SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
 SHARDLIB_INLINE void note_data(const OpInfo& op, const Value& out, std::span<const std::byte> elements) {
   const auto axes = out.device->alike_axes(*out.spec);
   if (axes == 0) return;  // before the elements are read
-  out.device->note_given({.kind = GivenInput::data, .op = op, .first = io::crc32c(elements)}, out.bytes(), axes);
+  out.device->note_given({.kind = GivenInput::data, .op = op, .first = io::crc32c(elements), .size = out.bytes()},
+                         axes);
 }
 SHARDLIB_INLINE void note_key(const Value& out, RandomKey key) {
-  out.device->note_given({.kind = GivenInput::key, .op = out.made_by, .first = key.seed, .second = key.stream},
-                         out.bytes(), out.device->alike_axes(*out.spec));
+  out.device->note_given(
+      {.kind = GivenInput::key, .op = out.made_by, .first = key.seed, .second = key.stream, .size = out.bytes()},
+      out.device->alike_axes(*out.spec));
 }
 
 SHARDLIB_INLINE void copy_first(const Value& x, void* element) {

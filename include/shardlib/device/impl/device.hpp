@@ -185,12 +185,11 @@ SHARDLIB_INLINE detail::GivenInputs::AxisSet Device::alike_axes(const TensorSpec
   return axes;
 }
 
-SHARDLIB_INLINE void Device::note_given(const detail::GivenInput& given, std::uint64_t size,
-                                        detail::GivenInputs::AxisSet axes) {
+SHARDLIB_INLINE void Device::note_given(const detail::GivenInput& given, detail::GivenInputs::AxisSet axes) {
   if (axes == 0) return;
   Device* root = this;
   while (root->whole_) root = root->whole_.get();
-  root->given_->add(given, size, axes);
+  root->given_->add(given, axes);
 }
 
 SHARDLIB_INLINE std::unique_ptr<Communicator> Device::device_group(std::unique_ptr<Communicator> host) {

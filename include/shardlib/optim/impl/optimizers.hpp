@@ -33,13 +33,19 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
       fail("a moment's decay is " + show_number(decay) + "; give a number of at least 0 and less than 1");
 }
 
-/// Notes a step that changes the leaves, which all devices of their mesh must make alike.
-inline void note_step(const std::vector<LeafUpdate>& leaves, const GivenInput& step) {
-  if (leaves.empty()) return;
-  const DevicePtr& device = (*leaves.front().weight)->device;
-  const auto elsewhere = [&](const LeafUpdate& leaf) { return (*leaf.weight)->device != device; };
-  if (std::ranges::any_of(leaves, elsewhere)) return;  // parts of the devices may do different work
-  device->note_given(step, leaves.size(), device->alike_axes({}));
+/// Notes a step that changes the leaves. All devices of a mesh make it alike for the leaves of that mesh; those of a
+/// submesh may do other work than those outside of it.
+inline void note_step(const std::vector<LeafUpdate>& leaves, GivenInput step) {
+  std::vector<std::pair<Device*, std::size_t>> counts;  // of the leaves of each mesh
+  for (const LeafUpdate& leaf : leaves) {
+    Device* const device = (*leaf.weight)->device.get();
+    const auto found = std::ranges::find(counts, device, &std::pair<Device*, std::size_t>::first);
+    (found != counts.end() ? *found : counts.emplace_back(device, 0)).second += 1;
+  }
+  for (const auto& [device, count] : counts) {
+    step.size = count;
+    device->note_given(step, device->alike_axes({}));
+  }
 }
 SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
                                  double scale, const StepNumber& step) {
