@@ -134,7 +134,7 @@ namespace detail {
 /// Sends the shard to the device `places` places further along the ring of an axis.
 struct Shift {
   std::string_view axis;
-  std::int64_t by;  ///< as the program gave it, which a second run must repeat on every mesh
+  std::int64_t by;  ///< as the call gave it, which a second run must repeat
   int places;       ///< from 0 to the size of the axis - 1
 };
 /// The places along the ring of the axis for a shift by any number.

@@ -37,6 +37,13 @@ constexpr Verdict floating_dtype(std::string_view op, DType x) {
   return {{}, Text(op) + ": the operand is " + name(x) + ", not floating; write `cast<f32>` of it first"};
 }
 
+/// / of integers and a floating-point number of C++.
+constexpr Verdict rounds_quotient(DType dtype, const TensorSpec& x) {
+  return {{},
+          "/ of " + quoted(x) + " and a floating-point number: the elements are " + name(dtype) +
+              ", so each quotient would lose its fraction; write `cast<f32>(x) / 2.0`, or `x / 2` for whole quotients"};
+}
+
 /// The dtype of an op of a tensor and a number, and of negation.
 constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
   if (x != DType::bool_) return {};

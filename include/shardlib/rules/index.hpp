@@ -1,5 +1,5 @@
 // Typing rules of index_unreduced and scatter_add: an index stands for a one-hot row over the dim in brackets along
-// which it counts, so both ops follow the einsum rules. The rule of take_along.
+// which it counts, so both ops follow the einsum rules. take_along has its rule here, too.
 #pragma once
 
 #include "shardlib/rules/einsum_many.hpp"
@@ -180,7 +180,7 @@ constexpr Verdict take_along(std::string_view dim, const TensorSpec& x, const Te
   wanted.partial = {};
   TensorSpec row = wanted;
   row.dims.erase(at);
-  if (row == indices) {
+  if (row == indices && row.rank() > 0) {
     TensorSpec table = x;
     table.dims[at].bracketed = true;
     row.partial = x.partial;

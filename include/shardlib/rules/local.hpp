@@ -3,7 +3,6 @@
 
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/sharded_dims.hpp"
-#include "shardlib/spec/dtype.hpp"
 
 #include <string_view>
 
@@ -190,12 +189,6 @@ constexpr Verdict divide_by_number(bool floats, const TensorSpec& a) {
   if (!floats && !a.partial.empty())
     return {{}, "/ of " + quoted(a) + " and a number: " + detail_::drops_remainders(a)};
   return {a, {}};
-}
-/// / of integers and a floating-point number of C++.
-constexpr Verdict rounds_quotient(DType dtype, const TensorSpec& x) {
-  return {{},
-          "/ of " + quoted(x) + " and a floating-point number: the elements are " + name(dtype) +
-              ", so each quotient would lose its fraction; write `cast<f32>(x) / 2.0`, or `x / 2` for whole quotients"};
 }
 
 /// Any nonlinear op of one or more operands: none may be partial.

@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <typeinfo>
 #include <utility>
@@ -295,15 +294,15 @@ class Connection {
     ncclComm* const comm = std::exchange(comm_, nullptr);
     if (comm == nullptr) return;
     const auto call = nccl().CommAbort;
-    std::packaged_task<void()> task([call, comm] { call(comm); });
-    aborted_ = task.get_future();
     try {
+      std::packaged_task<void()> task([call, comm] { call(comm); });
+      aborted_ = task.get_future();
       std::thread(std::move(task)).detach();
-    } catch (const std::system_error&) {  // no thread to be had: then here
+    } catch (const std::exception&) {  // no thread or memory to be had: then here
       call(comm);
     }
     constexpr std::chrono::milliseconds soon{200};  // then no operation uses the buffers any more
-    aborted_.wait_for(soon);
+    if (aborted_.valid()) aborted_.wait_for(soon);
   }
 
   Communicator& staged_;

@@ -30,7 +30,8 @@ inline std::int64_t reach(DimSize elements, const Window& at) {
 }
 /// The zeros with which the result has the length of the operand: before a causal window, or around a centered one.
 inline std::string zeros_around(std::int64_t zeros) {
-  const std::string before = std::to_string(zeros) + " zeros, as in {.before = " + std::to_string(zeros) + "}";
+  const std::string before =
+      std::to_string(zeros) + (zeros == 1 ? " zero" : " zeros") + ", as in {.before = " + std::to_string(zeros) + "}";
   if (zeros < 2) return before;
   return before + " (causal) or {.before = " + std::to_string(zeros / 2) +
          ", .after = " + std::to_string(zeros - zeros / 2) + "} (centered)";

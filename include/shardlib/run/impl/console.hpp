@@ -110,6 +110,7 @@ SHARDLIB_INLINE void ConsoleLog::keep_place() {
     } catch (const Error&) {  // the run does not need it
     }
     console.open(path);
+    if (console.file < 0) return;
     console.log(text);
   }
   detail::warn_removed(path);  // which takes the lock
