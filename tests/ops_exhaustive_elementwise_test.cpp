@@ -205,7 +205,10 @@ TEST_CASE("/ over every pair of specs", "[ops][exhaustive][slow]") {
 }
 
 struct Larger {
-  auto operator()(auto p, auto q) const { return p < q ? q * q : p * q; }
+  template <class P, class Q>
+  SHARDLIB_FUNCTION auto operator()(P p, Q q) const {
+    return p < q ? q * q : p * q;
+  }
 };
 TEST_CASE("map over every pair of specs", "[ops][exhaustive][slow]") {
   static const detail::MapLoops<Larger, f32, f32, f32> loops{Larger{}};

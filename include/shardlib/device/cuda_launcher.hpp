@@ -200,22 +200,26 @@ inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items, std::size_t scra
       std::min(items, scratch_bytes == 0 ? most : gpu.multiprocessors() * blocks_per_multiprocessor));
 }
 
+#if defined(__CUDACC__) || defined(__HIPCC__)
 template <class Kernel>
 void run_by_cuda(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte* scratch, std::size_t scratch_bytes,
                  const Kernel& kernel) {
-#if defined(__CUDACC__) || defined(__HIPCC__)
   gpu.before_enqueue();
 #if defined(SHARDLIB_KOKKOS_CUDA)
   launch_by_kokkos(gpu, items, blocks, scratch, scratch_bytes, kernel);
 #else
   check_cuda(launch_on_cuda(gpu.stream(), items, blocks, scratch, scratch_bytes, kernel), "the start of a kernel");
 #endif
+}
 #else
+template <class Kernel>
+void run_by_cuda(const Gpu& /*gpu*/, std::int64_t /*items*/, unsigned /*blocks*/, std::byte* /*scratch*/,
+                 std::size_t /*scratch_bytes*/, const Kernel& /*kernel*/) {
   static_assert(sizeof(Kernel) == 0,
                 "SHARDLIB_LAUNCHER=cuda or hip: this source starts kernels, so nvcc or hipcc must compile it; in "
                 "CMake, call shardlib_compile_for_gpu(target)");
-#endif
 }
+#endif
 
 #endif
 

@@ -6,6 +6,9 @@
 
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/loop.hpp"
+#if defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#endif
 
 namespace shardlib {
 
