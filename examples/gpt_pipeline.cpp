@@ -89,7 +89,7 @@ struct Layout {
 
 // ---- the GPT --------------------------------------------------------------------------------------------------------
 
-using GptMesh = Mesh<"p r d s t">;
+using PipelineMesh = Mesh<"p r d s t">;
 
 template <dtype C>
 class WholeGpt;
@@ -168,7 +168,7 @@ template <dtype C>
 class WholeGpt {
  public:
   using Stages = Gpt<C>;
-  WholeGpt(const Stages& model, const GptMesh& mesh, const Options& o)
+  WholeGpt(const Stages& model, const PipelineMesh& mesh, const Options& o)
       : model_(model), mesh_(mesh), whole_(reinterpret<"p r d -> d">(mesh).device()), o_(o) {}
   WholeGpt(const WholeGpt&) = delete;
   WholeGpt& operator=(const WholeGpt&) = delete;
@@ -194,7 +194,7 @@ class WholeGpt {
 
  private:
   const Stages& model_;
-  const GptMesh& mesh_;
+  const PipelineMesh& mesh_;
   const Mesh<"r d s t"> whole_;
   const Options& o_;
   std::vector<gpt::Model<C>> weights_;  // one or none

@@ -75,8 +75,7 @@ build() { # PRESET TARGET [CMAKE OPTION...]
 }
 
 run_tests() { # PRESET [CTEST OPTION...]
-  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
-    >"build/log/$1-ctest.log" 2>&1
+  ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" >"build/log/$1-ctest.log" 2>&1
 }
 
 count_tests() { # PRESET STATUS: prints and counts the results of run_tests
