@@ -194,6 +194,15 @@ void check_updates() {
               update + "0.5 at step 1 for 1 leaf, its update number 2", same_steps);
   check_alone(error_of_steps(rate, number, [](int rank, std::int64_t) { return rank == 1; }),
               update + "0.5 at step 0 for 1 leaf, its update number 1", same_steps);
+  // More updates than a message has.
+  check_alone(error_on_two([](const Line& mesh) {
+                Weights w{ones<f32, "M F">(mesh, sizes)};
+                auto moments = SGD::init(w);
+                const int updates = mesh.rank() == 0 ? 6 : 1;
+                for (int i = 0; i < updates; ++i) SGD().update(w, moments, w, 0.5, 1.0, i, every_leaf);
+                communicate(mesh);
+              }),
+              update + "0.5 at step 5 for 1 leaf, its update number 6", same_steps);
   const auto error_of_updates = [](int equal_updates) {
     return error_on_two([=](const Line& mesh) {
       Weights w{ones<f32, "M F">(mesh, sizes)};
@@ -320,6 +329,44 @@ TEST_CASE("a text about inputs that was cut", "[given]") {
           "rank 0 and rank 1 of 2 were given different data or keys since their last collective: " + same_input);
 }
 
+TEST_CASE("a text about updates that was cut", "[given]") {
+  const auto window = [](int updates) {
+    detail::GivenInputs inputs;
+    detail::GivenInputs::Seen seen;
+    for (int i = 0; i < updates; ++i)
+      inputs.add({.kind = detail::GivenInput::update, .op = {"SGD", {}, {}}, .second = 7, .size = 2}, 1);
+    return inputs.since(seen, 1);
+  };
+  const auto part = detail::GivenPart::updates;
+  const detail::GivenWindow mine = window(2), theirs = window(1);
+  REQUIRE(contradiction(mine.sums(), theirs.sums()) == part);
+  const std::string text = theirs.describe(part);
+  const auto error = [&](std::size_t cut) {
+    return error_of([&] { detail::fail_given(0, 2, mine, part, 1, text.substr(0, text.size() - cut)); });
+  };
+  CHECK(error(0) ==
+        "rank 0 of 2 has called SGD with the learning rate 0 at step 7 for 2 leaves, its update number 2, and rank 1 "
+        "has not: " +
+            same_steps);
+  for (const std::size_t cut : {std::size_t{1}, text.size()})
+    CHECK(error(cut) == "rank 0 and rank 1 of 2 made different updates since their last collective: " + same_steps);
+}
+
+TEST_CASE("steps of an optimizer on another factorization of the mesh", "[given]") {
+  const std::string error = error_on_two([](const Line& mesh) {
+    const Mesh<"x"> line(Device::reinterpreted(mesh.device(), {{"x", 2}}));
+    Weights w{ones<f32, "M F">(line, sizes)};
+    auto moments = SGD::init(w);
+    SGD().update(w, moments, w, mesh.rank() == 0 ? 0.5 : 0.25, 1.0, 0, every_leaf);
+    static_cast<void>(item(all_reduce<"+x -> ">(sum(ones<f32, "B/x">(line, sizes)))));
+  });
+  if (under_mpi() && (world_rank() > 1 || world_size() < 2)) return;
+  INFO(error);
+  CHECK(error.find("has called SGD with the learning rate 0.5 at step 0 for 1 leaf, its update number 1") !=
+        error.npos);
+  CHECK(error.find(same_steps) != error.npos);
+}
+
 TEST_CASE("what devices may be given differently", "[given]") {
   CHECK(error_on_two([](const Line& mesh) {
           const int rank = mesh.rank();
@@ -387,9 +434,9 @@ TEST_CASE("inputs of parts of the mesh", "[given]") {
     for (int step = 0; step <= mesh.axis_index("d"); ++step) update(w, moments, step);
     update(shared, shared_moments, 0);
     both();
-    // Another factorization of the mesh, whose axes cross those of the groups.
-    const Mesh<"x"> line(Device::reinterpreted(device, {{"x", 4}}));
-    static_cast<void>(place<Tensor<f32, "M">>(line, HostArray<f32>({4}, {row, 1, 2, 3})));
+    // Another factorization of the mesh: what is the same along one of its axes may differ along axes of the groups.
+    const Mesh<"x y"> other(Device::reinterpreted(device, {{"x", 2}, {"y", 2}}));
+    static_cast<void>(place<Tensor<f32, "M/x">>(other, HostArray<f32>({4}, {row, row, row, row})));
     both();
   });
 }

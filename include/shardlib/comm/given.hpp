@@ -65,6 +65,8 @@ struct GivenInput {
   std::uint64_t size = 0;   ///< the number of leaves of a step, otherwise the bytes of the device's shard
   std::uint64_t count = 0;  ///< how often the program has called this op at this line before
 
+  /// What `describe` writes before the number of a step.
+  static constexpr std::string_view numbered = ", its update number ";
   /// Whether it is a step, which changes a tree in place.
   [[nodiscard]] bool is_step() const { return kind == update || kind == average; }
   /// The learning rate, with which optimizers compute in f32, or the part that an average keeps.
@@ -79,7 +81,7 @@ struct GivenInput {
       return std::string(text.data(), std::to_chars(text.data(), text.data() + text.size(), x).ptr);
     };
     const std::string number = " for " + std::to_string(size) + (size == 1 ? " leaf" : " leaves") +
-                               ", its update number " + std::to_string(count + 1);
+                               std::string(numbered) + std::to_string(count + 1);
     if (kind == average) return call + " with the kept part " + digits(rate()) + number;
     return call + " with the learning rate " + digits(rate()) + " at step " + std::to_string(second) +
            (scale == 1 ? "" : ", the gradients times " + digits(scale)) + number;
@@ -97,7 +99,7 @@ struct GivenSums {
 /// What a device was given between two collectives of a group: of each part sums of hashes, and the newest entries. The
 /// order does not count. `calls` hashes what was called and how often, `values` what it was given. If two members made
 /// the same calls, they must have given the same values. Otherwise nothing is known, as a member may do more than
-/// another. Of updates, all members make the same calls. Plain data.
+/// another. Of updates, all members make the same calls.
 struct GivenWindow {
   static constexpr std::size_t most = 3;
   static constexpr std::string_view all_updates = "these are all updates";
@@ -106,8 +108,7 @@ struct GivenWindow {
   };
   struct Part {
     Sum sum = {};
-    std::array<GivenInput, most> newest = {};  ///< the newest first
-    std::uint8_t entries = 0;                  ///< in `newest`
+    std::vector<GivenInput> newest = {};  ///< at most `most`, the newest first
   };
   std::array<Part, 2> parts = {};
 
@@ -120,8 +121,8 @@ struct GivenWindow {
   [[nodiscard, gnu::cold]] std::string describe(GivenPart part) const {
     const Part& p = parts[static_cast<std::size_t>(part)];
     std::string text;
-    for (std::size_t i = 0; i < p.entries; ++i) text += p.newest[i].describe() + "\n";
-    if (part == GivenPart::updates && p.entries < most) text += std::string(all_updates) + "\n";
+    for (const GivenInput& given : p.newest) text += given.describe() + "\n";
+    if (part == GivenPart::updates && p.newest.size() < most) text += std::string(all_updates) + "\n";
     return text;
   }
 };
@@ -185,8 +186,8 @@ class GivenInputs {
       }
       part.sum = difference(now, std::exchange(seen.sums[i], now));
       std::ranges::sort(entries, std::ranges::greater(), &Entry::number);
-      for (std::size_t e = 0; e < std::min(entries.size(), part.newest.size()); ++e)
-        part.newest[part.entries++] = entries[e].given;
+      entries.resize(std::min(entries.size(), GivenWindow::most));
+      for (const Entry& entry : entries) part.newest.push_back(entry.given);
     }
     seen.added = added_;
     return window;
@@ -244,15 +245,18 @@ inline std::vector<std::string_view> lines_of(std::string_view text) {
     found.push_back(text.substr(0, end));
   return found;
 }
-/// The newest entry of `mine` and one of `theirs` that are the same call with other values. A difference may be older
-/// than their entries.
+/// The newest entry of `mine` and one of `theirs` that are the same call with other values, of updates the same number.
+/// A difference may be older than their entries.
 inline std::optional<std::pair<std::string, std::string>> first_difference(
     const std::vector<std::string_view>& mine, const std::vector<std::string_view>& theirs) {
   const auto call = [](std::string_view line) { return line.substr(0, line.rfind(" with ")); };
+  const auto number = [](std::string_view line) {
+    return line.substr(std::min(line.size(), line.rfind(GivenInput::numbered)));
+  };
   for (const std::string_view a : mine) {
     if (std::ranges::find(theirs, a) != theirs.end()) continue;
     for (const std::string_view b : theirs)
-      if (call(a) == call(b) && std::ranges::find(mine, b) == mine.end())
+      if (call(a) == call(b) && number(a) == number(b) && std::ranges::find(mine, b) == mine.end())
         return std::pair(std::string(a), std::string(b));
   }
   return std::nullopt;

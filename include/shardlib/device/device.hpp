@@ -115,7 +115,8 @@ class Device : public detail::Counted {
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
   /// The axes of several devices along which all must be given the same for a tensor of this spec, because it is
-  /// replicated there. None on a mesh that `reinterpreted` made, which has other axes.
+  /// replicated there. On a mesh that `reinterpreted` made: all axes of the whole mesh, if it is replicated on all of
+  /// the new ones, otherwise none.
   [[nodiscard]] detail::GivenInputs::AxisSet alike_axes(const TensorSpec& spec) const;
   /// Notes what the program gives for a tensor that is the same along these axes. The next collective of an op over any
   /// of them throws Error if the devices were given other values.

@@ -174,14 +174,21 @@ SHARDLIB_INLINE detail::GivenInputs::AxisSet Device::axes_of(std::span<const int
 }
 
 SHARDLIB_INLINE detail::GivenInputs::AxisSet Device::alike_axes(const TensorSpec& spec) const {
+  const auto is_alike = [&](const AxisSize& axis) {
+    return axis.size > 1 && spec.placement(axis.name).kind == Placement::replicated;
+  };
   const Device* root = this;
-  for (; root->whole_; root = root->whole_.get())
-    if (root->reinterpreted_) return 0;
+  for (; root->whole_; root = root->whole_.get()) {
+    if (!root->reinterpreted_) continue;
+    // One of its axes may cross several of the whole mesh's; all of them are those of the whole mesh.
+    const bool all = root == this &&
+                     std::ranges::all_of(axes_, [&](const AxisSize& axis) { return axis.size == 1 || is_alike(axis); });
+    return all ? whole_->alike_axes({}) : 0;
+  }
   detail::GivenInputs::AxisSet axes = 0;
   if (!root->given_) return axes;
   for (const AxisSize& axis : axes_)
-    if (axis.size > 1 && spec.placement(axis.name).kind == Placement::replicated)
-      axes |= detail::GivenInputs::AxisSet{1} << root->find(axis.name);
+    if (is_alike(axis)) axes |= detail::GivenInputs::AxisSet{1} << root->find(axis.name);
   return axes;
 }
 
