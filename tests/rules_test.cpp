@@ -69,10 +69,9 @@ std::string nothing_partial(const std::string& axis) {
          "`";
 }
 std::string summand_meets_shard(const std::string& dims, const std::string& axis, const std::string& other,
-                                const std::string& dim) {
+                                const std::string& dim, const std::string& remedy) {
   return "`" + dims + " +" + axis + "` is partial over " + axis + ", but `" + other + "` is sharded over " + axis +
-         " (dim `" + dim + "`); the former first needs its sum, with a `reduce_scatter` or `all_reduce<\"" + dims +
-         " +" + axis + " -> " + dims + "\">` (communicate)";
+         " (dim `" + dim + "`); the former first needs its sum, with `" + remedy + "` (communicates)";
 }
 std::string shards_differ(const std::string& dim, const std::string& x, const std::string& other_dim,
                           const std::string& y, const std::string& all_gather, const std::string& shard) {
@@ -206,7 +205,12 @@ TEST_CASE("rules: all_reduce") {
   refuse("A/t -> A/t", "A/t",
          "no sum is pending in `A/t` that the result lacks, and to reduce a value twice multiplies it by the size of "
          "the axis; drop the all_reduce");
-  refuse("A +t -> A/t", "A +t", other_dims("A/t", "A +t") + " and with the same sharding");
+  refuse(
+      "A +t -> A/t", "A +t",
+      other_dims("A/t", "A +t") + " and with the same sharding; take `reduce_scatter<\"A +t -> A/t\">` (communicates)");
+  refuse(
+      "M/t N -> M N", "M/t N",
+      other_dims("M N", "M/t N") + " and with the same sharding; take `all_gather<\"M/t N -> M N\">` (communicates)");
   refuse("A +t -> A +d", "A +t", "the result has `+d`, but no sum over d is pending in the operand; drop `+d`");
   refuse("A +t -> B", "A +t", other_dims("B", "A +t") + " and with the same sharding");
   refuse("A +t -> A", "A/t",
@@ -506,16 +510,32 @@ TEST_CASE("rules: + and -") {
   legal(rules::add("+", "M +t", "B/d M +t"), "B/d M +t");
   illegal(rules::add("+", "A +t", "A"),
           "+ of `A +t` and `A`: `A +t` is partial over t, but `A` is replicated over t, so the pending sum would count "
-          "the latter once per device; first take the sum of the former, with a `reduce_scatter` or `all_reduce<\"A +t "
-          "-> A\">` (communicate), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
-  illegal(
-      rules::add("-", "A", "A +d +t"),
-      "- of `A` and `A +d +t`: `A +d +t` is partial over d, but `A` is replicated over d, so the pending sum would "
-      "count the latter once per device; first take the sum of the former, with a `reduce_scatter` or `all_reduce<\"A "
-      "+d +t -> A\">` (communicate), or take `to_partial<\"A -> A +d +t\">` of the latter (no traffic)");
+          "the latter once per device; first take the sum of the former, with `all_reduce<\"A +t -> A\">` "
+          "(communicates), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
+  illegal(rules::add("-", "A", "A +d +t"),
+          "- of `A` and `A +d +t`: `A +d +t` is partial over d, but `A` is replicated over d, so the pending sum would "
+          "count the latter once per device; first take the sum of the former, with `all_reduce<\"A +d +t -> A\">` "
+          "(communicates), or take `to_partial<\"A -> A +d +t\">` of the latter (no traffic)");
   illegal(rules::add("+", "M +d", "B/d M"),
-          "+ of `M +d` and `B/d M`: " + summand_meets_shard("M", "d", "B/d M", "B/d"));
-  illegal(rules::add("+", "M/t", "M +t"), "+ of `M/t` and `M +t`: " + summand_meets_shard("M", "t", "M/t", "M/t"));
+          "+ of `M +d` and `B/d M`: " + summand_meets_shard("M", "d", "B/d M", "B/d", "all_reduce<\"M +d -> M\">"));
+  illegal(rules::add("+", "M/t", "M +t"),
+          "+ of `M/t` and `M +t`: " + summand_meets_shard("M", "t", "M/t", "M/t", "reduce_scatter<\"M +t -> M/t\">"));
+  // Only the sum over t, as both are partial over d.
+  illegal(rules::add("+", "B M/t +d", "M +d +t"),
+          "+ of `B M/t +d` and `M +d +t`: `M +d +t` is partial over t, but `B M/t +d` is sharded over t (dim `M/t`); "
+          "the former first needs its sum, with `reduce_scatter<\"M +d +t -> M/t +d\">` (communicates)");
+  illegal(rules::add("+", "M/t/d", "M/t +d"),
+          "+ of `M/t/d` and `M/t +d`: " +
+              summand_meets_shard("M/t", "d", "M/t/d", "M/t/d", "reduce_scatter<\"M/t +d -> M/t/d\">"));
+  // No one op gives this sharding.
+  illegal(rules::add("+", "M/t N/s", "M N +t"),
+          "+ of `M/t N/s` and `M N +t`: `M N +t` is partial over t, but `M/t N/s` is sharded over t (dim `M/t`); the "
+          "former first needs its sum, with a `reduce_scatter` or `all_reduce<\"M N +t -> M N\">` (communicate)");
+  illegal(rules::add("+", "A B +t", "A"),
+          "+ of `A B +t` and `A`: `A B +t` is partial over t, but `A` is replicated over t, so the pending sum would "
+          "count the latter once per device; first take the sum of the former, with a `reduce_scatter` or "
+          "`all_reduce<\"A B +t -> A B\">` (communicate), or take `to_partial<\"A -> A +t\">` of the latter (no "
+          "traffic)");
   illegal(rules::add("+", "A/t", "A"),
           "+ of `A/t` and `A`: " + shards_differ("A", "A", "A/t", "A/t", "A/t -> A", "A -> A/t"));
   illegal(rules::add("+", "A/t B", "B/t"),
@@ -546,7 +566,8 @@ TEST_CASE("rules: *") {
   illegal(rules::multiply("A +t", "A +t"),
           "* of `A +t` and `A +t`: both are partial over t, and a product of sums is not the sum of the products; take "
           "`all_reduce` or `reduce_scatter` of one first (communicates)");
-  illegal(rules::multiply("A/t", "B +t"), "* of `A/t` and `B +t`: " + summand_meets_shard("B", "t", "A/t", "A/t"));
+  illegal(rules::multiply("A/t", "B +t"),
+          "* of `A/t` and `B +t`: " + summand_meets_shard("B", "t", "A/t", "A/t", "all_reduce<\"B +t -> B\">"));
   illegal(rules::multiply("A/t", "A"),
           "* of `A/t` and `A`: " + shards_differ("A", "A", "A/t", "A/t", "A/t -> A", "A -> A/t"));
   illegal(rules::multiply("A/t B", "A B/t"),
@@ -567,7 +588,8 @@ TEST_CASE("rules: /") {
   illegal(rules::divide("+t", "+t"),
           "/ of `+t` and `+t`: the divisor is partial over t, and a quotient by a sum is not the sum of the quotients; "
           "reduce it first, with `all_reduce<\"+t -> \">` (communicates)");
-  illegal(rules::divide("A +t", "B/t"), "/ of `A +t` and `B/t`: " + summand_meets_shard("A", "t", "B/t", "B/t"));
+  illegal(rules::divide("A +t", "B/t"),
+          "/ of `A +t` and `B/t`: " + summand_meets_shard("A", "t", "B/t", "B/t", "all_reduce<\"A +t -> A\">"));
   illegal(rules::divide("A/t", "A/d"),
           "/ of `A/t` and `A/d`: dim `A/t` of `A/t` is `A/d` in `A/d`, so their shards differ; `all_gather` one of "
           "them and `shard` it like the other (communicates)");
@@ -607,10 +629,10 @@ TEST_CASE("rules: where") {
   illegal(rules::where("A +t", "A", "A"), needs_sum("where", "A"));
   illegal(rules::where("A", "A +t", "A"),
           "where of `A +t` and `A`: `A +t` is partial over t, but `A` is replicated over t, so the pending sum would "
-          "count the latter once per device; first take the sum of the former, with a `reduce_scatter` or "
-          "`all_reduce<\"A +t -> A\">` (communicate), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
+          "count the latter once per device; first take the sum of the former, with `all_reduce<\"A +t -> A\">` "
+          "(communicates), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
   illegal(rules::where("A/t", "B +t", "B +t"),
-          "where of `B +t` and `A/t`: " + summand_meets_shard("B", "t", "A/t", "A/t"));
+          "where of `B +t` and `A/t`: " + summand_meets_shard("B", "t", "A/t", "A/t", "all_reduce<\"B +t -> B\">"));
   illegal(rules::where("A/t", "A", "A"),
           "where of `A` and `A/t`: " + shards_differ("A", "A", "A/t", "A/t", "A/t -> A", "A -> A/t"));
 }

@@ -18,6 +18,7 @@
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loops.hpp"
 #include "shardlib/rules/loss.hpp"
+#include "shardlib/rules/operators.hpp"
 #include "shardlib/rules/positions.hpp"
 #include "shardlib/rules/ragged.hpp"
 #include "shardlib/rules/reinterpret.hpp"

@@ -117,7 +117,12 @@ constexpr Verdict all_reduce(const ParsedOp& op, const TensorSpec& x) {
   const OpCall call = call_of("all_reduce", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
-  if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
+  if (!(in.dims == out.dims)) {
+    Text advice;
+    if (all_gather(op, in).ok()) advice = "; take " + suggestion("all_gather", in, out) + " (communicates)";
+    if (reduce_scatter(op, in).ok()) advice = "; take " + suggestion("reduce_scatter", in, out) + " (communicates)";
+    return call.fail(detail_::other_dims(in, out) + " and with the same sharding" + advice);
+  }
   if (const Text why = detail_::not_named(in, out); !why.empty()) return call.fail(why);
   if (const Text why = new_sum(in.partial, out); !why.empty()) return call.fail(why);
   if (in.partial == out.partial)

@@ -59,6 +59,26 @@ constexpr Text broadcast(const Operands& in, TensorSpec& out) {
   return {};
 }
 
+/// The op that takes the sums of x which do not fit beside `other`: those over axes where that has this placement. Its
+/// result has the sharding of `other`.
+constexpr Text sum_beside(const TensorSpec& x, const TensorSpec& other, Placement::Kind kind) {
+  TensorSpec sum = x;
+  sum.partial = {};
+  bool lacks_dims = false;
+  for (auto axis : x.partial)
+    if (other.placement(axis).kind != kind) sum.add_partial(axis);
+  for (Dim& dim : sum.dims) {
+    const int at = other.find(dim.name);
+    lacks_dims = lacks_dims || at < 0;
+    if (at >= 0) dim.axes = other.dims[at].axes;
+  }
+  if (kind == Placement::replicated && lacks_dims) return reduction(x);  // a dim that `other` lacks may be scattered
+  const ParsedOp op(x, sum);
+  if (reduce_scatter(op, x).ok()) return suggestion("reduce_scatter", x, sum) + " (communicates)";
+  if (all_reduce(op, x).ok()) return suggestion("all_reduce", x, sum) + " (communicates)";
+  return reduction(x);
+}
+
 /// If an axis shards a dim in one operand, every other operand has that dim with the same sharding, or lacks it and
 /// is replicated on the axis.
 constexpr Text align(const Operands& in) {
@@ -69,7 +89,7 @@ constexpr Text align(const Operands& in) {
           const Placement s = y.placement(axis);
           if (s.kind == Placement::partial)
             return quoted(y) + " is partial over " + axis + ", but " + quoted(x) + " is " + describe(x, axis) +
-                   "; the former first needs its sum, with " + reduction(y);
+                   "; the former first needs its sum, with " + sum_beside(y, x, Placement::sharded);
           if (s.kind == Placement::sharded && y.dims[s.dim].name != dim.name)
             return quoted(x) + " is " + describe(x, axis) + ", but " + quoted(y) + " is " + describe(y, axis) +
                    ", so only diagonal shards would meet; `all_gather` one of them (communicates)";
@@ -94,7 +114,7 @@ constexpr Text alike(const Operands& in) {
               summand.add_partial(pending);
           return quoted(x) + " is partial over " + axis + ", but " + quoted(y) + " is replicated over " + axis +
                  ", so the pending sum would count the latter once per device; " +
-                 "first take the sum of the former, with " + reduction(x) +
+                 "first take the sum of the former, with " + sum_beside(x, y, Placement::replicated) +
                  (summand.partial.contains(unnamed_axes)
                       ? Text()
                       : ", or take " + suggestion("to_partial", y, summand) + " of the latter (no traffic)");
@@ -244,53 +264,6 @@ constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
             Text(name) + " of " + quoted(a) + " and a constant: the operand is partial over " + a.partial[0] +
                 ", and each device would count the constant again; " + reduce_first(a)};
   return {a, {}};
-}
-
-/// A comparison by an operator of C++.
-constexpr Verdict no_operator(std::string_view symbol, std::string_view name, const TensorSpec& x) {
-  return {{},
-          Text(symbol) + " of " + quoted(x) +
-              ": tensors are not compared by an operator, whose result is one bool; write `" + name +
-              "(x, y)`, which gives one for each element, or compare numbers, as `item(x)`"};
-}
-
-/// An operator of C++ that tensors do not have.
-constexpr Verdict no_symbol(std::string_view symbol, std::string_view name, const TensorSpec& x) {
-  return {
-      {},
-      Text(symbol) + " of " + quoted(x) + ": tensors have no such operator; write " + quoted(Text(name) + "(x, y)")};
-}
-/// An operand of + - * / that is neither a tensor nor a number.
-constexpr Verdict no_operand(std::string_view symbol, std::string_view type, const TensorSpec& x) {
-  return {{},
-          Text(symbol) + " of " + quoted(x) + ": the other operand, " + quoted(type) +
-              ", is neither a tensor nor a number; `place` values of the host on the mesh first, and take the value of "
-              "what may be empty, `*y`"};
-}
-/// `x.size(0)`: a dim, or an axis of a mesh, by its number.
-constexpr Verdict no_number(std::string_view call, std::string_view what, const TensorSpec& x) {
-  const Text name = x.rank() == 0 ? Text("M") : Text(x.dims[0].name);
-  return {{},
-          Text(call) + " of " + quoted(x) + ": " + what + " has a name and no number; write " +
-              quoted(Text(call) + "(\"" + name + "\")")};
-}
-
-/// A bool_ tensor as a condition of C++. Other tensors are one: whether they hold a value.
-constexpr Verdict no_condition(const TensorSpec& x) {
-  return {{},
-          "a condition on " + quoted("bool_[" + to_string(x) + "]") +
-              " would ask whether the tensor holds a value, not whether its elements are true; write `item(x)` of a "
-              "scalar, which `any` and `all` make, or `logical_and`, `logical_or` and `equal(x, 0.0)` in place of "
-              "`&&`, `||` and `!`"};
-}
-
-/// An element by number.
-constexpr Verdict no_subscript(const TensorSpec& x) {
-  return {{},
-          "[] of " + quoted(x) +
-              ": a device holds a shard, so a tensor has no element by number; take a part along an unsharded dim with "
-              "`narrow<\"M -> N\">(x, begin, size)` (a local copy), rows by indices with `index_unreduced`, all parts "
-              "along the first dim with `unstack`, or read this device's shard with `x.span()[i]`"};
 }
 
 /// A linear op of one operand: negation, scaling, float casts, stop_gradient.
