@@ -1,5 +1,5 @@
 // Figures, each a ratio measured in one run (medians, the two sides interleaved):
-//   figures                     one process: GEMM, typed shell, attention, loss, a gpt_fsdp step; the measured FMA peak
+//   figures                     one process: GEMM, typed shell, fusion, attention, loss, a gpt_fsdp step; the FMA peak
 //   mpirun -n 2 figures         collectives against the MPI library's own; -n 4 where there are fewer cores than ranks
 // benchmarks/run.sh builds and runs all three.
 #include <fmt/format.h>
@@ -121,6 +121,35 @@ void shell_figures(const Mesh<"d t">& mesh) {
   fmt::print("typed {:.1f} us, by hand {:.1f} us, ratio {:.3f} ({:.2f} .. {:.2f})\n", times[0].median * 1e6,
              times[1].median * 1e6, times[0].median / times[1].median, times[0].low / times[1].high,
              times[0].high / times[1].low);
+}
+
+struct Gated {
+  Tensor<f32, "B/d M/t"> v, w;
+};
+
+// The same function as six elementwise ops and as one `map`, which fuses them.
+void fusion_figures(const Mesh<"d t">& mesh) {
+  fmt::print(
+      "\ntanh(2 v) w + swish(v) / 2 of [1024 x 768] f32 as six ops and as one map; us, medians; the ratio of six ops "
+      "to "
+      "one map\n");
+  const Sizes sizes{{"B", 1024}, {"M", 768}};
+  const auto random = [&](std::uint64_t i) { return random_normal<f32, "B/d M/t">(mesh, sizes, {0, i}); };
+  const Gated gated{random(1), random(2)};
+  const auto ct = random(3);
+  const auto ops = [](const Gated& x) { return tanh(x.v * 2.0) * x.w + swish(x.v) * 0.5; };
+  const auto fused = [](const Gated& x) {
+    return map([](auto v, auto w) { return tanh(v * 2.0) * w + swish(v) * 0.5; }, x.v, x.w);
+  };
+  const auto step = [&](const auto& f) {
+    static_cast<void>(value_and_grad(
+        mesh, [&](const Gated& x) { return sum(f(x) * ct); }, gated));
+  };
+  const auto t =
+      interleaved(51, {[&] { ops(gated); }, [&] { fused(gated); }, [&] { step(ops); }, [&] { step(fused); }});
+  for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
+    fmt::print("{:<9}  six ops {:>7.0f}  one map {:>7.0f}  ratio {:.2f}\n", i == 0 ? "forward" : "both",
+               t[i].median * 1e6, t[i + 1].median * 1e6, t[i].median / t[i + 1].median);
 }
 
 gpt::Model<f32> random_model(const Mesh<"r d s t">& mesh, const Sizes& sizes, int layers) {
@@ -396,6 +425,7 @@ int figures(bool safeguards_only) {
     fmt::print("FMA peak: {:.1f} GFLOP/s on one core, {:.1f} on {} at once\n", one / 1e9, all / 1e9, cores);
     gemm_figures(mesh);
     shell_figures(mesh);
+    fusion_figures(mesh);
     attention_figures(mesh);
     loss_figures(mesh);
     const double again = fma_peak(cores);  // the machine's clock changes
