@@ -221,7 +221,7 @@ int program(int argc, char** argv) {
   if (!o.training.plan && o.training.graph.empty()) {
     run::note_loaded(o.training, data, o.files.load);
     if (!o.files.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
-    if (!o.files.save.empty()) run::require_writable_folder(o.files.save, "--export");
+    if (!o.files.save.empty()) run::require_writable_folder(o.training, o.files.save, "--export");
     if (!o.files.logits.empty()) run::require_logits_file(o.training, o.files.logits);
   }
   const auto train_on = [&](const DevicePtr& device, const Options& used) {

@@ -21,6 +21,7 @@
 #include <shardlib/run/graph.hpp>
 #include <shardlib/run/microbatches.hpp>
 #include <shardlib/run/plan.hpp>
+#include <shardlib/run/run_directory.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/trained.hpp>
 #include <shardlib/shardlib.hpp>
@@ -604,7 +605,10 @@ int program(int argc, char** argv) {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };
   };
-  if (!o.training.graph.empty() && world_rank() == 0) io::require_writable(o.training.graph, "--graph");
+  if (!o.training.graph.empty() && world_rank() == 0) {
+    run::require_no_run_file(o.training.graph, "--graph", o.training.directory);
+    io::require_writable(o.training.graph, "--graph");
+  }
   run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
   run::announce(options, o.training);
   if (!o.training.graph.empty() && world_rank() == 0) draw_layer(o, mesh, body);

@@ -201,7 +201,7 @@ void load_weights(const Mesh<A>& mesh, const HuggingFace& files, const run::Trai
   if (files.empty()) return;
   io::together(*mesh.device(), "", [&] {
     if (mesh.rank() != 0) return;
-    if (!files.save.empty()) run::require_writable_folder(files.save, "--export");
+    if (!files.save.empty()) run::require_writable_folder(training, files.save, "--export");
     if (!files.logits.empty()) run::require_logits_file(training, files.logits);
     if (!files.load.empty() && tied)
       run::require_tied(io::SafetensorsFiles(files.load), "lm_head.weight", "model.embed_tokens.weight");

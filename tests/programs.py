@@ -743,7 +743,7 @@ def data_and_runs(p):
     p.gpt(f"--run={folder}", "--steps=4", "--save-every=2").succeeds()
     for option in "--jsonl", "--csv", "-o":
         for file in "metrics.jsonl", "config.toml", "checkpoints/LATEST", "checkpoints/new.html":
-            p.run("shardlib-report", [folder, option, f"{folder}/{file}"]).fails(2, file, "choose another one")
+            p.run("shardlib-report", [folder, option, f"{folder}/{file}"]).fails(2, file, "choose another name or folder")
     p.gpt(f"--run={folder}", "--steps=5").succeeds()  # its records are whole
     weights = os.path.join(p.folder, "own.safetensors")
     p.run("shardlib-checkpoint", ["to-safetensors", f"{folder}/checkpoints/step-00000005", weights]).succeeds()
@@ -1604,7 +1604,19 @@ def mistakes(p):
     again = p.gpt(f"--metrics={metrics}").succeeded()
     again.check(f"replacing the records of an earlier run in '{metrics}'" in again.out, "a run of its own says that it replaces them")
     check([record["step"] for record in records(metrics)] == [0, 1], "--metrics has the records of one run")
-    p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
+    before = tree(kept)
+    for run in kept, f"{p.folder}/not-yet":
+        for file in "metrics.jsonl", "config.toml", "checkpoints/LATEST":
+            owner = f"'{run}' is the folder of a run, which writes {file.split('/')[0]} itself"
+            p.gpt(f"--run={run}", f"--metrics={run}/{file}").fails(2, f"--metrics '{run}/{file}'", owner)
+            p.gpt(f"--run={run}", f"--logits={run}/{file}", "--steps=0", "--prompt=And").fails(2, f"--logits '{run}/{file}'", owner)
+    p.gpt(f"--run={p.folder}/not-yet", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", f"'{kept}' is the folder of a run")
+    p.gpt(f"--graph={kept}/step.svg").fails(2, "--graph", f"'{kept}' is the folder of a run, which writes step.svg itself")
+    p.gpt(f"--run={kept}", f"--export={kept}/tokenizer").fails(2, "--export", f"'{kept}' is the folder of a run, which writes tokenizer itself")
+    check(tree(kept) == before and not os.path.exists(f"{p.folder}/not-yet"), "an option that names a run's file changes nothing")
+    if p.mpiexec:
+        p.gpt(f"--metrics={kept}/metrics.jsonl", ranks=2).fails(2, "--metrics", f"'{kept}' is the folder of a run")
+    p.gpt(f"--run={kept}", f"--metrics={kept}/mine.jsonl", "--steps=5").succeeds()
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "not a regular file")
     late.check("resuming from" not in late.out, "--trace fails before the run goes on")

@@ -440,6 +440,19 @@ TEST_CASE("run directory: a changed configuration", "[run]") {
   CHECK(contents(path + "/config.1.toml") == config);
 }
 
+TEST_CASE("records: what --metrics may replace", "[run]") {
+  using run::detail::begins_as_record;
+  for (const Record& one : {record(0), record(123456), Record{.step = 3, .loss = std::nan("")}}) {
+    const std::string line = to_json(one) + "\n";
+    CHECK(begins_as_record(line + line));
+    for (std::size_t size = 0; size < line.size(); ++size) CHECK(begins_as_record(line.substr(0, size)));
+  }
+  for (const std::string& other :
+       {to_json(Sample{0, "And", "And God"}) + "\n", std::string("{\"step\": 1}\n"), std::string("{}"),
+        std::string("{\"step\": 1, \"loss\": 2.5, \"lr\": 0.1}\n"), std::string("a text"), std::string(40, '\0')})
+    CHECK(!begins_as_record(other));
+}
+
 TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   const Scratch folder;
   const auto refuses = [&](const std::string& path, Resume resume, const std::string& text,
@@ -469,6 +482,39 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));
+}
+
+TEST_CASE("run directory: no option may name a file that a run writes", "[run]") {
+  const Scratch folder;
+  const std::string a = folder / "a", b = folder / "b", user = folder / "user";
+  for (const std::string& made : {a + "/checkpoints/step-00000002", b + "/checkpoints", user})
+    std::filesystem::create_directories(made);
+  for (const std::string& made :
+       {a + "/config.toml", a + "/run.json", b + "/checkpoints/LATEST", user + "/config.toml", user + "/metrics.jsonl"})
+    put(made, "");
+  const std::string next = folder / "next";                           // the folder of --run, which does not exist yet
+  std::filesystem::create_symlink("a/report.html", folder / "link");  // to what does not exist yet
+  std::filesystem::create_symlink("loop", folder / "loop");
+  const auto refused = [&](const std::string& path, const std::string& run, const std::string& name) {
+    CAPTURE(path);
+    expect_error<UsageError>([&] { run::require_no_run_file(path, "--metrics", next); },
+                             "--metrics '" + path + "': '" + run + "' is the folder of a run, which writes " + name +
+                                 " itself; choose another name or folder");
+  };
+  for (const std::string& run : {a, b, next})
+    for (const char* name : {"config.toml", "config.1.toml", "run.json", "run.12.json", "metrics.jsonl",
+                             "metrics.3.jsonl", "samples.jsonl", "samples.1.jsonl", "console.log", "report.html",
+                             "tokenizer", "checkpoints", "trace.json", "step.svg", "timeline.svg", "tensorboard"})
+      refused(run + "/" + name, run, name);
+  refused(a + "/checkpoints/step-00000002/manifest.json", a, "checkpoints");
+  refused(next + "/tokenizer/", next, "tokenizer");
+  refused(user + "/../a/./run.json", a, "run.json");
+  refused(folder / "link", a, "report.html");
+  for (const std::string& path :
+       {a + "/mine.jsonl", a + "/report.1.html", a + "/mine/metrics.jsonl", a + "/config.x.toml", a + "/config..toml",
+        next, next + "/exported", user + "/metrics.jsonl", user + "/config.toml", folder / "loop", folder / "run.json"})
+    CHECK_NOTHROW(run::require_no_run_file(path, "--metrics", next));
+  CHECK_NOTHROW(run::require_no_run_file(next + "/config.toml", "--metrics"));
 }
 
 TEST_CASE("run directory: a run goes on from imported checkpoints", "[run]") {

@@ -323,8 +323,20 @@ def tool(program, folder):
     exports(run, folder)
     put(f"{folder}/first/console.log", "step 0\n")
     done = run("first", "-o", "first/console.log")
-    check(done.returncode == 2 and "a file of the run 'first' itself" in done.stderr, f"no page in a run's own file: {done}")
+    check(done.returncode == 2 and "'first' is the folder of a run, which writes console.log itself" in done.stderr, f"no page in a run's own file: {done}")
     check(text_of(folder, "first/console.log") == "step 0\n", "the run's file stays")
+    other = f"{folder}/other"  # a run that is not shown
+    os.mkdir(other)
+    for file in "config.toml", "run.json":
+        put(f"{other}/{file}", "")
+    for option, file in ("-o", "run.json"), ("--csv", "report.html"), ("--jsonl", "samples.jsonl"):
+        done = run("first", option, f"other/{file}")
+        check(done.returncode == 2 and f"'{other}' is the folder of a run, which writes {file} itself" in done.stderr, f"no output in another run's file: {done}")
+    check(sorted(os.listdir(other)) == ["config.toml", "run.json"] and text_of(other, "run.json") == "", "the other run stays as it is")
+    for page in "first/report.html", "other/report.html", "other/own.html":
+        check(run("first", "-o", page).returncode == 0, f"a page may be {page}")
+    done = run("first/metrics.jsonl", "--jsonl", "first/metrics.jsonl")
+    check(done.returncode == 2 and "the file is read as a run" in done.stderr, f"no table in what it is made of: {done}")
     for words, text in [
         (["nothing"], "error: there is no folder or file 'nothing': give the folder of a run, or its metrics.jsonl\n"),
         (["first", "-o", ""], "error: -o is given an empty value: give FILE, or leave the option out (see --help)\n"),

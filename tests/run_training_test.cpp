@@ -691,12 +691,39 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
     put(folder / "file", "");
     with.metrics = folder / "file/metrics.jsonl";
     refused(with, "cannot write the file '" + with.metrics + "': Not a directory; check --metrics");
-    for (const char* other : {"a text", "{\"step\":\n", "{}"}) {
+    for (const char* other :
+         {"a text", "{\"step\":\n", "{}", "{\"step\": 1}\n", "{\"step\": 1, \"prompt\": \"And\", \"text\": \"And \"}\n",
+          "{\"step\": 1, \"loss\": 2.5, \"lr\": 0.1}\n", "{\"step\": now, \"loss\": "}) {
       with.metrics = folder / "other";
       put(with.metrics, other);
       refused(with, "--metrics '" + with.metrics + "': the file holds something else than records of a run");
       CHECK(contents(with.metrics) == other);
     }
+    {
+      put(folder / "begins.jsonl", "");
+      run::JsonLines living(folder / "begins.jsonl", run::JsonLines::Mode::append);
+      REQUIRE(living.lock());
+      with.metrics = folder / "begins.jsonl";
+      refused(with, "--metrics '" + with.metrics + "': another run is writing to this file");
+    }
+    const std::string line = run::to_json(run::Record{});
+    // A file of a run: its own, before its folder exists, or another run's.
+    with.directory = "new";
+    with.metrics = folder / "new/config.toml";
+    refused(with,
+            "--metrics '" + with.metrics + "': '" + folder / "new" + "' is the folder of a run, which writes config");
+    CHECK(!std::filesystem::exists(folder / "new"));
+    std::filesystem::create_directory(folder / "second");
+    for (const char* name : {"config.toml", "run.json", "metrics.jsonl"})
+      put(folder / ("second/" + std::string(name)), line + "\n");
+    for (const char* directory : {"", "new"}) {
+      with.directory = directory;
+      with.metrics = folder / "second/metrics.jsonl";
+      refused(with,
+              "--metrics '" + with.metrics + "': '" + folder / "second" + "' is the folder of a run, which writes me");
+      CHECK(contents(with.metrics) == line + "\n");
+    }
+    CHECK(!std::filesystem::exists(folder / "new"));
     // A new folder is no run after that.
     with.directory = "new";
     with.resume = false;

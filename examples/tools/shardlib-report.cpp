@@ -7,6 +7,7 @@
 #include <shardlib/io/file.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/report.hpp>
+#include <shardlib/run/run_directory.hpp>
 #include <shardlib/support/error.hpp>
 
 #include <fmt/format.h>
@@ -34,21 +35,17 @@ void write_table(const std::string& table, const std::string& file) {
   fmt::print("wrote {}\n", file);
 }
 
-/// Throws UsageError if the file that the option names is one of a run's own, which other programs read, does not begin
-/// as what replaces it does, or cannot be written.
+/// Throws UsageError if the file that the option names is one that a run writes, or is read here, does not begin as
+/// what replaces it does, or cannot be written. A run's page can be made again, so another page may replace it.
 void require_free(const std::string& file, const std::vector<std::string>& runs, const std::string& option,
                   const std::string& begin) {
   namespace fs = std::filesystem;
   if (file == "-") return;
-  std::error_code gone;
-  const fs::path whole = fs::weakly_canonical(fs::absolute(file), gone);
+  const bool is_page = option == "--output" && fs::path(file).filename() == "report.html";
   for (const std::string& run : runs) {
-    const fs::path checkpoints = fs::canonical(run + "/checkpoints", gone);
-    bool own = !gone && std::ranges::mismatch(checkpoints, whole).in1 == checkpoints.end();
-    for (const char* const name : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json", "/console.log",
-                                   "/trace.json", "/step.svg", "/timeline.svg"})
-      own = own || fs::equivalent(file, run + name, gone);
-    if (own) throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
+    if (!is_page) run::require_no_run_file(file, option, run);
+    if (std::error_code gone; fs::equivalent(file, run, gone))
+      throw UsageError(fmt::format("{} '{}': the file is read as a run: choose another one", option, file));
   }
   io::require_writable(file, option);
   if (io::begins_otherwise(file, begin))

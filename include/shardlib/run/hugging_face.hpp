@@ -71,8 +71,9 @@ SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::
                                   const std::string& embedding);
 
 /// Throws UsageError, which begins with the option, unless a model can be written into this folder. Creates the folder
-/// if needed. Call it before training. `require_writable_folder("exported", "--export")`
-SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const std::string& option);
+/// if needed. Call it before training. `require_writable_folder(training, "exported", "--export")`
+SHARDLIB_INLINE void require_writable_folder(const Training& training, const std::string& folder,
+                                             const std::string& option);
 
 /// Throws UsageError, which begins with --logits, unless this safetensors file can be written, or if it would replace a
 /// model, or a file of another format. Call it before training.

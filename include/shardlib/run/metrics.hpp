@@ -47,6 +47,9 @@ struct Sample {
 namespace detail {
 /// Each line of records begins with this text.
 inline constexpr std::string_view record_begin = "{\"step\": ";
+/// Whether the text begins as a record does, or is the beginning of one. Samples and the records of other programs have
+/// a "step", too. `begins_as_record(R"({"step": 0, "loss": 5.5, "learning_rate": 0.1)")`
+[[nodiscard]] SHARDLIB_INLINE bool begins_as_record(std::string_view text);
 }  // namespace detail
 
 /// One line of JSON without its line end. Numbers that are not finite are null.

@@ -91,6 +91,13 @@ class RunDirectory {
   std::unique_ptr<ConsoleLog> console_;
 };
 
+/// Throws UsageError, which begins with the option, if `path` is a file or folder that a run writes itself:
+/// config.toml, a file below checkpoints/ and so on, in the folder of an existing run or in `run`, the folder of --run,
+/// which need not exist yet. Call it for each output that an option names, before anything is written.
+/// `require_no_run_file("runs/first/config.toml", "--metrics", "runs/second")`
+SHARDLIB_INLINE void require_no_run_file(const std::string& path, const std::string& option,
+                                         const std::string& run = "");
+
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED

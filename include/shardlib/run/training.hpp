@@ -143,8 +143,9 @@ namespace detail {
 /// training)`
 SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 
-/// `io::require_writable` for a file that may be in the folder of --run, which this makes if it is not there yet.
-/// `require_output(training, "runs/first/logits.safetensors", "--logits")`
+/// `io::require_writable` for a file that may be in the folder of --run, which this makes if it is not there yet. It
+/// may not be one that a run writes itself (`require_no_run_file`). `require_output(training,
+/// "runs/first/logits.safetensors", "--logits")`
 SHARDLIB_INLINE void require_output(const Training& training, const std::string& path, const std::string& option);
 
 /// The learning rates of the run's steps. Throws UsageError if --decay-steps ends the decay within the warmup.

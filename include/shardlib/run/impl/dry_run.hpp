@@ -19,6 +19,7 @@
 #include "shardlib/run/graph.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/prediction.hpp"
+#include "shardlib/run/run_directory.hpp"
 #include "shardlib/support/error.hpp"
 
 #if defined(SHARDLIB_WITH_MPI)
@@ -256,7 +257,10 @@ SHARDLIB_INLINE bool dry_run(Training& training, const std::vector<AxisSize>& me
                              GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
-  if (!training.graph.empty() && speaks) io::require_writable(training.graph, "--graph");
+  if (!training.graph.empty() && speaks) {
+    require_no_run_file(training.graph, "--graph", training.directory);
+    io::require_writable(training.graph, "--graph");
+  }
   const bool prints = training.plan && speaks;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   const std::optional<double> bytes = detail::planned_bytes(training);

@@ -19,6 +19,7 @@
 #include "shardlib/io/formats/safetensors.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/console.hpp"
+#include "shardlib/run/run_directory.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
@@ -143,7 +144,9 @@ SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::
                     files.path(), output, embedding));
 }
 
-SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const std::string& option) {
+SHARDLIB_INLINE void require_writable_folder(const Training& training, const std::string& folder,
+                                             const std::string& option) {
+  require_no_run_file(folder, option, training.directory);
   std::error_code ignored;
   if (io::file_exists(folder) && !std::filesystem::is_directory(folder, ignored))
     throw UsageError(

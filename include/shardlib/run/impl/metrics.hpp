@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -110,6 +111,16 @@ std::vector<T> read_objects(const std::string& path) {
   if (lines > 0 && !rest.empty() && rest[0] != '\0' && !rest.starts_with(record_begin.substr(0, rest.size())))
     fail_record(path, lines + 1, rest, "it does not begin with {\"step\":");
   return objects;
+}
+
+SHARDLIB_INLINE bool begins_as_record(std::string_view text) {
+  for (const std::string_view key :
+       {record_begin, std::string_view(R"(, "loss": )"), std::string_view(R"(, "learning_rate": )")}) {
+    if (!text.starts_with(key.substr(0, text.size()))) return false;
+    text.remove_prefix(std::min(key.size(), text.size()));
+    text.remove_prefix(std::min(text.find_first_not_of("+-.0123456789enul"), text.size()));  // a number, or null
+  }
+  return true;
 }
 
 }  // namespace detail

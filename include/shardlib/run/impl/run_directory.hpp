@@ -49,6 +49,45 @@ inline bool is_imported(const std::string& folder) {
          !io::list_checkpoints(folder + "/checkpoints").empty();
 }
 
+/// Whether the folder is that of a run, or of checkpoints that a run may resume.
+inline bool is_run(const std::filesystem::path& folder) {
+  std::error_code none;  // what may not be looked at cannot be written either
+  const auto has = [&](const char* name) { return std::filesystem::exists(folder / name, none); };
+  return (has("config.toml") && has("run.json")) || has("checkpoints/LATEST");
+}
+
+/// Whether a run writes the file or folder itself, if it is directly in the run's folder.
+inline bool is_written_by_run(const std::filesystem::path& path) {
+  const RunDirectory run(path.parent_path().string(), "", Resume::automatic, false);
+  const std::vector kept_aside{run.config(), run.starts(), run.metrics(), run.samples()};
+  const std::vector others{run.console(),
+                           run.report(),
+                           run.tokenizer(),
+                           run.checkpoints(),
+                           run.trace(),
+                           run.step_graph(),
+                           run.tensorboard(),
+                           run.path() + "/flight_recorder",
+                           run.path() + "/timeline.svg"};
+  const std::string number = path.stem().extension().string();  // ".1" of config.1.toml, a former config.toml
+  const bool former = number.size() > 1 && number.find_first_not_of("0123456789", 1) == std::string::npos;
+  const std::filesystem::path first =
+      former ? path.parent_path() / path.stem().stem().concat(path.extension().string()) : path;
+  return std::ranges::find(kept_aside, first.string()) != kept_aside.end() ||
+         std::ranges::find(others, path.string()) != others.end();
+}
+
+/// The absolute path without symbolic links, also of what does not exist yet. It is empty if links lead in a circle.
+inline std::filesystem::path resolved(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error);
+  // A link that leads to what does not exist yet stays one.
+  for (int links = 0; links < 40 && fs::is_symlink(whole, error); ++links)
+    whole = fs::weakly_canonical(whole.parent_path() / fs::read_symlink(whole, error), error);
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
 /// Whether there is a file below the folder. An export into a new run has made its folder already.
 inline bool has_files(const std::string& folder) {
   const auto all =
@@ -230,6 +269,18 @@ SHARDLIB_INLINE void RunDirectory::keep_files() {
     std::filesystem::create_directory(std::filesystem::path(path).parent_path(), exists);
     io::replace_file(path, io::as_bytes(text), true);
     detail::warn_removed(path);
+  }
+}
+
+SHARDLIB_INLINE void require_no_run_file(const std::string& path, const std::string& option, const std::string& run) {
+  namespace fs = std::filesystem;
+  const fs::path own = run.empty() ? fs::path() : detail::resolved(run);
+  for (fs::path at = detail::resolved(path); at.has_relative_path(); at = at.parent_path()) {
+    const fs::path folder = at.parent_path();
+    if ((folder == own || detail::is_run(folder)) && detail::is_written_by_run(at))
+      throw UsageError(
+          fmt::format("{} '{}': '{}' is the folder of a run, which writes {} itself; choose another name or folder",
+                      option, path, folder == own ? run : folder.string(), at.filename().string()));
   }
 }
 

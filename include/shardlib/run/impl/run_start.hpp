@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "shardlib/device/device.hpp"
@@ -73,11 +73,26 @@ inline void require_one_run(const DevicePtr& device, const Training& training, c
                   shown((*first)[0]), others, shown((*first)[1])));
 }
 
-/// Throws UsageError if the file of --metrics cannot be written, or holds anything else than records, which would be
-/// lost.
+/// Throws UsageError, the same on all devices, if --metrics names a file that a run writes itself. It is called before
+/// the run's folder is made.
+inline void check_metrics(const DevicePtr& device, const Training& training) {
+  io::together(*device, "", [&] {
+    if (device->rank() == 0 && !training.metrics.empty())
+      require_no_run_file(training.metrics, "--metrics", training.directory);
+  });
+}
+
+/// Throws UsageError if the file of --metrics cannot be written, is a run's that begins at this moment, or holds
+/// anything else than records, which would be lost.
 inline void require_metrics(const std::string& path) {
-  const JsonLines tried(path, JsonLines::Mode::append, "check --metrics");
-  if (io::begins_otherwise(path, record_begin))
+  JsonLines tried(path, JsonLines::Mode::append, "check --metrics");
+  if (!tried.lock())
+    throw UsageError("--metrics '" + path + "': another run is writing to this file; choose another path");
+  if (!std::filesystem::is_regular_file(path)) return;  // a pipe or a device
+  const io::InputFile file(path);
+  io::Bytes head(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), 256)));
+  file.read(0, head);
+  if (!begins_as_record(io::as_text(head)))
     throw UsageError("--metrics '" + path + "': the file holds something else than records of a run, and would be " +
                      "emptied; choose another path, or move it away");
 }
@@ -86,9 +101,6 @@ inline void require_metrics(const std::string& path) {
 inline void require_outputs(const Training& training, const RunDirectory& directory) {
   if (!training.metrics.empty()) require_metrics(training.metrics);
   if (!directory.exists()) return;
-  std::error_code none;
-  if (!training.metrics.empty() && std::filesystem::equivalent(training.metrics, directory.metrics(), none))
-    throw UsageError("--metrics '" + training.metrics + "': the run writes this file itself; leave the option out");
   try {
     io::make_folders(directory.checkpoints());
     if (training.tensorboard) io::make_folders(directory.tensorboard());

@@ -84,6 +84,7 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
 }
 
 SHARDLIB_INLINE void require_output(const Training& t, const std::string& path, const std::string& option) {
+  require_no_run_file(path, option, t.directory);
   std::error_code ignored;  // the run says so itself
   std::filesystem::create_directories(t.directory, ignored);
   io::require_writable(path, option);

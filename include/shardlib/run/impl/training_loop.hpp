@@ -392,6 +392,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::check_checkpoints(training, program);
   detail::check_allowed(training, configuration);
+  detail::check_metrics(device, training);
   detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/run/accelerators.hpp"
 #include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/support/error.hpp"
 
