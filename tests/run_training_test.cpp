@@ -377,7 +377,10 @@ TEST_CASE("training: epochs become steps, and rows may keep the order of the dat
   training.seq = 4;
   training.epochs = 3;
   CHECK(run::open_data(training, 0).train->options().shuffle);
-  CHECK(training.steps == 10);  // of 78 tokens
+  CHECK(training.steps == 10);              // of 78 tokens
+  training.epochs = std::int64_t{1} << 24;  // what --epochs takes at most, and --steps
+  CHECK_THROWS_WITH(run::open_data(training, 0),
+                    "--epochs 16777216 are 54525952 steps, but a run has 16777216 at most: choose fewer epochs");
   training.epochs = std::numeric_limits<std::int64_t>::max() / 8;
   CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Contains("choose fewer epochs"));
   training.epochs = 0;

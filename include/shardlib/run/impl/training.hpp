@@ -22,6 +22,7 @@
 #include "shardlib/run/mesh_option.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/text.hpp"
 
@@ -167,7 +168,11 @@ inline void open_training_data(Training& t, Data& data, const io::LoaderOptions&
       throw UsageError(
           fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
                       data.train->source().tokens(), t.seq));
-    if (t.epochs > 0) t.steps = data.train->steps_for(t.epochs);
+    if (t.epochs <= 0) return;
+    t.steps = data.train->steps_for(t.epochs);
+    if (t.steps > largest_size)  // a configuration with more could not be read again
+      throw UsageError(fmt::format("--epochs {} are {} steps, but a run has {} at most: choose fewer epochs", t.epochs,
+                                   t.steps, largest_size));
     return;
   }
   if (rows.rows != io::Rows::packed)
