@@ -187,6 +187,8 @@ TEST_CASE("options: errors of the command line", "[run]") {
   fails({"--preset=smal"}, "--preset: 'smal' is not one of small, large; did you mean small?");
   fails({"--preset="}, "--preset needs a value, as in --preset=VALUE (see --help)");
   fails({"--config=/nowhere/x"}, "--config: cannot read '/nowhere/x': No such file or directory");
+  fails({"--help=1"}, "--help takes no value");
+  fails({"--steps", "3", "--version=2"}, "--version takes no value");
   fails({"--config=/tmp"}, "--config: '/tmp' is a folder: give a file, as in '/tmp/config.toml'");
   // A value with a name in --help is never empty, and where any text will do it may be.
   fails({"--data="}, "--data is given an empty value: give FILE, or leave the option out (see --help)");

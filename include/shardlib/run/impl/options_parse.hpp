@@ -106,6 +106,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
       no = index != none && std::holds_alternative<bool*>(options_[index].target);
     }
     const bool is_config = name == "--config" && has_settings(), is_preset = name == "--preset" && !presets_.empty();
+    if (name == "--help" || name == "--version") throw UsageError(name + " takes no value");
     if (index == none ? !is_config && !is_preset : name.starts_with("--no-") && name != options_[index].name && !no)
       refuse_option(name);
     const bool is_flag = index != none && std::holds_alternative<bool*>(options_[index].target);
