@@ -48,15 +48,20 @@ class RopeConfig {
       if (kind_ == quoted("linear")) as_type("--rope-context", "0");
       if (kind_ == quoted("llama3")) llama3();
     }
+    if (rope_.factor == 1 && (kind_ == quoted("yarn") || kind_ == quoted("llama3")))
+      config_.refuse(key("factor"), "above 1");
     return kept_ + "}";
   }
 
  private:
   [[nodiscard]] static std::string quoted(const char* text) { return '"' + std::string(text) + '"'; }
+  // The key in full, of the object that names the type if both have it or none.
   [[nodiscard]] std::string key(const std::string& name) {
-    return config_.first_of({"rope_scaling." + name, "rope_parameters." + name});
+    const bool newer = type_.starts_with("rope_parameters.");
+    return config_.first_of(
+        {(newer ? "rope_parameters." : "rope_scaling.") + name, (newer ? "rope_scaling." : "rope_parameters.") + name});
   }
-  // The key in full. An export repeats it.
+  // `key`, which an export repeats.
   std::string kept(const std::string& name, const std::string& otherwise = "") {
     const std::string found = key(name), value = config_.has(found) ? config_.value(found) : otherwise;
     if (!value.empty()) kept_ += fmt::format(R"(, "{}": {})", name, value);

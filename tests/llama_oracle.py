@@ -464,6 +464,10 @@ def compare(program):
                              ("type", {"type": "longrope", "short_factor": [1.0]}),
                              ("type", {"rope_type": "linear", "type": "llama3", "factor": 4.0})]:  # fmt: skip
             refused(f"scaling {scaling}", "config.json", f"'rope_scaling.{key}'", change={"rope_scaling": scaling})
+        for shown, scaling in ("absent", {"rope_type": "yarn"}), ("1.0", {**LLAMA3, "factor": 1.0}):
+            refused(f"scaling {scaling}", "config.json", f"'rope_scaling.factor' is {shown}", "above 1", change={"rope_scaling": scaling})
+        refused("newer scaling without a factor", "config.json", "no 'rope_parameters.factor'", remove=["rope_scaling"],
+                change={"rope_parameters": {"rope_type": "linear"}})  # fmt: skip
         refused("two architectures", "config.json", "'architectures' is [\"LlamaForCausalLM\"]", "Qwen2ForCausalLM",
                 change={"model_type": "qwen2"})  # fmt: skip
         for name, change, *words in [
