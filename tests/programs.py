@@ -1469,6 +1469,7 @@ def options_of_others(p):
 def mistakes(p):
     nowhere, loop = (os.path.join(p.folder, *parts) for parts in (["nowhere", "file"], ["loop"]))
     os.symlink("loop", loop)
+    put(f"{p.folder}/one-token", "A")
     # Options, and what the one error line must say: the option at fault and what to do.
     wrong = [
         (["--color=red"], ["--color", "--help"]),
@@ -1506,7 +1507,8 @@ def mistakes(p):
         ([f"--tokenizer={nowhere}"], ["--tokenizer: ", "nowhere/file"]),
         (["--graph=x.png"], ["--graph", "'x.png'", "ends in .svg"]),
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
-        (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
+        (["--seq=1000000"], ["--data: '", "text.txt' has ", " tokens, fewer than a row of --seq 1000000", "longer text"]),
+        ([f"--data={p.folder}/one-token"], ["--data: '", "one-token' has 1 token, fewer than a row of --seq 16"]),
         (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
         (["--plan", "--layers=1000000"], ["--layers", "4096", "--help"]),
         (["--plan", "--microbatches=16777216"], ["--batch 8", "--microbatches 16777216"]),

@@ -472,13 +472,23 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   put(file, "x");
   for (const std::string& there : {file, file + "/below"})
     refuses(there, Resume::automatic,
-            "cannot create the run's folder '" + there + "': Not a directory; choose another one");
+            "cannot make the folder '" + there + "': Not a directory; choose another one for the run");
+  std::filesystem::create_symlink("not-mounted", folder / "dangling");
+  refuses(folder / "dangling", Resume::automatic,
+          "cannot make the folder '" + folder / "dangling" +
+              "': it is a symbolic link to 'not-mounted', which is not "
+              "there (is its disk mounted?); choose another one for the run");
   std::filesystem::create_directory(half);
   put(half + "/metrics.jsonl", to_json(record(0)) + "\n");
   refuses(half, Resume::automatic,
           "the run's folder '" + half +
               "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
   refuses("", Resume::automatic, "the path of the run's folder is empty");
+  std::filesystem::remove(path + "/config.toml");
+  std::filesystem::create_directory(path + "/config.toml");
+  refuses(path, Resume::automatic,
+          "'" + path + "/config.toml' is a folder: a run has a file there; move the folder away");
+  std::filesystem::remove(path + "/config.toml");
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));

@@ -236,11 +236,11 @@ lines"""
 }
 
 TEST_CASE("options: errors of a file name its line", "[run]") {
-  file_fails("\nstepz = 4", ":2: unknown key 'stepz' in the beginning of the file; did you mean 'steps'?");
+  file_fails("\nstepz = 4", ":2: unknown key 'stepz' at the beginning of the file; did you mean 'steps'?");
   file_fails("[model]\nd-model = 4", ":2: unknown key 'd-model' in [model]; did you mean 'd_model'?");
   file_fails("[model]\nxylophone = 4", ":2: unknown key 'xylophone' in [model]");
-  file_fails("d_model = 4", ":1: the key 'd_model' belongs in [model], not in the beginning of the file");
-  file_fails("[run]\nsteps = 4", ":2: the key 'steps' belongs in the beginning of the file, not in [run]");
+  file_fails("d_model = 4", ":1: the key 'd_model' belongs in [model], not at the beginning of the file");
+  file_fails("[run]\nsteps = 4", ":2: the key 'steps' belongs at the beginning of the file, not in [run]");
   file_fails("\n\n[modle]\n", ":3: unknown section [modle]; did you mean [model]?");
   file_fails("[xylophone]\n", ":1: unknown section [xylophone]");
   file_fails("output = 'x'", ":1: 'output' is not a setting of a file: give --output on the command line");

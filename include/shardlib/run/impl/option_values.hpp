@@ -30,7 +30,6 @@
 #include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
-#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run::detail {
@@ -170,7 +169,6 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
 }
 
 inline std::string read_config_file(const std::string& path) {
-  shardlib::detail::refuse_folder(path, "give a file, as in '" + path + "/config.toml'");
   try {
     return std::string(io::as_text(io::read_file(path)));
   } catch (const StorageError& error) {  // also of a file that may not be read: no start again would help

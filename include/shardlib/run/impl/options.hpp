@@ -13,6 +13,7 @@
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
+#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
@@ -305,6 +306,7 @@ SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, c
 }
 
 SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path) {
+  shardlib::detail::refuse_folder(path, "a run has a file there; move the folder away");
   return config_entries(detail::read_config_file(path), path);
 }
 

@@ -17,6 +17,7 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/regular_file.hpp"
 #include "shardlib/support/text.hpp"
 
 namespace shardlib::run {
@@ -153,8 +154,11 @@ struct Options::ConfigFile {
   std::vector<Setting>& settings;  ///< gets the settings of the file
 
   void read() {
-    const toml::table root =
-        detail::parse_toml(naming_option("--config", [&] { return detail::read_config_file(file); }), file);
+    const std::string text = naming_option("--config", [&] {
+      shardlib::detail::refuse_folder(file, "give a file, as in '" + file + "/config.toml'");
+      return detail::read_config_file(file);
+    });
+    const toml::table root = detail::parse_toml(text, file);
     for (const auto& [key, node] : root) {
       if (const toml::table* section = node.as_table())
         read_section(key, *section);
@@ -170,8 +174,9 @@ struct Options::ConfigFile {
   [[nodiscard]] std::string place(const At& at) const {
     return fmt::format("{}:{}", file, at.source().begin.line);
   }
-  [[nodiscard]] static std::string section_name(const std::string& group) {
-    return group.empty() ? "the beginning of the file" : "[" + shardlib::detail::excerpt(group) + "]";
+  /// "in [model]".
+  [[nodiscard]] static std::string in_section(const std::string& group) {
+    return group.empty() ? "at the beginning of the file" : "in [" + shardlib::detail::excerpt(group) + "]";
   }
 
   void read_section(const toml::key& key, const toml::table& section) {
@@ -207,8 +212,8 @@ struct Options::ConfigFile {
     if (index == none || options.options_[index].validator.command_line_only) refuse_key(group, key, index);
     const Option& option = options.options_[index];
     if (option.group != group)
-      throw UsageError(fmt::format("{}: the key '{}' belongs in {}, not in {}", place(key),
-                                   shardlib::detail::excerpt(name), section_name(option.group), section_name(group)));
+      throw UsageError(fmt::format("{}: the key '{}' belongs {}, not {}", place(key), shardlib::detail::excerpt(name),
+                                   in_section(option.group), in_section(group)));
     Setting setting{index, place(key) + ": " + name, place(key), "", {}};
     if (!std::visit(detail::FromToml{node, setting.texts}, option.target)) {
       const bool list = std::holds_alternative<std::vector<std::string>*>(option.target);
@@ -235,8 +240,8 @@ struct Options::ConfigFile {
     for (const Option& option : options.options_) {
       if (near.empty() && !option.validator.command_line_only) near = nearest(name, {option.key});
     }
-    throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), shardlib::detail::excerpt(name),
-                                 section_name(group), detail::hint(near.empty() ? "" : "'" + near + "'")));
+    throw UsageError(fmt::format("{}: unknown key '{}' {}{}", place(key), shardlib::detail::excerpt(name),
+                                 in_section(group), detail::hint(near.empty() ? "" : "'" + near + "'")));
   }
 
   /// A key of another program, perhaps in a section of its own.
@@ -244,7 +249,7 @@ struct Options::ConfigFile {
     std::string name = "--" + std::string(key.str());
     std::ranges::replace(name, '_', '-');
     if (const std::string who = options.who_knows(name); !who.empty())
-      throw UsageError(fmt::format("{}: unknown key '{}' in {}: {}", place(key), key.str(), section_name(group), who));
+      throw UsageError(fmt::format("{}: unknown key '{}' {}: {}", place(key), key.str(), in_section(group), who));
   }
 };
 

@@ -115,10 +115,11 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   namespace fs = std::filesystem;
   if (path_.empty()) throw UsageError("the path of the run's folder is empty");
   if (!writer_) return;
-  std::error_code error;
-  fs::create_directories(path_, error);
-  if (error)
-    throw UsageError("cannot create the run's folder '" + path_ + "': " + error.message() + "; choose another one");
+  try {
+    io::make_folders(path_);
+  } catch (const Error& error) {
+    throw UsageError(std::string(error.what()) + "; choose another one for the run");
+  }
   const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
   if (!has_config && !has_metrics && detail::has_files(path_) &&
       !(resume == Resume::automatic && detail::is_imported(path_)))

@@ -166,8 +166,8 @@ inline void open_training_data(Training& t, Data& data, const io::LoaderOptions&
     data.train = std::make_shared<io::Loader>(open_tokens("--data", t.data, io::Split::train, t, data), rows);
     if (rows.rows == io::Rows::packed && data.train->source().tokens() < t.seq)
       throw UsageError(
-          fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
-                      data.train->source().tokens(), t.seq));
+          fmt::format("--data: '{}' has {}, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
+                      shardlib::detail::counted(data.train->source().tokens(), "token"), t.seq));
     if (t.epochs <= 0) return;
     t.steps = data.train->steps_for(t.epochs);
     if (t.steps > largest_size)  // a configuration with more could not be read again
