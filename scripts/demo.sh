@@ -10,6 +10,14 @@ options=(--mesh "d=2,t=1" --data "$root/build/data/kjv.txt" --batch 32 --seq 128
   --run "$root/build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
 
 if [ "${1:-}" = -- ]; then shift; fi
+# gpt_fsdp refuses what it does not know, but only after the build. Each of its options stands in quotes in a source file.
+known=$(grep -rhoE '"--[a-z0-9-]+"' include/shardlib/run examples | tr -d '"')
+for word in "$@"; do
+  name=${word%%=*}
+  if [[ $name == --?* ]] && ! grep -qxF -e "$name" -e "--${name#--no-}" <<<"$known"; then
+    misuse "unknown option '$name'; build/demo/examples/gpt_fsdp --help lists them, after a first run of this script"
+  fi
+done
 case " $*" in *" --epochs"*) ;; *) options+=(--steps 500) ;; esac # the program takes only one of the two
 
 scripts/setup.sh

@@ -3,6 +3,8 @@
 #   scripts/text.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+[ $# = 0 ] || misuse "unknown argument '$1'; there are none"
+
 # The text is written under another name first, so an interrupted run leaves no incomplete file of this name.
 text=build/data/kjv.txt
 if [ ! -s "$text" ]; then

@@ -9,10 +9,16 @@ source scripts/system.sh
 
 suite=trixie
 if [ "${1:-}" = --suite ]; then
-  suite=${2:?a suite follows --suite}
+  case ${2:-} in
+    trixie | sid) suite=$2 ;;
+    *) misuse "--suite '${2:-}' is not trixie or sid" ;;
+  esac
   shift 2
 fi
-[ $# -ge 1 ] || misuse "give the folder of the system"
+case ${1:-} in
+  "") misuse "give the folder of the system" ;;
+  -*) misuse "unknown option '$1'; there is --suite trixie|sid" ;;
+esac
 system=$(cd "$from" && realpath -m "$1")
 shift
 if [ ! -f "$system.ready" ]; then
