@@ -28,6 +28,7 @@
 #include <shardlib/support/crc32c.hpp>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -124,6 +125,14 @@ std::vector<std::string> names_in(const std::string& folder) {
     names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// Removes a folder into which other devices write.
+void remove_while_written(const std::string& path) {
+  std::error_code busy;
+  do {
+    std::filesystem::remove_all(path, busy);
+  } while (busy);
 }
 
 Scratch shared_folder() {
@@ -355,6 +364,42 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
       Weights state = make_state(mesh, 0);
       io::load(mesh, scratch / "step-00000002", state);
       expect_state(state, make_state(mesh, 50));
+    });
+  }
+}
+
+TEST_CASE("checkpoint: files that someone removes during a save are an error of storage on all devices",
+          "[checkpoint]") {
+  for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+    const Scratch scratch = shared_folder();
+    on_mesh(axes, [&](const DT& mesh) {
+      const std::string folder = scratch / "checkpoints", name = "checkpoint '" + folder + "/step-00000002' ";
+      for (const bool all : {false, true})  // the whole folder, or that of the checkpoint alone
+        for (const std::string where : {"metadata", "chunk", "chunks", "manifest", "renamed", "latest"}) {
+          const bool saved = where == "renamed" || where == "latest";
+          if (saved && !all) continue;
+          const int who = where == "chunk" || where == "chunks" ? mesh.size() - 1 : 0;
+          set_hook(*mesh.device(), [&, who](std::string_view phase, int d) {
+            if (phase != where || d != who) return;
+            for (const std::string& entry : names_in(folder))
+              if (entry.find(".tmp-") != std::string::npos) remove_while_written(folder + "/" + entry);
+            if (all) std::filesystem::remove_all(folder);
+            if (where == "latest") put(folder, "a file");
+          });
+          const std::string message = error_of<StorageError>([&] { io::save(mesh, folder, 2, make_state(mesh, 50)); });
+          set_hook(*mesh.device(), nullptr);
+          const char* const why = where == "latest" ? "': Not a directory" : "': No such file or directory";
+          expect(message.starts_with(name + (saved ? "is saved, but: cannot " : "was not saved: cannot ")) &&
+                     message.find(why) != std::string::npos,
+                 where + ": " + message);
+          const auto texts = io::gather_texts(*mesh.device(), message);
+          expect(texts.front() == texts.back(), where + ": not the same message everywhere");
+          io::together(*mesh.device(), "", [&] {
+            if (where == "latest" && mesh.device()->rank() == 0) std::filesystem::remove(folder);
+          });
+          io::save(mesh, folder, 2, make_state(mesh, 5));
+          expect(io::newest_whole(mesh, folder) == folder + "/step-00000002", where + ": the next save is whole");
+        }
     });
   }
 }

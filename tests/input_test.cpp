@@ -70,6 +70,17 @@ TEST_CASE("a path that no later try can open is a usage error", "[io]") {
       "cannot list the folder '" + folder + "': a symbolic link in it leads to a folder above it; remove the link");
 }
 
+TEST_CASE("a file that someone removes while it is written may be written again", "[io]") {
+  const Scratch scratch;
+  io::make_new_folder(scratch / "folder");
+  io::OutputFile file(scratch / "folder/file");
+  std::filesystem::remove_all(scratch / "folder");
+  const std::string message = error_of<StorageError>([&] { file.commit(true); });
+  CHECK_THAT(message,
+             Catch::Matchers::StartsWith("cannot rename '" + scratch.path() + "/folder/file.tmp-") &&
+                 Catch::Matchers::EndsWith("to '" + scratch.path() + "/folder/file': No such file or directory"));
+}
+
 TEST_CASE("an error about an option's value names the option and keeps its kind", "[run]") {
   const auto failing = []<class E>(const E& error) {
     return [error] { naming_option("--load", [&] { throw error; }); };

@@ -365,6 +365,14 @@ TEST_CASE("run directory: a folder that is emptied while the run writes to it is
     empty();
     run.go_back(3);
     CHECK(contents(run.config()) == stored);
+    std::filesystem::remove_all(run.tokenizer());
+    put(run.tokenizer(), "a file");
+    expect_error<StorageError>([&] { run.sync(); },
+                               "cannot write '" + run.tokenizer() + "/small.tiktoken': Not a directory");
+    expect_error<StorageError>([&] { run.go_back(3); },
+                               "cannot write '" + run.tokenizer() + "/small.tiktoken': Not a directory");
+    std::filesystem::remove(run.tokenizer());
+    run.sync();
   }
   RunDirectory again(path, stored, Resume::automatic, true);
   CHECK(again.begin(3).empty());

@@ -693,8 +693,8 @@ TEST_CASE("a trace that cannot be written is an error on every device", "[plan][
   on_mesh("d=2,t=2", [](const DevicePtr& device) {
     run::detail::StepTrace trace(device, "/nonexistent/trace.json", 0, 1);
     trace.before(0);
-    expect_error([&] { trace.after(0); },
-                 "cannot write '/nonexistent/trace.json.0': No such file or directory (on device 0 "
-                 "(d=0,t=0) of mesh d=2,t=2)");
+    expect_error<StorageError>([&] { trace.after(0); },
+                               "cannot write '/nonexistent/trace.json.0': No such file or directory (on device 0 "
+                               "(d=0,t=0) of mesh d=2,t=2)");
   });
 }

@@ -357,6 +357,36 @@ TEST_CASE("training: a save that fails is tried again at the next one", "[run][r
   }
 }
 
+TEST_CASE("training: a folder that is emptied during a save costs that save", "[run][recovery]") {
+  if (under_mpi()) return;
+  for (const char* mesh : {"d=1,t=1", "d=2,t=1"}) {
+    std::atomic<int> saves = 0;
+    std::vector<int> emptied;
+    std::string folder;
+    const auto restore = std::shared_ptr<void>(nullptr, [](void*) { test::checkpoint_phase = nullptr; });
+    test::checkpoint_phase = [&](std::string_view phase, int device) {
+      if (device != 0) return;
+      if (phase == "planned") ++saves;
+      if (phase != "manifest" || std::ranges::find(emptied, saves.load()) == emptied.end()) return;
+      for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove_all(entry.path());
+    };
+    Experiment e;
+    folder = e.training.directory;
+    emptied = {2, 3};
+    const auto done = e.run(mesh);
+    CHECK(done->error.empty());
+    CHECK(e.checkpoints() == std::vector<std::string>{"step-00000032", "step-00000040"});
+    CHECK(e.records().size() == 40);
+
+    Experiment ends;
+    folder = ends.training.directory;
+    saves = 0;
+    emptied = {2, 3, 4};
+    CHECK(ends.run(mesh)->error.starts_with("3 checkpoints in a row could not be saved; the last error: checkpoint '" +
+                                            folder + "/checkpoints/step-00000032' was not saved: cannot rename '"));
+  }
+}
+
 TEST_CASE("training: the newest checkpoints stay, every k-th, and the best", "[run][recovery]") {
   Experiment e;
   e.training.save_every = 4;

@@ -17,6 +17,7 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/posix.hpp"
 #include "shardlib/run/trace.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/op_report.hpp"
@@ -58,8 +59,8 @@ class StepTrace {
     observing_.reset();
     if (step + 1 == end_) finish();
   }
-  /// Writes the trace if it is not yet written, for a run that ends early. If that fails, throws the same Error on all
-  /// devices.
+  /// Writes the trace if it is not yet written, for a run that ends early. If that fails, throws the same StorageError
+  /// on all devices.
   void finish() {
     if (!trace_.on()) return;
     const std::string mine = std::exchange(trace_, Trace()).json();
@@ -135,7 +136,7 @@ class StepTrace {
     const auto attempt = [&](const auto& f) {
       if (error) return;
       try {
-        f();
+        io::detail::on_own_paths(f);
       } catch (const Error&) {
         error = std::current_exception();
       }

@@ -83,9 +83,11 @@ SHARDLIB_INLINE void OutputFile::write(std::span<const std::byte> bytes) {
 SHARDLIB_INLINE void OutputFile::commit(bool durable) {
   if (durable && ::fsync(descriptor_) != 0) detail::fail_file("write", path_, errno);
   if (::close(std::exchange(descriptor_, -1)) != 0) detail::fail_file("write", path_, errno);
-  rename_path(temporary_, path_);
-  temporary_.clear();
-  if (durable) sync_path(std::filesystem::path(path_).parent_path().string());
+  detail::on_own_paths([&] {
+    rename_path(temporary_, path_);
+    temporary_.clear();
+    if (durable) sync_path(std::filesystem::path(path_).parent_path().string());
+  });
 }
 
 SHARDLIB_INLINE void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable) {

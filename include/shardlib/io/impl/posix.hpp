@@ -27,6 +27,17 @@ inline std::string reason(int error) {
   throw StorageError(message);
 }
 
+/// f() on paths that this program has made itself. If one is gone, someone has removed it, and a later try makes it
+/// again. So the UsageErrors of fail_file become StorageErrors.
+template <class F>
+auto on_own_paths(const F& f) {
+  try {
+    return f();
+  } catch (const UsageError& error) {
+    throw StorageError(error.what());
+  }
+}
+
 /// Creates a temporary file and returns its descriptor, or -1 with errno. A file that a dead process has left under
 /// this name is removed first; a symbolic link is never followed, so nothing outside of the folder is overwritten.
 inline int create_file(const std::string& path) {

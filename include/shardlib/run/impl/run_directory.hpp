@@ -20,6 +20,7 @@
 #include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/io/impl/posix.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/run/impl/removed_file.hpp"
 #include "shardlib/run/options.hpp"
@@ -248,17 +249,21 @@ SHARDLIB_INLINE std::string RunDirectory::tokenizer_of(const std::string& name) 
 SHARDLIB_INLINE std::vector<std::string> RunDirectory::go_back(std::int64_t step) {
   std::vector<std::string> events;
   if (!writer_) return events;
-  keep_files();  // a cut reads the file at the path
-  for (const Record& record : read_records(metrics()))
-    if (record.step >= step) std::ranges::copy(record.events, std::back_inserter(events));
-  metrics_.cut(step);
-  samples_.cut(step);
+  io::detail::on_own_paths([&] {
+    keep_files();  // a cut reads the file at the path
+    for (const Record& record : read_records(metrics()))
+      if (record.step >= step) std::ranges::copy(record.events, std::back_inserter(events));
+    metrics_.cut(step);
+    samples_.cut(step);
+  });
   return events;
 }
 
 SHARDLIB_INLINE void RunDirectory::sync() {
-  keep_files();
-  for (JsonLines* const file : {&metrics_, &samples_}) file->sync();
+  io::detail::on_own_paths([this] {
+    keep_files();
+    for (JsonLines* const file : {&metrics_, &samples_}) file->sync();
+  });
 }
 
 SHARDLIB_INLINE void RunDirectory::keep_files() {

@@ -127,7 +127,7 @@ inline std::vector<std::string> names_in(const std::string& directory) {
   for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     names.push_back(it->path().filename().string());
   if (error && error != std::errc::no_such_file_or_directory)
-    throw Error("cannot list the folder '" + directory + "': " + error.message());
+    throw StorageError("cannot list the folder '" + directory + "': " + error.message());
   return names;
 }
 

@@ -23,6 +23,7 @@
 #include "shardlib/io/checkpoint/impl/finite.hpp"
 #include "shardlib/io/checkpoint/impl/holders.hpp"
 #include "shardlib/io/checkpoint/layout.hpp"
+#include "shardlib/io/impl/posix.hpp"
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/crc32c.hpp"
@@ -70,31 +71,36 @@ struct CheckpointWriter::Job {
       for (const File& file : mine)
         for (const Piece& piece : file.pieces)
           if (finite) require_finite(piece.leaf, piece.dtype, piece.buffer);
-      std::set<std::string> folders;
-      for (File& file : mine) {
-        const std::string path = temporary + "/" + file.path;
-        ManifestFile& entry = written.emplace_back(ManifestFile{file.path, 0, 0});
-        OutputFile out(path);
-        for (Piece& piece : file.pieces) {
-          const std::span<const std::byte> bytes(piece.buffer.data(), piece.buffer.bytes());
-          entry.crc32c = crc32c(bytes, entry.crc32c);
-          entry.bytes += bytes.size();
-          out.write(bytes);
-          piece.buffer = {};
-        }
-        out.commit(false);
-        folders.insert(path.substr(0, path.rfind('/')));
-        writer.pass("chunk");
-      }
-      // All files together: a disk writes many files at once faster than one by one.
-      for (const ManifestFile& file : written) sync_path(temporary + "/" + file.path);
-      for (const std::string& folder : folders) sync_path(folder);
-      writer.pass("chunks");
+      on_own_paths([&] { write_files(writer); });
     } catch (...) {
       error = std::current_exception();
     }
     mine.clear();
     done = true;
+  }
+
+ private:
+  void write_files(const CheckpointWriter& writer) {
+    std::set<std::string> folders;
+    for (File& file : mine) {
+      const std::string path = temporary + "/" + file.path;
+      ManifestFile& entry = written.emplace_back(ManifestFile{file.path, 0, 0});
+      OutputFile out(path);
+      for (Piece& piece : file.pieces) {
+        const std::span<const std::byte> bytes(piece.buffer.data(), piece.buffer.bytes());
+        entry.crc32c = crc32c(bytes, entry.crc32c);
+        entry.bytes += bytes.size();
+        out.write(bytes);
+        piece.buffer = {};
+      }
+      out.commit(false);
+      folders.insert(path.substr(0, path.rfind('/')));
+      writer.pass("chunk");
+    }
+    // All files together: a disk writes many files at once faster than one by one.
+    for (const ManifestFile& file : written) sync_path(temporary + "/" + file.path);
+    for (const std::string& folder : folders) sync_path(folder);
+    writer.pass("chunks");
   }
 };
 
@@ -219,13 +225,15 @@ SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
 
 SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
   job.temporary = temporary_name(directory_ + "/" + checkpoint_name(job.meta.step));
-  make_folders(directory_);
-  make_new_folder(job.temporary);
-  sync_path(std::filesystem::path(directory_).parent_path().string());
-  std::vector<StoredArray> arrays;
-  for (const PlannedArray& array : job.arrays) arrays.push_back(array.stored);
-  for (const std::string& path : write_metadata(job.temporary, job.meta, arrays))
-    job.written.push_back(describe_file(job.temporary, path));
+  make_folders(directory_);  // the caller's path may be wrong; what is below it is the writer's own
+  on_own_paths([&] {
+    make_new_folder(job.temporary);
+    sync_path(std::filesystem::path(directory_).parent_path().string());
+    std::vector<StoredArray> arrays;
+    for (const PlannedArray& array : job.arrays) arrays.push_back(array.stored);
+    for (const std::string& path : write_metadata(job.temporary, job.meta, arrays))
+      job.written.push_back(describe_file(job.temporary, path));
+  });
 }
 
 SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const NamedValues& leaves, bool background) {
@@ -293,21 +301,23 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
     for (const std::string& text : all)
       for (const json& file : json::parse(text))
         files.push_back({file[0].get<std::string>(), file[1].get<std::uint64_t>(), file[2].get<std::uint32_t>()});
-    for (const PlannedArray& array : job.arrays) sync_path(job.temporary + "/" + array.stored.array.name);
-    write_manifest(job.temporary, std::move(files));
-    pass("manifest");
-    const std::string name = checkpoint_name(job.meta.step);
-    replace_folder(job.temporary, directory_ + "/" + name);
-    sync_path(directory_);
+    on_own_paths([&] {
+      for (const PlannedArray& array : job.arrays) sync_path(job.temporary + "/" + array.stored.array.name);
+      write_manifest(job.temporary, std::move(files));
+      pass("manifest");
+      replace_folder(job.temporary, directory_ + "/" + checkpoint_name(job.meta.step));
+      sync_path(directory_);
+    });
     pass("renamed");
   });
   // The checkpoint is complete. If LATEST fails, the error says that.
   together(*device_, "checkpoint '" + directory_ + "/" + checkpoint_name(job.meta.step) + "' is saved, but", [&] {
-    if (first) {
-      replace_file(directory_ + "/LATEST", as_bytes(checkpoint_name(job.meta.step) + "\n"), true);
-      pass("latest");
-      prune_checkpoints(directory_, job.meta.step, keep_);
-    }
+    if (first)
+      on_own_paths([&] {
+        replace_file(directory_ + "/LATEST", as_bytes(checkpoint_name(job.meta.step) + "\n"), true);
+        pass("latest");
+        prune_checkpoints(directory_, job.meta.step, keep_);
+      });
     pass("pruned");
   });
 }
