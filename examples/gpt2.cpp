@@ -121,8 +121,6 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.config.recompute);
   options.flag("--prefetch", o.config.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
-  run::declare(options, o.gather);
-  run::declare(options, o.optimizer);
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
@@ -135,6 +133,8 @@ void declare(run::Options& options, Options& o) {
   });
   gpt::declare(options, o.files, "PATH",
                "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file");
+  run::declare(options, o.gather);
+  run::declare(options, o.optimizer);
   declare_presets(options);
 }
 

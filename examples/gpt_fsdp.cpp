@@ -18,9 +18,9 @@ void declare(run::Options& options, Options& o) {
   o.training.may_change = {"recompute", "gather", "collective_matmul"};  // the same numbers, except for rounding
   o.training.model_settings = {{"init", "depth-scaled"}};                // what checkpoints without --init have
   gpt::declare(options, o, o.training);
+  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Llama, Mistral or Qwen");
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
-  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Llama, Mistral or Qwen");
   declare_presets(options);
 }
 

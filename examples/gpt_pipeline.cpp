@@ -431,10 +431,10 @@ void declare(run::Options& options, Options& o) {
                : "";
   });
   gpt::declare(options, o, o.training);
-  run::declare(options, o.gather);
-  run::declare(options, o.optimizer);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
               run::one_of({"gpt", "jaxpp-tutorial"}));
+  run::declare(options, o.gather);
+  run::declare(options, o.optimizer);
   // clang-format off
   options.preset("jaxpp-tutorial", {{"model", "jaxpp-tutorial"}, {"layers", "8"}, {"d_model", "1024"},
                                     {"n_q_per_kv", "1"}, {"n_kv", "8"}, {"d_head", "16"}, {"d_ff", "4096"},

@@ -42,9 +42,9 @@ void declare(run::Options& options, Options& o) {
   o.training.model_settings = {{"experts_per_token", ""}, {"norm_topk_prob", ""}};
   run::declare(options, o.training);
   moe::declare(options, o);
+  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Mixtral or Qwen-MoE");
   run::declare(options, o.gather);
   run::declare(options, o.optimizer);
-  gpt::declare(options, o.files, "DIR", "initial weights and sizes: Hugging Face's folder of Mixtral or Qwen-MoE");
   moe::declare_presets(options);
 }
 

@@ -1455,6 +1455,11 @@ def options_of_others(p):
 
     trainers = ["gpt2", "gpt_fsdp", "gpt_pipeline", "moe"]
     has = {t: options_in(t) for t in trainers}
+    for t in trainers:
+        sections = dict(re.findall(r"^(\w+):\n((?: .*\n)+)", p.run(t, ["--help"]).out, re.M))
+        of_optimizer = re.findall(r"^  --([\w-]+)", sections.get("optimizer", ""), re.M)
+        check(of_optimizer == ["optimizer", "ema", "lr-mult", "decay-mult", "freeze"], f"{t}: the optimizer's section is {of_optimizer}")
+        check("  --gather " in sections["training"], f"{t}: --gather is of the training")
     tools = [options_in("shardlib-checkpoint", command) for command in ("to-safetensors", "average", "prune")]
     pages = "".join(text_of(DOCS, page) for page in os.listdir(DOCS))
     for option in sorted(set.union(*has.values(), *tools, options_in("tokenize"), options_in("shardlib-report"))):

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/trained.hpp>
+#include <shardlib/run/training.hpp>
 #include <shardlib/support/version.hpp>
 #include <source_location>
 #include <string>
@@ -566,6 +568,28 @@ TEST_CASE("options: the presets of gpt_fsdp are seqax's configurations", "[run]"
     CHECK(parse(o, {preset.c_str()}));
     CHECK(values == expected);
   }
+}
+
+TEST_CASE("options: those of the optimizer have a group of their own, and --gather is of the training", "[run]") {
+  run::Training training;
+  run::GatherPolicy gather;
+  run::OptimizerOptions optimizer;
+  std::int64_t d_model = 1;
+  Options o("test", "Tests.");
+  run::declare(o, training);
+  o.group("model").add("--d-model", d_model, "width");
+  run::declare(o, gather);
+  run::declare(o, optimizer);
+  const Config file(
+      "[optimizer]\noptimizer = \"lion\"\nema = 0.5\nlr_mult = [\"a=2\"]\ndecay_mult = [\"b=3\"]\nfreeze = "
+      "[\"c\"]\n[training]\ngather = \"per-step\"\n");
+  CHECK(parse(o, {file.option().c_str()}));
+  CHECK(optimizer.name == "lion");
+  CHECK(optimizer.ema == 0.5);
+  CHECK(optimizer.groups("a").rate == 2);
+  CHECK(optimizer.groups("b").decay == 3);
+  CHECK(optimizer.groups("c").rate == 0);
+  CHECK(gather.name == "per-step");
 }
 
 TEST_CASE("options: the last pattern of a leaf counts, and a frozen one has no rate", "[run]") {

@@ -21,7 +21,7 @@ struct GatherPolicy {
   bool per_step = false;      ///< the choice, which choose_gather makes
 };
 
-/// Declares the option --gather. `declare(options, gather)`
+/// Declares the option --gather, in the group "training". `declare(options, gather)`
 SHARDLIB_INLINE void declare(Options& options, GatherPolicy& gather);
 
 /// Makes the choice that `body` reads. `auto` is per-step if the step has several microbatches and its planned peak is

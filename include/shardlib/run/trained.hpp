@@ -55,7 +55,8 @@ struct OptimizerOptions {
   ParameterGroups groups;  ///< --lr-mult, --decay-mult and --freeze
 };
 
-/// Declares these options, and says which others have no effect with an optimizer. `declare(options, optimizer)`
+/// Declares these options in the group "optimizer", and says which others have no effect with an optimizer.
+/// `declare(options, optimizer)`
 SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o);
 
 /// Whether Muon orthogonalizes the leaf, if it is a matrix or a stack of them: the weights of feed-forward layers.

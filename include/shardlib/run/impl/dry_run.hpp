@@ -215,11 +215,11 @@ inline std::string gathers_text(const std::vector<AxisSize>& mesh, const DeviceB
 }  // namespace detail
 
 SHARDLIB_INLINE void declare(Options& options, GatherPolicy& gather) {
-  options.add(
-      "--gather", gather.name,
-      "when weights are gathered and gradients scattered: per-microbatch, per-step, which takes more memory, or "
-      "auto: per-step if there are several microbatches and the plan fits into the devices' memory",
-      one_of({"auto", "per-step", "per-microbatch"}));
+  options.group("training")
+      .add("--gather", gather.name,
+           "when weights are gathered and gradients scattered: per-microbatch, per-step, which takes more memory, or "
+           "auto: per-step if there are several microbatches and the plan fits into the devices' memory",
+           one_of({"auto", "per-step", "per-microbatch"}));
 }
 
 SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& training, const std::vector<AxisSize>& mesh,

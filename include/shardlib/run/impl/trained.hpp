@@ -75,6 +75,7 @@ SHARDLIB_INLINE void check_groups(const ParameterGroups& groups, const std::vect
 }
 
 SHARDLIB_INLINE void declare(Options& options, OptimizerOptions& o) {
+  options.group("optimizer");
   options.add("--optimizer", o.name,
               "the optimizer; --beta1 is the momentum of sgd and muon, muon's matrices are those of the feed-forward "
               "layers, and adafactor keeps rows and columns of moments",
