@@ -245,3 +245,39 @@ TEST_CASE("an op of one's own: an operand that is differentiated has a VJP", "[c
     expect_equal(fetch(saved.template get<&Weights::scale>()).data, std::vector<f64>(3, 4 * 2.0 * 2 * 3.0));
   });
 }
+
+TEST_CASE("an op of one's own: a VJP returns the sizes of its operand", "[custom]") {
+  on_mesh("d=2", [](const Mesh<"d">& mesh) {
+    using X = Tensor<f64, "B/d L">;
+    const int line = __LINE__ + 6;
+    const auto gradient = [&](const X& x, const auto& cotangent) {
+      const auto copy = [](custom::Shard<f64> y, custom::Shard<const f64> in) {
+        std::copy_n(in.data, in.size(), y.data);
+      };
+      const auto loss = [&](const X& v) -> Tensor<f64, "+d"> {
+        return sum(custom::record<"copy", X>({{}, Site::current()}, copy, custom::operands(v),
+                                             custom::vjp(v, cotangent))) +
+               sum(v);  // the cotangents of both uses are summed
+      };
+      return value_and_grad(mesh, loss, x).second;
+    };
+    const auto says = [&](const X& x, const auto& cotangent, const std::string& sizes) {
+      const auto error = error_of([&] { static_cast<void>(gradient(x, cotangent)); });
+      expect(error.starts_with("copy at " + std::string(__FILE__) + ":" + std::to_string(line) +
+                               ": its VJP returns a cotangent with `L` of size " + sizes +
+                               "; return one for all elements of the operand (device "),
+             error);
+    };
+    const auto x = ones<f64, "B/d L">(mesh, {{"B", 4}, {"L", 8}});
+    says(
+        x, [](const auto& ct) { return rename<"H -> L">(narrow<"L -> H">(ct, 0, 4)); }, "4, where the operand has 8");
+    says(
+        x, [](const auto& ct) { return rename<"H -> L">(pad<"L -> H">(ct, 0, 8)); }, "16, where the operand has 8");
+    // Padding is a part of the sizes, and an operand that has some gets a cotangent that has it, too.
+    const auto padded = ones<f64, "B/d L">(mesh, {{"B", 4}, {"L", 3, 4}});
+    says(
+        padded, [](const auto& ct) { return rename<"H -> L">(narrow<"L -> H">(ct, 0, 2)); },
+        "2, where the operand has 3 (padded to 4)");
+    expect_equal(fetch(gradient(padded, [](const auto& ct) { return ct * 2.0; })).data, std::vector<f64>(12, 3.0));
+  });
+}

@@ -89,6 +89,10 @@ constexpr Spec axes_of_vjp() {
     return axes_of<S...>();
 }
 
+/// Throws if the cotangent that a VJP of the op `name` returns has other sizes than the operand.
+[[gnu::cold]] SHARDLIB_INLINE void require_sizes_of(const GlobalSizes& operand, const char* name,
+                                                    const Value& cotangent);
+
 /// Type-erases a VJP. It checks the types of the cotangents: the result's dual in, the operand's dual out. A pending
 /// sum over an axis that no type names is not in these types, so f is linear, or names the axes.
 // Cold, like `record`: this code only surrounds the kernels, and compilers compile cold code faster.
@@ -115,7 +119,10 @@ struct ErasedVjp {
     if constexpr (!std::is_same_v<typename Returned::value_type, typename X::value_type>)
       static_assert(checked<rules::cotangent_dtype, Name, dtype_v<typename Returned::value_type>,
                             dtype_v<typename X::value_type>>::ok);
-    return call(f, ct, saved, all).value();
+    ValuePtr due = call(f, ct, saved, all).value();
+    if constexpr (requires { F::cotangent_axes; })
+      require_sizes_of(saved.sizes, Name.text, *due);  // the library's have them
+    return due;
   }
   [[gnu::cold]] static VjpFunction make(const void* f) {
     // All functions without state share one type.

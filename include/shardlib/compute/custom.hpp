@@ -151,9 +151,10 @@ auto save(const X&... x) {
   return detail::save(x...);
 }
 /// The VJP of operand x: f(cotangent, saved...), a function of tensors. The type of its result is checked against the
-/// dual of x. f is linear in the cotangent, as all derivatives are. So the type of the cotangent may say that a sum is
-/// pending over the axes that no type of the op names, `B/d M +unnamed`, which f passes on. Ops that are not linear do
-/// not compile with it. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
+/// dual of x. Throws in the backward pass if its sizes are not those of x. f is linear in the cotangent, as all
+/// derivatives are. So the type of the cotangent may say that a sum is pending over the axes that no type of the op
+/// names, `B/d M +unnamed`, which f passes on. Ops that are not linear do not compile with it.
+/// `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
   return detail::vjp(x, detail::OwnVjp<1, detail::sum_over_unnamed, F>{f});

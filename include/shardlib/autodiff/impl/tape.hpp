@@ -65,6 +65,16 @@ SHARDLIB_INLINE ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec
   return copy;
 }
 
+SHARDLIB_INLINE void require_sizes_of(const GlobalSizes& operand, const char* name, const Value& cotangent) {
+  for (int i = 0; i < operand.size(); ++i) {
+    const DimSize due = operand[i], is = cotangent.global[i];
+    if (is == due) continue;
+    throw Error(Calling::placed({name, {}, {}}).describe() + ": its VJP returns a cotangent with `" +
+                std::string(cotangent.spec->dims[i].name) + "` of size " + to_string(is) + ", where the operand has " +
+                to_string(due) + "; return one for all elements of the operand (" + cotangent.device->describe() + ")");
+  }
+}
+
 SHARDLIB_INLINE ProgramState::Count& count(const Value& value) {
   auto& counts = program_state(value.device).counts;
   auto it = counts.find(value.made_by.name);
