@@ -137,6 +137,74 @@ TEST_CASE("a weight that the loss does not depend on", "[ops][grad]") {
   });
 }
 
+TEST_CASE("a tensor that an earlier call of value_and_grad has computed", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    using A = Tensor<f32, "M/d">;
+    const Weights w = weights(mesh);
+    std::optional<A> kept;
+    const int line = __LINE__ + 2;
+    const auto keeps = [&](const Weights& p) -> Loss {
+      kept = tanh(p.a);
+      return sum(*kept * p.b);
+    };
+    const auto takes = [&](const Weights& p) -> Loss { return sum(p.a * p.b * *kept); };
+    const auto keep = [&] { static_cast<void>(value_and_grad(mesh, keeps, w)); };
+    keep();
+    expect_says(
+        differentiate(mesh, takes, w),
+        {"operator* at " + here(line + 3) + ": it takes the result of tanh at " + here(line) +
+         " from an earlier call of value_and_grad, or from another microbatch of a pipeline, so its gradient would be "
+         "lost; compute it again, or take `stop_gradient` of it ("});
+    // What the program computes of it between the calls is one too, and so is a parameter of that call.
+    kept = *kept * 2.0;
+    expect_says(differentiate(mesh, takes, w), {": it takes the result of operator* at ", " from an earlier call"});
+    const auto keeps_weight = [&](const Weights& p) -> Loss {
+      kept = p.a;
+      return sum(p.a * p.b);
+    };
+    static_cast<void>(value_and_grad(mesh, keeps_weight, w));
+    expect_says(differentiate(mesh, takes, w), {": it takes a weight from an earlier call"});
+    // As an argument, of a checkpointed function and of a call inside, too.
+    keep();
+    const auto beside = [](const Weights& p, const A& x) -> Loss { return sum(p.a * p.b * x); };
+    expect_says(differentiate(mesh, beside, w, *kept), {"it takes the result of tanh at "});
+    const auto recomputed = [&](const Weights& p) -> Loss {
+      const auto f = [](const A& x, const A& y) { return x * y; };
+      return sum(explicit_activation_checkpointing(f)(p.a, *kept) * p.b);
+    };
+    expect_says(differentiate(mesh, recomputed, w),
+                {"explicit_activation_checkpointing: it takes the result of tanh at "});
+    const auto nested = [&](const Weights& p) -> Loss {
+      const auto inner = [](const Weights& q) -> Loss { return sum(q.a * q.b * q.b); };
+      return sum(p.a * value_and_grad(mesh, inner, Weights{*kept, p.b}).second.a);
+    };
+    expect_says(differentiate(mesh, nested, w), {"value_and_grad: it takes the result of tanh at "});
+
+    // Outside of such functions it is a tensor like any other, and so it is in them without a gradient.
+    const auto expected = values_of<f32>((w.b * tanh(w.a)).value()->data());
+    const auto is_expected = [&](const auto& f, const auto& weights, const auto&... args) {
+      const auto [loss, grads] = value_and_grad(mesh, f, weights, args...);
+      expect_equal(values_of<f32>(grads.a.value()->data()), expected);
+    };
+    expect_equal(values_of<f32>((w.b * *kept).value()->data()), expected);
+    is_expected([&](const Weights& p) -> Loss { return sum(p.b * (p.a * stop_gradient(*kept))); }, w);
+    is_expected([&](const Weights& p, const A& x) -> Loss { return sum(p.b * (p.a * x)); }, w, stop_gradient(*kept));
+    // As a weight of the next call, it is a leaf of that.
+    const auto by_kept = value_and_grad(mesh, beside, Weights{*kept, w.b}, w.a).second;
+    expect_equal(values_of<f32>(by_kept.b.value()->data()), values_of<f32>((tanh(w.a) * w.a).value()->data()));
+    // An auxiliary result has no tape.
+    const auto returns = [](const Weights& p, const A& state) {
+      const auto next = tanh(p.a) * state;
+      return std::pair(Loss(sum(next * p.b)), next);
+    };
+    A state = ones<f32, "M/d">(mesh, {{"M", 4}});
+    for (int step = 0; step < 3; ++step)
+      std::tie(std::ignore, std::ignore, state) = value_and_grad(mesh, returns, w, state);
+    const auto once = tanh(w.a);
+    expect_equal(values_of<f32>(state.value()->data()), values_of<f32>((once * (once * (once * 1.0))).value()->data()));
+  });
+}
+
 TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
   on_devices([](const Grid& mesh) {
     const Weights w = weights(mesh);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -442,6 +443,42 @@ TEST_CASE("pipeline: a weight that no stage of its rank uses is an error, unless
     program.frozen = true;
     const auto frozen = step();
     for (const double v : frozen.gradients.get<&ChainWeights::layers>()[0].span()) expect(v == 0, "frozen");
+  });
+}
+
+TEST_CASE("pipeline: a tensor of another microbatch is an error, unless its gradient is stopped", "[pipeline]") {
+  struct Caching : Chain {
+    bool frozen = false;
+    mutable std::optional<Tensor<f64, "M">> gain;
+    [[nodiscard]] X stage(const ChainWeights& w, const X& x, const pipeline::StagePlace&) const {
+      if (!gain) gain = all_gather<"M/d -> M">(w.gain);
+      return x * (frozen ? stop_gradient(*gain) : *gain);
+    }
+  };
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const pipeline::StagedMesh<"", "d t"> mesh(device);
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"N", 6}};
+    const ChainWeights weights{random_normal<f64, "M/d">(mesh.stage(), sizes, {1, 100}), {}};
+    const auto gradient = [&](int microbatches, const Caching& program) {
+      return values_of<f64>(pipeline::value_and_grad(mesh, pipeline::GPipe(1), microbatches, program, weights, sizes)
+                                .gradients.get<&ChainWeights::gain>()
+                                .value()
+                                ->data());
+    };
+    static_cast<void>(gradient(1, Caching{}));
+    const std::string message = error_of([&] { static_cast<void>(gradient(2, Caching{})); });
+    expect(message.find(": it takes the result of all_gather<`M/d -> M`> at ") != std::string::npos &&
+               message.find(", or from another microbatch of a pipeline, so its gradient would be lost; ") !=
+                   std::string::npos,
+           message);
+    Caching caches, fresh;
+    caches.frozen = fresh.frozen = true;
+    static_cast<void>(gradient(2, caches));
+    fresh.gain = stop_gradient(*caches.gain);
+    expect_equal(gradient(2, caches), gradient(2, fresh));
+    // Where nothing is differentiated, the cache of a differentiated step is a tensor like any other.
+    caches.frozen = false;
+    static_cast<void>(pipeline::value(mesh, pipeline::GPipe(1), 2, caches, weights, sizes));
   });
 }
 

@@ -45,6 +45,7 @@ struct Node : Counted {
   /// 0 for leaves, except for those of a call inside of a differentiated function. An op's operands have smaller
   /// numbers, so descending order is a valid backward order.
   std::uint64_t sequence = 0;
+  std::uint64_t tape = 0;  ///< ProgramState::tape
   struct Edge {
     Slot input;
     Residuals saved;
@@ -69,6 +70,10 @@ struct Node : Counted {
 
 /// A copy of the value with a slot that collects its gradient: a node without operands.
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value);
+
+/// Throws if a function that is differentiated gives the op a value of an earlier tape: the gradient would miss what is
+/// behind it.
+[[gnu::cold]] SHARDLIB_INLINE void require_this_tape(const OpInfo& op, const Slot& operand, const DevicePtr& device);
 
 /// Records that the program wants no gradient of this value through this use, nor of the values behind it.
 SHARDLIB_INLINE void stop_below(const Slot& slot);

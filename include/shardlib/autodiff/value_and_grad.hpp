@@ -18,6 +18,7 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/support/with_value.hpp"
 
 namespace shardlib {
 namespace detail {
@@ -65,8 +66,9 @@ class Differentiation {
   ProgramState::Pass outer_;  ///< other than `none`: inside a function that is differentiated
   const bool nested_;
   const bool outer_twice_;
-  bool twice_ = false;              ///< the gradient is differentiated
-  const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
+  bool twice_ = false;         ///< the gradient is differentiated
+  const std::uint64_t first_;  ///< nodes up to this number belong to the enclosing function
+  WithValue<std::uint64_t> tape_;
   std::optional<WithNames> names_;  ///< set while the function runs
   std::vector<Slot> leaves_;
   std::deque<Differentiated> weights_;

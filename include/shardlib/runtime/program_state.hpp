@@ -81,6 +81,7 @@ struct ProgramState {
   Handle<const Kept> kept;       ///< the policy of the function that is checkpointed or replayed
   std::uint64_t sequence = 0;    ///< numbers the nodes of the tape
   std::uint64_t began = 0;       ///< the last number before the outermost value_and_grad
+  std::uint64_t tape = 0;        ///< a number of the outermost value_and_grad, or of a pipeline's microbatch; else 0
   std::uint64_t checkpoint = 0;  ///< the number of the node that the checkpointed call gets which runs forward; else 0
   std::vector<Handle<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
   std::vector<Handle<PendingCollective>> pending;  ///< in the order of their start

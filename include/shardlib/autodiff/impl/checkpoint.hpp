@@ -184,6 +184,7 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   node->part = program_state(device).part;
   std::vector<bool> wanted;
   for (const ValuePtr& value : parts_->inputs) {
+    require_this_tape(node->op, value->slot, device);
     wanted.push_back(bool(value->slot));
     node->edges.push_back({value->slot, {{detached(*value)}, {}}, nullptr});
   }
@@ -191,6 +192,7 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   auto& residuals = node->edges.front().saved.values;
   residuals.insert(residuals.end(), forward.saved.begin(), forward.saved.end());
   node->sequence = ++program_state(device).sequence;
+  node->tape = program_state(device).tape;
   node->outputs = 0;
   node->remat = [call = std::move(call), wanted, forward, device](const std::vector<ValuePtr>& cotangents) {
     return replay(*call, wanted, forward, cotangents, device);

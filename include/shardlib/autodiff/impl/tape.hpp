@@ -34,7 +34,17 @@ SHARDLIB_INLINE Node::~Node() {
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
   auto leaf = Handle<Value>::make(value);
   leaf->slot = {Handle<Node>::make(), 0};
+  leaf->slot.node->tape = program_state(value.device).tape;
   return leaf;
+}
+
+SHARDLIB_INLINE void require_this_tape(const OpInfo& op, const Slot& operand, const DevicePtr& device) {
+  const ProgramState& s = program_state(device);
+  if (!operand || operand.node->tape == s.tape || s.tape == 0 || s.pass != ProgramState::Pass::forward) return;
+  throw Error(op.describe() + ": it takes " + operand.node->describe() +
+              " from an earlier call of value_and_grad, or from another microbatch of a pipeline, so its gradient "
+              "would be lost; compute it again, or take `stop_gradient` of it (" +
+              device->describe() + ")");
 }
 
 SHARDLIB_INLINE void stop_below(const Slot& slot) {
@@ -132,10 +142,12 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
                 outside->input.node->describe() + "; pass that as an argument, or its gradient would be lost (" +
                 out->device->describe() + ")");
   }
+  for (const auto& edge : edges) require_this_tape(out->made_by, edge.input, out->device);
   auto node = Handle<Node>::make();
   node->op = out->made_by;
   node->part = s.part;
   node->sequence = ++s.sequence;
+  node->tape = s.tape;
   node->edges = std::move(edges);
   node->fused_vjp = std::move(fused_vjp);
   node->twice = twice;

@@ -42,7 +42,8 @@ SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr
       outer_(state_.pass),
       nested_(nested && outer_ == ProgramState::Pass::forward),
       outer_twice_(state_.twice),
-      first_(state_.sequence) {
+      first_(state_.sequence),
+      tape_(state_.tape, outer_ == ProgramState::Pass::none ? ++state_.sequence : state_.tape) {
   if (nested && state_.mode != ProgramState::Mode::eager)
     throw Error(op_.describe() +
                 ": inside explicit_activation_checkpointing or prefetch a gradient is not computed; call it outside (" +
@@ -60,6 +61,7 @@ SHARDLIB_INLINE Differentiation::~Differentiation() {
 
 SHARDLIB_INLINE void Differentiation::look_outside(const ValuePtr& value, const std::string& what) {
   if (outer_ == ProgramState::Pass::none || !value->slot) return;
+  require_this_tape(op_, value->slot, device_);
   if (nested_) {
     twice_ = true;
     return;

@@ -184,6 +184,8 @@ class Runner {
     const std::int64_t others = live() - bytes_of(input);  // what was received is the tape's
     Tape tape;
     if (records) {
+      state_.tape = ++state_.sequence;  // of this microbatch; the weights are leaves of each
+      for (const core::Slot& weight : program_.weights) weight.node->tape = state_.tape;
       for (ValuePtr& value : input) {
         value = core::as_leaf(*value);
         tape.received.push_back(value->slot);
