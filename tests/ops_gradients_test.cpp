@@ -134,6 +134,24 @@ TEST_CASE("a weight that the loss does not depend on", "[ops][grad]") {
     expect_equal(
         gradient_of([&](const Weights& p) -> Loss { return sum(explicit_activation_checkpointing(frozen)(p)); }),
         expected);
+
+    // Of the whole loss, it would make all gradients zero.
+    const int whole = __LINE__ + 1;
+    const auto stopped = [](const Weights& p) -> Loss { return stop_gradient(sum(p.a * p.b)); };
+    expect_says(differentiate(mesh, stopped, w),
+                {"value_and_grad: the loss, which is the result of sum<`M/d -> +d`> at " + here(whole) +
+                 ", depends on the weights through stop_gradient alone, so all gradients would be zero; take "
+                 "stop_gradient of a part of it, or write value_and_grad(mesh, allow_unused(f), ...) if zeros are "
+                 "meant ("});
+    const auto frozen_alone = [](const Weights& p) -> Loss { return sum(stop_gradient(p.a) * stop_gradient(p.b)); };
+    expect_says(differentiate(mesh, frozen_alone, w), {"depends on the weights through stop_gradient alone"});
+    const auto zero = value_and_grad(mesh, allow_unused(stopped), w).second;
+    expect_equal(values_of<f32>(zero.a.value()->data()), std::vector<f32>(zero.a.span().size(), 0.0F));
+    struct NoWeights {
+      std::optional<Tensor<f32, "M/d">> bias;
+    };
+    const auto constant = [](const NoWeights&, const Weights& x) -> Loss { return sum(x.a * x.b); };
+    static_cast<void>(value_and_grad(mesh, constant, NoWeights{}, w));
   });
 }
 

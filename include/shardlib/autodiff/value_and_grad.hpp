@@ -49,8 +49,8 @@ class Differentiation {
   /// Call it after the function has returned. Later uses of the weights do not contribute to the gradient.
   [[gnu::cold]] SHARDLIB_INLINE void end_forward();
   /// The cotangents of the weights, given the loss and its cotangent. If the loss does not depend on a weight and the
-  /// function does not call stop_gradient on it, that is an error. If weights may be `unused`, the weight's cotangent
-  /// is null instead.
+  /// function does not call stop_gradient on it, that is an error. So it is if no weight has a cotangent. If weights
+  /// may be `unused`, the weight's cotangent is null instead.
   [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
   /// The cotangents of the weights, given those of some results.
   [[nodiscard, gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> transpose(

@@ -138,10 +138,17 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::transpose(
 
 SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
   std::vector<ValuePtr> cotangents = transpose({{loss.slot, one}});
-  if (!unused)
-    require_used(cotangents, "the loss, which is the result of " + loss.made_by.describe() + ", does not depend on ",
-                 "use the function's parameter, leave the weight out, or write value_and_grad(mesh, allow_unused(f), "
-                 "...) if zeros are meant");
+  if (unused) return cotangents;
+  const std::string result = "the loss, which is the result of " + loss.made_by.describe() + ", ";
+  require_used(cotangents, result + "does not depend on ",
+               "use the function's parameter, leave the weight out, or write value_and_grad(mesh, allow_unused(f), "
+               "...) if zeros are meant");
+  if (!cotangents.empty() && std::ranges::none_of(cotangents, [](const ValuePtr& ct) { return bool(ct); }))
+    throw Error(op_.describe() + ": " + result +
+                "depends on the weights through stop_gradient alone, so all gradients would be zero; take "
+                "stop_gradient of a part of it, or write value_and_grad(mesh, allow_unused(f), ...) if zeros are "
+                "meant (" +
+                device_->describe() + ")");
   return cotangents;
 }
 
