@@ -450,12 +450,13 @@ TEST_CASE("tensors of two devices of a launch", "[ops][errors]") {
 TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
   if (under_mpi()) return;
   for (const int devices : {1, 2}) {
-    std::optional<Tensor<f32, "A/d">> kept;
+    std::optional<Tensor<f32, "A/d">> kept, moments;
     std::optional<Mesh<"d">> mesh;
     launch({{"d", devices}}, [&](const DevicePtr& device) {
       if (device->rank() > 0) return;
       mesh.emplace(device);
       kept.emplace(ones<f32, "A/d">(*mesh, {{"A", 2}}));
+      moments.emplace(zeros_like(*kept));
       static_cast<void>(kept->span());
     });
     const std::string ended =
@@ -466,7 +467,7 @@ TEST_CASE("a tensor kept past its launch", "[ops][errors]") {
     ERROR_NAMES_THIS_LINE("all_gather<`A/d -> A`>", ended, all_gather<"A/d -> A">(*kept));
     ERROR_NAMES_THIS_LINE("zeros<`A`>", ended, zeros<f32, "A">(*mesh, {{"A", 2}}));
     ERROR_NAMES_THIS_LINE("fetch", ended, static_cast<void>(fetch(*kept)));
-    auto w = *kept, mu = w, nu = w;
+    auto w = *kept, mu = *moments, nu = *moments;
     expect_error([&] { AdamW().update(w, mu, nu, *kept, 0.1, 1.0, 0, [](std::string_view) { return false; }); },
                  "adamw" + ended);
     CHECK(kept->span()[0] == 1);  // what was computed can be read

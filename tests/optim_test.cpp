@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@
 #include "shardlib/ops/submesh.hpp"
 #include "shardlib/optim/adafactor.hpp"
 #include "shardlib/optim/global_norm.hpp"
+#include "shardlib/optim/initialize.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"
@@ -684,6 +686,22 @@ TEST_CASE("updates in place and trees that are passed twice, or that the tape tr
     expect_error<UsageError>([&] { AdamW().update(w, mu, mu, w, rate, 1.0, 0, every_leaf); }, one_tree);
     expect_error<UsageError>([&] { AdamW().update(w, mu, w, w, rate, 1.0, 0, every_leaf); }, one_tree);
     expect_error<UsageError>([&] { AdamW().update(w, mu, nu, w, rate, 1.0, 0, every_leaf, nu); }, one_tree);
+    const std::string shared = "share the weight's memory; make them with `init` or `zeros_like`";
+    Weights same = w;
+    const auto before = w;
+    expect_error<UsageError>([&] { AdamW().update(w, mu, same, w, rate, 1.0, 0, every_leaf); },
+                             "AdamW: the moments of `gain` " + shared);
+    Weights partly{mu.gain, w.w};
+    SGD::Moments<Weights> velocity{partly};
+    expect_error<UsageError>([&] { SGD().update(w, velocity, w, rate, 1.0, 0, every_leaf); },
+                             "SGD: the moments of `w` " + shared);
+    expect(w.w.value() == before.w.value(), "nothing is updated");
+    nu = mu;  // moments that share memory are each written for themselves
+    Weights again = w, other_mu = zeros_like(w), other_nu = zeros_like(w);
+    AdamW().update(w, mu, nu, before, rate, 1.0, 0, every_leaf);
+    AdamW().update(again, other_mu, other_nu, before, rate, 1.0, 0, every_leaf);
+    expect_same(w.w, again.w, "weights");
+    expect_same(nu.w, other_nu.w, "moments");
     const auto loss = [](const Weights& x) {
       Weights total = x;
       accumulate(total, x);
@@ -829,10 +847,84 @@ TEST_CASE("an optimizer names what is missing or of another length", "[optim]") 
           [&] { SGD().update(w, mu, bad, rate, clip_factor(global_norm(mesh, bad), 1.0), 0, every_leaf); },
           "SGD: the scale of the gradients is nan; give a finite number, and skip a step whose gradients are not "
           "finite");
+    const int microbatches = 4;
+    expect_error<UsageError>(
+        [&] { SGD().update(w, mu, grads, rate, 1 / microbatches, 0, every_leaf); },
+        "SGD: the scale of the gradients is 0, so the step would ignore them; a quotient of integers such as 1 / n is "
+        "0: write `1.0 / n`, and skip a step whose gradients are not to count");
     expect(clip_factor(0.5, 1.0) == 1.0 && clip_factor(4.0, 1.0) == 0.25 && clip_factor(4.0, 0) == 1.0, "clip_factor");
     expect_error<UsageError>([&] { update_average(w, grads, 2.0); },
                              "update_average: the part that it keeps is in [0, 1]");
     AdamW().update(w, moments, grads, rate, 1.0, 0, every_leaf);  // nothing was lost
+  });
+}
+
+/// `setting` is what require_setting rejects.
+std::string setting_is(const std::string& setting, const char* value) {
+  return setting + " is " + value + "; give a finite number of at least 0";
+}
+
+TEST_CASE("an optimizer rejects settings without a meaning, and takes their neighbors", "[optim]") {
+  on_mesh("d=2,t=1", [](const Mesh<"d t">& mesh) {
+    const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+    const Weights first = random_weights(mesh, 1), g = random_weights(mesh, 2);
+    const auto ruled = [&](const auto& optimizer, double learning_rate, const auto& decays) {
+      Weights w = first;
+      auto moments = optimizer.init(w);
+      optimizer.update(w, moments, g, learning_rate, 1.0, 0, decays);
+      return w;
+    };
+    const auto step = [&](const auto& optimizer) { return ruled(optimizer, 0.5, every_leaf); };
+
+    ERROR_IS(setting_is("AdamW: weight_decay", "-0.1"), step(AdamW{.weight_decay = -0.1}));
+    ERROR_IS(setting_is("AdamW: weight_decay", "nan"), step(AdamW{.weight_decay = nan}));
+    ERROR_IS(setting_is("AdamW: epsilon", "-1"), step(AdamW{.epsilon = -1}));
+    ERROR_IS(setting_is("AdamW: epsilon", "nan"), step(AdamW{.epsilon = nan}));
+    ERROR_IS(setting_is("SGD: weight_decay", "-0.1"), step(SGD{.weight_decay = -0.1}));
+    ERROR_IS(setting_is("Lion: weight_decay", "inf"), step(Lion{.weight_decay = infinity}));
+    ERROR_IS(setting_is("Muon: iterations", "-1"), step(Muon{.iterations = -1}));
+    ERROR_IS(setting_is("Muon: adamw.epsilon", "-1"), step(Muon{.adamw = {.epsilon = -1}}));
+    ERROR_IS(setting_is("Muon: adamw.weight_decay", "-0.1"), step(Muon{.adamw = {.weight_decay = -0.1}}));
+    ERROR_IS(setting_is("Adafactor: decay_power", "nan"), step(Adafactor{.decay_power = nan}));
+    ERROR_IS(setting_is("Adafactor: epsilon", "-1"), step(Adafactor{.epsilon = -1}));
+    ERROR_IS(setting_is("Adafactor: weight_decay", "-0.1"), step(Adafactor{.weight_decay = -0.1}));
+    ERROR_IS(setting_is("Adafactor: least_scale", "-1"), step(Adafactor{.least_scale = -1}));
+    for (const double clip : {0.0, -1.0, nan})
+      expect(error_of<UsageError>([&] { step(Adafactor{.clip = clip}); }).starts_with("Adafactor: clip is "), "clip");
+    expect_same(step(Adafactor{.clip = infinity}).w, step(Adafactor{.clip = 1e6}).w, "no clip");
+
+    const auto too_much = [](const std::string& optimizer, const char* product) {
+      return optimizer + ": the learning rate times weight_decay of the leaf `gain` is " + product +
+             ", so the step would change the sign of its weights; lower one of them, to a product of at most 1";
+    };
+    ERROR_IS(too_much("AdamW", "1.25"), step(AdamW{.weight_decay = 2.5}));
+    ERROR_IS(too_much("SGD", "1.25"), step(SGD{.weight_decay = 2.5}));
+    ERROR_IS(too_much("Lion", "1.25"), step(Lion{.weight_decay = 2.5}));
+    ERROR_IS(too_much("Muon", "1.25"), step(Muon{.adamw = {.weight_decay = 2.5}}));
+    ERROR_IS(too_much("Adafactor", "1.25"), step(Adafactor{.weight_decay = 2.5}));
+    ERROR_IS(too_much("AdamW", "2"), ruled(AdamW{.weight_decay = 2}, 0.5, LeafRules{{{"gain", {.decay = 2}}}}));
+    step(AdamW{.epsilon = 0, .weight_decay = 2});
+    ruled(AdamW{.weight_decay = 3}, 0.5, LeafRules{{{"*", {.decay = 0.5}}}});
+    ruled(AdamW{.weight_decay = 3}, 0.5, LeafRules{{{"*", {.rate = 0.5}}}});
+
+    const LeafRules backwards{{{"w", {.rate = -1}}}}, growing{{{"w", {.decay = nan}}}};
+    ERROR_IS(setting_is("Lion: the factor of the rate of the leaf `w`", "-1"), ruled(Lion{}, rate, backwards));
+    ERROR_IS(setting_is("SGD: the factor of the decay of the leaf `w`", "nan"), ruled(SGD{}, rate, growing));
+
+    ERROR_IS("clip_factor: the largest norm is -1; give a number of at least 0, which stands for no clipping",
+             clip_factor(5, -1));
+    ERROR_IS("clip_factor: the largest norm is nan; give a number of at least 0, which stands for no clipping",
+             clip_factor(5, nan));
+    expect(clip_factor(5, infinity) == 1, "no clipping");
+
+    for (const auto& [deviation, text] : {std::pair{-0.1, "-0.1"}, std::pair{nan, "nan"}})
+      expect_error<UsageError>(
+          [&] {
+            Weights w;
+            const Normal normal{0, deviation};
+            initialize(mesh, w, {{"M", 8}, {"A", 4}, {"B", 12}}, 1, [&](std::string_view) { return normal; });
+          },
+          setting_is("initialize: the deviation of the leaf `gain`", text));
   });
 }
 
@@ -874,6 +966,13 @@ TEST_CASE("learning-rate schedules at their edges", "[optim]") {
   CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .decay_steps = 9}(-1)); }) ==
         "LrSchedule: step -1 is negative; steps count from 0");
   CHECK(LrSchedule{.kind = Kind::constant, .peak = 3, .warmup = 2}(2) == 3);
+  const auto error = [](const LrSchedule& of) { return error_of<UsageError>([&] { static_cast<void>(of(5)); }); };
+  CHECK(error({.peak = -1, .decay_steps = 9}) == setting_is("LrSchedule: peak", "-1"));
+  CHECK(error({.peak = std::nan(""), .decay_steps = 9}) == setting_is("LrSchedule: peak", "nan"));
+  CHECK(error({.warmup = -5, .decay_steps = 9}) == setting_is("LrSchedule: warmup", "-5"));
+  CHECK(error({.decay_steps = 9, .final_fraction = -1}) == setting_is("LrSchedule: final_fraction", "-1"));
+  CHECK(error({.decay_steps = 9, .decay_fraction = std::nan("")}) == setting_is("LrSchedule: decay_fraction", "nan"));
+  CHECK(LrSchedule{.peak = 0, .decay_steps = 9}(5) == 0);
   // At once, not after the warmup.
   CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .warmup = 2}(0)); }) ==
         "LrSchedule: decay_steps is 0, so no step is left for the decay; give the number of steps of the training, or "

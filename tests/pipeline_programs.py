@@ -346,7 +346,7 @@ def mistakes(p):
     for graph, why in [("/nowhere/a.svg", "No such file"), (p.folder + "/folder.svg", "not a regular file")]:
         os.makedirs(p.folder + "/folder.svg", exist_ok=True)
         run(p, "--mesh=p=2", f"--graph={graph}").fails(2, "--graph: cannot write", why, "nothing has been computed yet")
-    run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    run(p, "--mesh=p=2", "--learning-rate=1e30", "--weight-decay=0", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     if p.mpiexec:
         run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")
         os.makedirs(p.folder + "/first/drawn")  # a folder that the other rank's machine does not have

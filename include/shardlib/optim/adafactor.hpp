@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/runtime/bindings.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/leaves.hpp"
 #include "shardlib/types/spec_functions.hpp"
@@ -133,12 +135,19 @@ struct Adafactor {
   template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Adafactor", learning_rate, scale, step.number, {});
+    detail::check_step("Adafactor", learning_rate, scale, step.number, {},
+                       {{"decay_power", decay_power},
+                        {"epsilon", epsilon},
+                        {"weight_decay", weight_decay},
+                        {"least_scale", least_scale}});
+    if (!(clip > 0))
+      throw UsageError("Adafactor: clip is " + detail::show_number(clip) +
+                       "; give a number above 0, and for updates of any size infinity");
     // The types of `moments` follow from those of the weights.
     if constexpr (detail::takes_factored<Tree, Grads, Copies...>()) {
       const auto leaves =
           detail::list_updates<2>("Adafactor", decays, weights, grads, moments.rows, moments.cols, copies...);
-      detail::note_update("Adafactor", leaves, learning_rate, scale, step);
+      detail::begin_update("Adafactor", leaves, learning_rate, weight_decay, scale, step);
       for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
     }
   }

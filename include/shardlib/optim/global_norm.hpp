@@ -12,9 +12,11 @@
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/device/device.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
+#include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/leaves.hpp"
 #include "shardlib/types/spec_functions.hpp"
@@ -93,8 +95,12 @@ requires(!requires { Tree::axes; }) Tensor<f32, ""> squared_global_norm(const Tr
 }
 
 /// The factor that reduces gradients of this norm to the norm `largest` (0: no clipping). It is NaN if the norm is not
-/// finite: an optimizer's update then throws. `clip_factor(global_norm(mesh, grads), 1.0)`
+/// finite: an optimizer's update then throws. Throws UsageError if `largest` is negative or NaN.
+/// `clip_factor(global_norm(mesh, grads), 1.0)`
 [[nodiscard]] inline double clip_factor(double norm, double largest) {
+  if (!(largest >= 0))
+    throw UsageError("clip_factor: the largest norm is " + detail::show_number(largest) +
+                     "; give a number of at least 0, which stands for no clipping");
   if (!std::isfinite(norm)) return std::numeric_limits<double>::quiet_NaN();
   return largest > 0 && norm > largest ? largest / norm : 1.0;
 }

@@ -7,6 +7,7 @@
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
+#include "shardlib/optim/impl/settings.hpp"
 #include "shardlib/types/tree.hpp"
 
 namespace shardlib {
@@ -20,7 +21,8 @@ struct Normal {
 /// Fills every leaf of `tree` with normal numbers from `distribution(name)`. Each leaf uses its own stream, and the
 /// values are the same on every mesh. The Arrays must have their lengths already, and a std::optional or std::variant
 /// what it is to hold. `sizes` gives the sizes of all names. The stream is the leaf's number in the tree: where ranks
-/// of a pipeline hold different trees, give each a seed of its own. `initialize(mesh, model, sizes, seed,
+/// of a pipeline hold different trees, give each a seed of its own. Throws UsageError if a deviation is negative or not
+/// finite. `initialize(mesh, model, sizes, seed,
 /// [](std::string_view name) { return Normal{0, 0.02}; })`
 template <Spec A, class Tree, class F>
 void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& distribution,
@@ -33,6 +35,7 @@ void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64
   for_each_leaf(
       [&]<class D, Spec S>(std::string_view name, Tensor<D, S>& leaf) {
         const Normal normal = distribution(name);
+        detail::require_setting("initialize", "the deviation", normal.deviation, name);
         leaf = full<D, S>(mesh, sizes, normal.mean, site);
         if (normal.deviation != 0)
           leaf = leaf + random_normal<D, S>(mesh, sizes, {seed, stream}, site) * normal.deviation;

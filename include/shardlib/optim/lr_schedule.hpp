@@ -7,11 +7,13 @@
 #include <numbers>
 #include <string>
 
+#include "shardlib/optim/impl/settings.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
-/// The learning rate of each step, counted from 0: linear warmup to the peak, then what `kind` says.
+/// The learning rate of each step, counted from 0: linear warmup to the peak, then what `kind` says. A call throws
+/// UsageError if a number is negative or not finite.
 /// `LrSchedule{.peak = 3e-3, .warmup = 100, .decay_steps = 1000}(step)`
 struct LrSchedule {
   /// The curve after the warmup.
@@ -40,6 +42,11 @@ struct LrSchedule {
   [[nodiscard]] double operator()(std::int64_t step) const {
     const auto f = [](std::int64_t x) { return static_cast<double>(x); };
     if (step < 0) throw UsageError("LrSchedule: step " + std::to_string(step) + " is negative; steps count from 0");
+    detail::require_setting("LrSchedule", "peak", peak);
+    detail::require_setting("LrSchedule", "warmup", f(warmup));
+    detail::require_setting("LrSchedule", "final_fraction", final_fraction);
+    detail::require_setting("LrSchedule", "decay_fraction", decay_fraction);
+
     if (kind != Kind::constant && decay_steps < 1)  // at once, not after the warmup
       throw UsageError("LrSchedule: decay_steps is " + std::to_string(decay_steps) +
                        ", so no step is left for the decay; give the number of steps of the training, or choose "

@@ -42,7 +42,10 @@ struct Muon {
   template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Muon", learning_rate, scale, step.number, {momentum, adamw.beta1, adamw.beta2});
+    detail::check_step("Muon", learning_rate, scale, step.number, {momentum, adamw.beta1, adamw.beta2},
+                       {{"iterations", static_cast<double>(iterations)},
+                        {"adamw.epsilon", adamw.epsilon},
+                        {"adamw.weight_decay", adamw.weight_decay}});
     const auto is_stacked = [&](const auto& leaf) {
       return !leaf.spec->dims.empty() && leaf.spec->dims[0].name == stacked_dim;
     };
@@ -50,7 +53,7 @@ struct Muon {
       throw UsageError("Muon: no leaf has the stacked_dim `" + stacked_dim +
                        "` as its first dim; name the dim of scan_layers, or leave it out");
     const auto leaves = detail::leaf_updates<"Muon", 2>(decays, weights, grads, moments.mu, moments.nu, copies...);
-    detail::note_update("Muon", leaves, learning_rate, scale, step);
+    detail::begin_update("Muon", leaves, learning_rate, adamw.weight_decay, scale, step);
     for (const auto& leaf : leaves) update(leaf, learning_rate, scale, step.number);
   }
   /// A compile error for fewer arguments, for the moments of another optimizer, and for what cannot be written.

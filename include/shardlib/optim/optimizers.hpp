@@ -152,20 +152,23 @@ constexpr bool takes_trees() {
     return all_leaves_of<Checks, Tree, More...>({});
 }
 
-/// Throws UsageError unless the learning rate is finite and at least 0, the scale finite, `step` at least 0, and each
-/// decay of a moment in [0, 1).
+/// Throws UsageError unless the learning rate and the settings are finite and at least 0, the scale finite and not 0,
+/// `step` at least 0, and each decay of a moment in [0, 1).
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
-                                std::initializer_list<double> decays);
+                                std::initializer_list<double> decays,
+                                std::initializer_list<std::pair<std::string_view, double>> settings);
 
-/// Notes a step of an optimizer, which all devices of the leaves' mesh must make alike.
-SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
-                                 double scale, const StepNumber& step);
-/// The same for a step of an average.
+/// Throws UsageError if the decay of a leaf would change the sign of its weights. Notes a step of an optimizer, which
+/// all devices of the leaves' mesh must make alike.
+SHARDLIB_INLINE void begin_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
+                                  double weight_decay, double scale, const StepNumber& step);
+/// Notes a step of an average.
 SHARDLIB_INLINE void note_average(const std::vector<LeafUpdate>& leaves, const LocatedNumber& kept);
 
 using LeafFactorsOf = std::function<LeafFactors(std::string_view)>;
 /// The leaves that are not frozen. `rest` are the trees of moments, as many as `moments`, then one of copies, if there
-/// is one. Throws, naming `function`, if the trees differ in structure, a leaf is empty, or a tree is written twice.
+/// is one. Throws, naming `function`, if the trees differ in structure, a leaf is empty, a tree is written twice, a
+/// moment shares the weight's memory, or a factor is no finite number of at least 0.
 [[nodiscard]] SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function,
                                                                    const LeafFactorsOf& factors, std::size_t moments,
                                                                    const UntypedLeaves<ValuePtr>& weights,
@@ -264,9 +267,10 @@ struct AdamW {
   template <class Tree, class Mu, class Nu, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2});
+    detail::check_step("AdamW", learning_rate, scale, step.number, {beta1, beta2},
+                       {{"epsilon", epsilon}, {"weight_decay", weight_decay}});
     const auto leaves = detail::leaf_updates<"AdamW", 2>(decays, weights, grads, mu, nu, copies...);
-    detail::note_update("AdamW", leaves, learning_rate, scale, step);
+    detail::begin_update("AdamW", leaves, learning_rate, weight_decay, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("adamw", numbers(learning_rate, scale, step.number, leaf.factors), leaf);
   }
@@ -305,10 +309,10 @@ struct SGD {
   template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("SGD", learning_rate, scale, step.number, {momentum});
+    detail::check_step("SGD", learning_rate, scale, step.number, {momentum}, {{"weight_decay", weight_decay}});
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto leaves = detail::leaf_updates<"SGD", 1>(decays, weights, grads, moments.mu, copies...);
-    detail::note_update("SGD", leaves, learning_rate, scale, step);
+    detail::begin_update("SGD", leaves, learning_rate, weight_decay, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("sgd",
                               detail::SgdNumbers{f(momentum), f(weight_decay * leaf.factors.decay),
@@ -338,10 +342,10 @@ struct Lion {
   template <class Tree, class Grads, class Decays = LeafRules, class... Copies>
   void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
               detail::StepNumber step, const Decays& decays, Copies&... copies) const {
-    detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2});
+    detail::check_step("Lion", learning_rate, scale, step.number, {beta1, beta2}, {{"weight_decay", weight_decay}});
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto leaves = detail::leaf_updates<"Lion", 1>(decays, weights, grads, moments.mu, copies...);
-    detail::note_update("Lion", leaves, learning_rate, scale, step);
+    detail::begin_update("Lion", leaves, learning_rate, weight_decay, scale, step);
     for (const auto& leaf : leaves)
       detail::update_in_place("lion",
                               detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.factors.decay),

@@ -8,6 +8,7 @@
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/optim/impl/settings.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -16,7 +17,8 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate, double scale, std::int64_t step,
-                                std::initializer_list<double> decays) {
+                                std::initializer_list<double> decays,
+                                std::initializer_list<std::pair<std::string_view, double>> settings) {
   const auto fail = [&](const std::string& what) { throw UsageError(std::string(optimizer) + ": " + what); };
   if (!std::isfinite(learning_rate))
     fail("the learning rate is " + show_number(learning_rate) + "; give a finite number");
@@ -27,10 +29,15 @@ SHARDLIB_INLINE void check_step(std::string_view optimizer, double learning_rate
   if (!std::isfinite(scale))
     fail("the scale of the gradients is " + show_number(scale) +
          "; give a finite number, and skip a step whose gradients are not finite");
+  if (scale == 0)
+    fail(
+        "the scale of the gradients is 0, so the step would ignore them; a quotient of integers such as 1 / n is 0: "
+        "write `1.0 / n`, and skip a step whose gradients are not to count");
   if (step < 0) fail("step " + std::to_string(step) + " is negative; steps count from 0");
   for (const double decay : decays)
     if (!(decay >= 0 && decay < 1))
       fail("a moment's decay is " + show_number(decay) + "; give a number of at least 0 and less than 1");
+  for (const auto& [name, value] : settings) require_setting(optimizer, name, value);
 }
 
 /// Notes a step that changes the leaves. All devices of a mesh make it alike for the leaves of that mesh; those of a
@@ -47,8 +54,14 @@ inline void note_step(const std::vector<LeafUpdate>& leaves, GivenInput step) {
     device->note_given(step, device->alike_axes({}));
   }
 }
-SHARDLIB_INLINE void note_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
-                                 double scale, const StepNumber& step) {
+SHARDLIB_INLINE void begin_update(const char* optimizer, const std::vector<LeafUpdate>& leaves, double learning_rate,
+                                  double weight_decay, double scale, const StepNumber& step) {
+  for (const LeafUpdate& leaf : leaves)
+    if (const double decay = learning_rate * leaf.factors.rate * weight_decay * leaf.factors.decay; decay > 1)
+      throw UsageError(std::string(optimizer) + ": the learning rate times weight_decay of the leaf `" + leaf.name +
+                       "` is " + show_number(decay) +
+                       ", so the step would change the sign of its weights; lower one of them, to a product of at "
+                       "most 1");
   note_step(leaves, {.kind = GivenInput::update,
                      .op = {optimizer, {}, step.site},
                      .first = std::bit_cast<std::uint64_t>(learning_rate),
@@ -105,6 +118,8 @@ SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function, 
   for (std::size_t i = 0; i < weights.leaves.size(); ++i) {
     const auto& weight = weights.leaves[i];
     LeafUpdate leaf{weight.name, factors(weight.name), nullptr, {}, nullptr, nullptr, weight.spec};
+    require_setting(function, "the factor of the rate", leaf.factors.rate, leaf.name);
+    require_setting(function, "the factor of the decay", leaf.factors.decay, leaf.name);
     if (leaf.factors.rate == 0) continue;
     leaf.weight = &weight.value();
     leaf.grad = &grads.leaves[i].value();
@@ -116,6 +131,10 @@ SHARDLIB_INLINE std::vector<LeafUpdate> list_updates(std::string_view function, 
         throw UsageError(std::string(function) + ": the leaf `" + leaf.name +
                          "` is in two of the trees that it writes (weights, moments, copies): pass a tree of its own "
                          "for each");
+    for (std::size_t k = 0; k < moments; ++k)
+      if ((*leaf.moments[k])->storage == (*leaf.weight)->storage)
+        throw UsageError(std::string(function) + ": the moments of `" + leaf.name +
+                         "` share the weight's memory; make them with `init` or `zeros_like`");
     updates.push_back(std::move(leaf));
   }
   return updates;
