@@ -505,6 +505,28 @@ TEST_CASE("a pattern that no leaf has is an error", "[optim]") {
   });
   SUCCEED();
 }
+TEST_CASE("a rule without an effect, because later rules have all of its leaves, is an error", "[optim]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto x = ones<f32, "M">(mesh, {{"M", 4}});
+    Gains w{x, {{x}, {x}}};
+    auto moments = SGD::init(w);
+    const auto step = [&](const LeafRules& rules) { SGD().update(w, moments, zeros_like(w), 0.5, 1.0, 0, rules); };
+    const auto sentence = [](const std::string& pattern, const std::string& later) {
+      return "LeafRules: '" + pattern + "' has no effect: later rules, as that of '" + later +
+             "', match each of its leaves, and the last rule of a leaf applies; write general patterns before special "
+             "ones";
+    };
+    const LeafFactors still{.decay = 0}, slow{.rate = 0.5};
+    ERROR_IS(sentence("embed", "*"), step({{{"embed", still}, {"*", slow}}}));
+    ERROR_IS(sentence("*/gain", "layers/1/*"),
+             step({{{"*/gain", still}, {"layers/0/*", slow}, {"layers/1/*", slow}}}));  // by two rules together
+    ERROR_IS(sentence("embed", "embed"), global_norm(mesh, w, LeafRules{{{"embed", still}, {"embed", slow}}}));
+    step({{{"*", slow}, {"embed", still}}});
+    step({{{"*/gain", still}, {"layers/0/*", slow}}});  // of two leaves, one is its own
+  });
+  SUCCEED();
+}
 
 auto& first_moments(auto& moments) {
   if constexpr (requires { moments.mu; })

@@ -86,8 +86,8 @@ struct StepNumber {
 }
 
 /// The factors of leaves, for `update` in place of `decays`: those of the last pattern that a name has, else 1. A
-/// pattern that none of the tree's leaves has is a UsageError of `update`, `update_average` and `global_norm`. A rank
-/// of a pipeline has a part of the leaves: give a function there, `[&](std::string_view name) { return rules(name); }`.
+/// pattern that is the last one of no leaf is a UsageError of `update`, `update_average` and `global_norm`. A rank of a
+/// pipeline has a part of the leaves: give a function there, `[&](std::string_view name) { return rules(name); }`.
 /// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`
 struct LeafRules {
   std::vector<std::pair<std::string, LeafFactors>> rules;  ///< patterns and factors
@@ -112,14 +112,16 @@ namespace detail {
 /// Throws UsageError if none of the leaves has the pattern, which `giver`, such as "--freeze", has been given.
 SHARDLIB_INLINE void require_match(const std::string& giver, std::string_view pattern,
                                    const std::vector<std::string>& leaves);
-/// Throws UsageError if `decays`, where it is a LeafRules, has a pattern that none of the tree's leaves has.
+/// Throws UsageError if one of the rules applies to none of the leaves.
+SHARDLIB_INLINE void require_effect(const LeafRules& rules, const std::vector<std::string>& leaves);
+/// The same if `decays` is a LeafRules.
 template <class Decays, class Tree>
 void require_matches(const Decays& decays, Tree& tree) {
   if constexpr (std::is_same_v<Decays, LeafRules>) {
     if (decays.rules.empty()) return;
     std::vector<std::string> names;
     for (const auto& leaf : untyped_leaves(tree).leaves) names.push_back(leaf.name);
-    for (const auto& [pattern, factors] : decays.rules) require_match("LeafRules:", pattern, names);
+    require_effect(decays, names);
   }
 }
 

@@ -40,4 +40,24 @@ SHARDLIB_INLINE void require_match(const std::string& giver, std::string_view pa
                    list);
 }
 
+SHARDLIB_INLINE void require_effect(const LeafRules& rules, const std::vector<std::string>& leaves) {
+  const auto& list = rules.rules;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string& pattern = list[i].first;
+    require_match("LeafRules:", pattern, leaves);
+    const std::string* covers = nullptr;  // a later pattern of a leaf with this one
+    const bool applies = std::ranges::any_of(leaves, [&](const std::string& leaf) {
+      if (!leaf_matches(pattern, leaf)) return false;
+      const auto later = std::find_if(list.begin() + static_cast<std::ptrdiff_t>(i) + 1, list.end(),
+                                      [&](const auto& rule) { return leaf_matches(rule.first, leaf); });
+      if (later != list.end()) covers = &later->first;
+      return later == list.end();
+    });
+    if (!applies)
+      throw UsageError("LeafRules: '" + pattern + "' has no effect: later rules, as that of '" + *covers +
+                       "', match each of its leaves, and the last rule of a leaf applies; write general patterns "
+                       "before special ones");
+  }
+}
+
 }  // namespace shardlib::detail
