@@ -151,7 +151,14 @@ void check_inputs() {
                   static_cast<void>(dropout(place_column(mesh, 1), 0.5, {static_cast<std::uint64_t>(mesh.rank()), 4}));
                   communicate(mesh);
                 }),
-                "dropout with the key {0, 4}", "dropout with the key {1, 4}", same_input);
+                "dropout with the key {0, 4} and the rate 0.5", "dropout with the key {1, 4} and the rate 0.5",
+                same_input);
+  check_differs(error_on_two([](const Line& mesh) {
+                  static_cast<void>(dropout(place_column(mesh, 1), mesh.rank() == 0 ? 0.5 : 0.25, {3, 4}));
+                  communicate(mesh);
+                }),
+                "dropout with the key {3, 4} and the rate 0.5", "dropout with the key {3, 4} and the rate 0.25",
+                same_input);
   check_differs(error_on_two([](const Line& mesh) {
                   initialize_by_rank(mesh);
                   place_equal(mesh);

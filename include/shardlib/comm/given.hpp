@@ -61,7 +61,7 @@ struct GivenInput {
   Kind kind = data;
   OpInfo op = {};
   std::uint64_t first = 0, second = 0;
-  float scale = 1;          ///< of an update's gradients
+  float setting = 1;        ///< the scale of an update's gradients, the rate of a key's dropout, otherwise 1
   std::uint64_t size = 0;   ///< the number of leaves of a step, otherwise the bytes of the device's shard
   std::uint64_t count = 0;  ///< how often the program has called this op at this line before
 
@@ -74,17 +74,19 @@ struct GivenInput {
   /// "random_normal<`M F`> at trainer.cpp:12 with the key {1, 5}"
   [[nodiscard, gnu::cold]] std::string describe() const {
     const std::string call = op.describe();
-    if (kind == key) return call + " with the key {" + std::to_string(first) + ", " + std::to_string(second) + "}";
     if (kind == data) return call + " with data of the checksum " + std::to_string(first);
     const auto digits = [](float x) {
       std::array<char, 32> text = {};
       return std::string(text.data(), std::to_chars(text.data(), text.data() + text.size(), x).ptr);
     };
+    if (kind == key)
+      return call + " with the key {" + std::to_string(first) + ", " + std::to_string(second) + "}" +
+             (setting == 1 ? "" : " and the rate " + digits(setting));
     const std::string number = " for " + std::to_string(size) + (size == 1 ? " leaf" : " leaves") +
                                std::string(numbered) + std::to_string(count + 1);
     if (kind == average) return call + " with the kept part " + digits(rate()) + number;
     return call + " with the learning rate " + digits(rate()) + " at step " + std::to_string(second) +
-           (scale == 1 ? "" : ", the gradients times " + digits(scale)) + number;
+           (setting == 1 ? "" : ", the gradients times " + digits(setting)) + number;
   }
 };
 
@@ -156,7 +158,7 @@ class GivenInputs {
                                     .add(call)
                                     .add(is_update ? std::bit_cast<std::uint32_t>(given.rate()) : given.first)
                                     .add(given.second)
-                                    .add(std::bit_cast<std::uint32_t>(given.scale))
+                                    .add(std::bit_cast<std::uint32_t>(given.setting))
                                     .add(is_update ? given.count : 0)
                                     .value();
     Part& part = total_of(axes).parts[static_cast<std::size_t>(is_update ? GivenPart::updates : GivenPart::inputs)];

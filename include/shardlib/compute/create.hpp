@@ -37,10 +37,10 @@ void with_global_index(const Value& out, F fill) {
   fill(view(out.local), kernels::row_major(view(out.global.logical)).span(), view(offsets));
 }
 
-/// Notes the host's elements of a value's shard, without padding, or the key of its random numbers. The devices that
-/// have the same shard compare them.
+/// Notes the host's elements of a value's shard, without padding, or the key of its random numbers, and dropout's rate.
+/// The devices that have the same shard compare them.
 SHARDLIB_INLINE void note_data(const OpInfo& op, const Value& out, std::span<const std::byte> elements);
-SHARDLIB_INLINE void note_key(const Value& out, RandomKey key);
+SHARDLIB_INLINE void note_key(const Value& out, RandomKey key, float rate = 1);
 
 template <class D>
 ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,

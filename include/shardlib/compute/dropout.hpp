@@ -33,7 +33,7 @@ struct DropoutElement {
 
 template <class D>
 Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
-  note_key(out, key);
+  note_key(out, key, rate);
   const Exec exec = out.device->exec();
   Buffer result = allocate(out);
   const Buffer draws = exec.pool->allocate(static_cast<std::size_t>(out.count()) * sizeof(float));

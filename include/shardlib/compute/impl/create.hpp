@@ -31,10 +31,14 @@ SHARDLIB_INLINE void note_data(const OpInfo& op, const Value& out, std::span<con
   out.device->note_given({.kind = GivenInput::data, .op = op, .first = io::crc32c(elements), .size = out.bytes()},
                          axes);
 }
-SHARDLIB_INLINE void note_key(const Value& out, RandomKey key) {
-  out.device->note_given(
-      {.kind = GivenInput::key, .op = out.made_by, .first = key.seed, .second = key.stream, .size = out.bytes()},
-      out.device->alike_axes(*out.spec));
+SHARDLIB_INLINE void note_key(const Value& out, RandomKey key, float rate) {
+  out.device->note_given({.kind = GivenInput::key,
+                          .op = out.made_by,
+                          .first = key.seed,
+                          .second = key.stream,
+                          .setting = rate,
+                          .size = out.bytes()},
+                         out.device->alike_axes(*out.spec));
 }
 
 SHARDLIB_INLINE void copy_first(const Value& x, void* element) {

@@ -66,7 +66,7 @@ SHARDLIB_INLINE void begin_update(const char* optimizer, const std::vector<LeafU
                      .op = {optimizer, {}, step.site},
                      .first = std::bit_cast<std::uint64_t>(learning_rate),
                      .second = static_cast<std::uint64_t>(step.number),
-                     .scale = static_cast<float>(scale)});
+                     .setting = static_cast<float>(scale)});
 }
 SHARDLIB_INLINE void note_average(const std::vector<LeafUpdate>& leaves, const LocatedNumber& kept) {
   note_step(leaves, {.kind = GivenInput::average,
