@@ -370,6 +370,14 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
     expect(
         error_of([&] { clamp(a, 2.0, 1.0); }).find("the lower bound 2 is above the upper bound 1") != std::string::npos,
         "clamp");
+    const auto nine = full<f32, "A">(mesh, {{"A", 6}}, 9);
+    expect(error_of([&] { pow(nine, 1 / 2); })
+                   .find(": the exponent is the integer 0, so all elements would be 1; a quotient of integers such as "
+                         "1 / 2 is 0: write `1.0 / 2`, and `0.0` for ones (") != std::string::npos,
+           "pow");
+    expect_equal(fetch(pow(nine, 0.0)).data, std::vector<f32>(6, 1));
+    expect_equal(fetch(pow(nine, 2)).data, std::vector<f32>(6, 81));
+    expect_equal(fetch(pow(nine, -1)).data, fetch(pow(nine, -1.0)).data);
 
     struct Powers {
       Tensor<f64, "A"> base, exponent;

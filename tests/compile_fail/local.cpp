@@ -838,6 +838,22 @@ auto attention_that_is_causal(const Tensor<f32, "B L D">& x) {
   return causal_attention<"L", "D">(x, x, x, true);
 }
 
+// `1 / 8` is 0
+// expect: with segments and a scale, a floating-point number, `causal_attention<..?L..?, ..?D..?>\(q, k, v, segments, 0.125\)`
+auto attention_of_a_scale_that_is_an_integer(const Tensor<f32, "B L D">& x) {
+  return causal_attention<"L", "D">(x, x, x, 1 / 8);
+}
+
+// expect: with segments and a scale, a floating-point number, `causal_attention<..?L..?, ..?D..?>\(q, k, v, segments, 0.125\)`
+auto attention_of_segments_and_a_width(const Tensor<f32, "B L D">& x, const Tensor<i32, "B L">& segments) {
+  return causal_attention<"L", "D">(x, x, x, segments, 64);
+}
+
+// expect: or with a scale, a floating-point number, `ulysses_attention<..?L/s H -> L H/s..?, ..?D..?>\(q, k, v, 0.125\)`
+auto ulysses_of_a_width(const Tensor<f32, "B L/s H D">& x) {
+  return ulysses_attention<"L/s H -> L H/s", "D">(x, x, x, 64);
+}
+
 // expect: causal_attention: it does not take these arguments; write `causal_attention<..?L..?, ..?D..?>\(q, k, v\)`, where L is
 auto attention_along_one_dim(const Tensor<f32, "B L D">& x) {
   return causal_attention<"L">(x, x, x);

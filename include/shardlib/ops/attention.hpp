@@ -18,11 +18,12 @@ namespace shardlib {
 
 namespace detail {
 
-/// The scale of scores, or none. No bool converts to it, which other libraries have for `causal`.
+/// The scale of scores, or none. No integer converts to it: 1 / 8 is 0, and other libraries have the width of a head or
+/// the bool `causal` there.
 struct AttentionScale : std::optional<double> {
   AttentionScale() = default;
   template <class N>
-  requires(!std::is_same_v<N, bool> && std::is_convertible_v<const N&, std::optional<double>>)
+  requires(!std::is_integral_v<N> && std::is_convertible_v<const N&, std::optional<double>>)
       AttentionScale(const N& scale)  // NOLINT(google-explicit-constructor): it is the scale
       : std::optional<double>(scale) {}
 };
@@ -117,7 +118,8 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 }
 SHARDLIB_FORM(causal_attention,
               "causal_attention<\"L\", \"D\">(q, k, v)`, where L is the dim of positions and D the width of a head, or "
-              "with segments and a scale `causal_attention<\"L\", \"D\">(q, k, v, segments, 0.125)")
+              "with segments and a scale, a floating-point number, `causal_attention<\"L\", \"D\">(q, k, v, segments, "
+              "0.125)")
 
 namespace detail {
 
@@ -170,6 +172,8 @@ auto ulysses_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tenso
       all_gather<detail::op_spec_of(S, whole)>(segments, site), scale, site);
   return all_to_all<detail::exchange_of<Exchange, Q>(true)>(y, site);
 }
-SHARDLIB_FORM(ulysses_attention, "ulysses_attention<\"L/s H -> L H/s\", \"D\">(q, k, v)")
+SHARDLIB_FORM(ulysses_attention,
+              "ulysses_attention<\"L/s H -> L H/s\", \"D\">(q, k, v)`, or with a scale, a floating-point number, "
+              "`ulysses_attention<\"L/s H -> L H/s\", \"D\">(q, k, v, 0.125)")
 
 }  // namespace shardlib

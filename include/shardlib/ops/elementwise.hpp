@@ -1,6 +1,7 @@
 // Elementwise functions, which broadcast by name; where, casts.
 #pragma once
 
+#include <concepts>
 #include <type_traits>
 
 #include "shardlib/ops/arithmetic.hpp"
@@ -98,10 +99,12 @@ struct Clamp {
   }
 };
 void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high);
+void require_exponent(const OpInfo& op, const ValuePtr& x, double exponent);
 }  // namespace detail
 
 /// Each element to a power. Operands broadcast by name. Either may be a number. The derivative by an exponent
-/// that is not negative is 0 where the base is 0. `pow(a, b)`, `pow(x, 3.0)`, `pow(2.0, x)`
+/// that is not negative is 0 where the base is 0. Throws for the integer 0, which 1 / 2 is. `pow(a, b)`,
+/// `pow(x, 3.0)`, `pow(2.0, x)`
 template <dtype D, Spec S, dtype E, Spec T>
 auto pow(const Tensor<D, S>& base, const Tensor<E, T>& exponent, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"pow", D> && detail::one_dtype<"pow", D, E>, D>,
@@ -115,6 +118,13 @@ auto pow(const Tensor<D, S>& base, double exponent, Site site = Site::current())
   using F = detail::WithNumber<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
   return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, base, exponent)}, base);
+}
+template <dtype D, Spec S, std::integral N>
+auto pow(const Tensor<D, S>& base, N exponent, Site site = Site::current())
+    -> Tensor<detail::if_float<"pow", D>, detail::named_result_for<D, rules::map1, "pow", S>> {
+  const auto number = static_cast<double>(exponent);
+  detail::require_exponent(detail::Calling{"pow", {}, site}, base.value(), number);
+  return pow(base, number, site);
 }
 template <dtype D, Spec S>
 auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())

@@ -141,6 +141,13 @@ SHARDLIB_INLINE void require_nonzero(const OpInfo& op, const ValuePtr& x, double
     throw Error(std::string(op.name) + " of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() +
                 ": integers cannot be divided by zero (" + x->device->describe() + ")");
 }
+SHARDLIB_INLINE void require_exponent(const OpInfo& op, const ValuePtr& x, double exponent) {
+  if (exponent == 0)
+    throw Error(op.describe() +
+                ": the exponent is the integer 0, so all elements would be 1; a quotient of integers such as 1 / 2 is "
+                "0: write `1.0 / 2`, and `0.0` for ones (" +
+                x->device->describe() + ")");
+}
 SHARDLIB_INLINE void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high) {
   if (low <= high) return;
   throw Error(op.describe() + ": the lower bound " + show_number(low) + (low > high ? " is above" : " or") +
