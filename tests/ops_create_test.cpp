@@ -1,5 +1,6 @@
 // Arrays from nothing: constants, indices, masks, random numbers that are the same on every mesh; item.
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -38,14 +39,31 @@ TEST_CASE("constants, indices and masks", "[ops]") {
     expect_whole(whole(full<bool_, "A/t 2">(mesh, {{"B", 7}, {"A", 6}}, 1)), {6, 2}, is(1));
     expect_whole(whole(iota<"L/t/d">(mesh, 24)), {24}, [](const Shape& i) { return static_cast<double>(i[0]); });
     expect_whole(whole(iota<"L">(mesh, 5)), {5}, [](const Shape& i) { return static_cast<double>(i[0]); });
-    expect_whole(whole(causal_mask<"Q/d K/t">(mesh, 6, 12)), {6, 12},
-                 [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
+    for (const std::int64_t rows : {6, 12})
+      expect_whole(whole(causal_mask<"Q/d K/t">(mesh, rows, 6)), {rows, 6},
+                   [](const Shape& i) { return i[0] >= i[1] ? 1.0 : 0.0; });
     expect(item(full<f32, "">(mesh, {}, 2.5)) == 2.5F, "item");
     expect(item(full<i32, "">(mesh, {}, 7), 40) == 7, "item, with what a dry run would get");
     // A plain number for every dtype.
     expect(item(full<bf16, "">(mesh, {}, 2.5), 1) == bf16(2.5F), "item of bf16");
     expect(item(full<bool_, "">(mesh, {}, 0), true) == false, "item of bool_");
   });
+}
+
+TEST_CASE("a causal mask with fewer rows than columns is an error", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    ERROR_IS(
+        "causal_mask<`L K/t`>: row i sees the columns up to i, so with the sizes 1 and 6, column 5 is seen by no row; "
+        "with a cache of `past` keys write `greater_equal(iota<\"L\">(mesh, rows) + past, iota<\"K\">(mesh, "
+        "columns))` (device 0 (d=0,t=0) of mesh d=1,t=1)",
+        causal_mask<"L K/t">(mesh, 1, 6));
+    // What the sentence recommends, for the newest of six tokens.
+    expect_whole(whole(greater_equal(iota<"L">(mesh, 1) + 5, iota<"K">(mesh, 6))), {1, 6},
+                 [](const Shape&) { return 1.0; });
+    causal_mask<"L K">(mesh, {6, 8}, {6, 12});  // without padding as many
+  });
+  SUCCEED();
 }
 
 TEST_CASE("random numbers are the same on every mesh", "[ops]") {

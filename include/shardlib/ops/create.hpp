@@ -75,7 +75,8 @@ auto sequence_positions(const Mesh<A>& mesh, DimSize size, SequenceOrder order, 
       detail::create_positions({"sequence_positions", S, site}, mesh.device(), detail::parsed<S>, size, order));
 }
 SHARDLIB_FORM(sequence_positions, "sequence_positions<\"L/s\">(mesh, 128, SequenceOrder::zigzag)")
-/// True where the row may see the column: row >= column. `causal_mask<"Qlen Klen">(mesh, 128, 128)`
+/// True where the row may see the column: row >= column. Throws if there are fewer rows than columns.
+/// `causal_mask<"Qlen Klen">(mesh, 128, 128)`
 template <Spec S, Spec A>
 auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site = Site::current())
     -> Tensor<bool_, detail::created<"causal_mask", A, S>> {

@@ -111,6 +111,13 @@ SHARDLIB_INLINE ValuePtr create_positions(const OpInfo& op, const DevicePtr& dev
 
 SHARDLIB_INLINE ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec,
                                             DimSize rows, DimSize columns) {
+  if (rows.size < columns.size) {
+    const std::string row(spec.dims[0].name), column(spec.dims[1].name);
+    throw Error(op.describe() + ": row i sees the columns up to i, so with the sizes " + std::to_string(rows.size) +
+                " and " + std::to_string(columns.size) + ", column " + std::to_string(columns.size - 1) +
+                " is seen by no row; with a cache of `past` keys write `greater_equal(iota<\"" + row +
+                "\">(mesh, rows) + past, iota<\"" + column + "\">(mesh, columns))` (" + device->describe() + ")");
+  }
   const NamedSize row{std::string(spec.dims[0].name), rows.size, rows.padded};
   const NamedSize column{std::string(spec.dims[1].name), columns.size, columns.padded};
   return create(op, device, DType::bool_, spec, {row, column}, [](const Buffer& shard, const Value& out) {
